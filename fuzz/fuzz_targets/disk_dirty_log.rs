@@ -19,14 +19,15 @@ fuzz_target!(|input: &[u8]| {
         device: 1,
         inode: 2,
         size_bytes: 1 << 30,
+        modified_ns: Some(0),
     }];
     let (choice, input) = input.split_first().unwrap_or((&0, &[]));
     let valid = choice % 8;
     if choice & 8 == 0 {
         // A good log, changed in some places: 4 bytes of place, 1 of change.
-        let mut log = DirtyLog::open(&path, SLOTS, &disks)
+        let mut log = DirtyLog::open(&path, SLOTS, &disks, "boot")
             .unwrap()
-            .finish()
+            .finish(&disks, &HashSet::new())
             .unwrap();
         for block in 0..u64::from(valid) {
             let location = Location::new(DiskNumber(0), block);
@@ -41,11 +42,12 @@ fuzz_target!(|input: &[u8]| {
         let bytes = file.metadata().unwrap().len();
         for change in input.as_chunks::<5>().0 {
             let place = u64::from(u32::from_le_bytes(change[..4].try_into().unwrap()));
-            // Mostly the header and the entries.
-            let place = if place & 1 == 0 {
-                place % 4352
-            } else {
-                place % bytes
+            // Mostly the header and, before the pages, the marks and entries.
+            let place = match place & 3 {
+                0 => place % 512,
+                1 => bytes - (SLOTS + 1) * 4096 + place % 256,
+                2 => (2 << 20) + place % 16,
+                _ => place % bytes,
             };
             let mut byte = [0];
             file.read_exact_at(&mut byte, place).unwrap();
@@ -54,7 +56,7 @@ fuzz_target!(|input: &[u8]| {
     } else {
         fs::write(&path, input).unwrap();
     }
-    let Ok(left) = DirtyLog::open(&path, SLOTS, &disks) else {
+    let Ok(left) = DirtyLog::open(&path, SLOTS, &disks, "boot") else {
         return;
     };
     let mut seen = HashSet::new();
@@ -68,5 +70,5 @@ fuzz_target!(|input: &[u8]| {
     if choice & 8 == 0 && input.len() < 5 {
         assert_eq!(seen.len(), usize::from(valid));
     }
-    assert!(left.finish().unwrap().is_empty());
+    assert!(left.finish(&disks, &HashSet::new()).unwrap().is_empty());
 });

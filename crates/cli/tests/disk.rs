@@ -24,7 +24,8 @@ fn plimsoll(folder: &TempDir, line: &str) -> Command {
 
 /// A folder with images: `good` of 1 MiB, `odd` whose size is no multiple of 512.
 fn images() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
+    // In memory, because delayed writes are kept in it.
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     for (name, bytes) in [("good.raw", 1 << 20), ("odd.raw", 1000)] {
         let file = File::create(folder.path().join(name)).unwrap();
         file.set_len(bytes).unwrap();

@@ -181,6 +181,27 @@ impl Engine {
         self.log = Some(log);
     }
 
+    /// Puts a page that an earlier process had acknowledged, and could not write, into the cache as a dirty page; it is
+    /// in the log already. Returns whether there was room.
+    pub fn restore(&mut self, location: Location, page: &Page) -> bool {
+        let stored = (self.cache.as_ref()).is_some_and(|cache| cache.put_dirty(location, page));
+        if stored {
+            self.dirty.write(location, self.now);
+        }
+        stored
+    }
+
+    /// Lets all flushes of the disk fail: its storage failed to make earlier writes stable.
+    pub fn sync_failed(&mut self, disk: DiskNumber) {
+        self.unsynced.insert(disk);
+    }
+
+    /// The disks whose storage failed to make writes stable.
+    #[must_use]
+    pub fn unsynced(&self) -> &HashSet<DiskNumber> {
+        &self.unsynced
+    }
+
     /// Submits a guest's request. All notifications that the guest sent before it must have been passed on first.
     pub fn submit(&mut self, request: Request) {
         let Request {
@@ -421,8 +442,9 @@ impl Engine {
         resized
     }
 
-    /// Restarts a cache that disabled itself.
+    /// Restarts a cache that disabled itself, and lets flushes of disks that failed to sync succeed again.
     pub fn enable(&mut self) {
+        self.unsynced.clear();
         self.disabled = None;
         self.looks = InspectionCounts::default();
     }

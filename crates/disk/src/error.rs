@@ -56,6 +56,24 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
+    /// Delayed writes were requested, but the directory for their log is not in memory.
+    #[error(
+        "{} is not on tmpfs: a log of delayed writes on a disk would outlive the host's crash without being \
+         in order; name a directory on tmpfs, as in /dev/shm or /run",
+        path.display()
+    )]
+    StateOnDisk { path: PathBuf },
+    /// Pages of an earlier daemon can neither be written to storage nor be kept in the cache. They are still in the log.
+    #[error(
+        "{pages} acknowledged pages of an earlier daemon, the first of image {}, can neither be written ({reason}) nor \
+         be kept in the cache: make room on the storage, or serve with a cache that holds them",
+        image.display()
+    )]
+    NotRecovered {
+        image: PathBuf,
+        pages: u64,
+        reason: String,
+    },
     /// The dirty log cannot be used. Pages that an earlier daemon left in it are still there.
     #[error("dirty log")]
     DirtyLog(#[source] crate::DirtyLogError),

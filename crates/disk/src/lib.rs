@@ -27,11 +27,13 @@ mod vhost;
 mod victim_cache;
 
 pub use control_disk::{BadRequest, ControlDisk};
-pub use dirty_log::{DirtyLog, DirtyLogError, DiskIdentity, LeftoverPages};
+pub use dirty_log::{
+    ChangeTimes, DirtyLog, DirtyLogError, DiskIdentity, LeftoverPages, SetAside, boot_id,
+};
 pub use engine::Engine;
 pub use error::DiskError;
 pub use image_lock::ImageLock;
-pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Socket};
+pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Recovery, Socket};
 pub use memory::{GuestRam, RamError, RamRegion};
 pub use notices::{AttachError, BlockSink, DrainResult, FrameSink, Notices, RingMemory};
 pub use source::{MissObserver, Misses, misses};

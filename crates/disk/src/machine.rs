@@ -12,6 +12,7 @@
 mod connections;
 mod device;
 mod handle;
+mod recovery;
 mod requests;
 mod token;
 
@@ -19,15 +20,15 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
-use self::connections::recover;
 use self::device::{Device, InFlight, Link, lock};
 use self::handle::Command;
+use self::recovery::{ImageTimes, Recovered, SharedLog, Unsynced, recover};
 use self::requests::QueueProgress;
 use self::token::{Slab, Token};
 
@@ -35,11 +36,12 @@ use crate::queue::Piece;
 use crate::storage::{PendingSubmission, Storage};
 use crate::vhost::Geometry;
 use crate::{
-    CacheMode, ControlDisk, Direct, DirtyLog, DirtyPages, DiskError, DiskNumber, DiskStats, Engine,
-    EngineOptions, Location, MachineStats, Observer, Page, Ring, RingCompletion, VictimCache,
+    CacheMode, ControlDisk, Direct, DiskError, DiskNumber, DiskStats, Engine, EngineOptions,
+    Location, MachineStats, Observer, Ring, RingCompletion, VictimCache,
 };
 
 pub use self::handle::MachineHandle;
+pub use self::recovery::Recovery;
 
 /// Maximum number of queues of a disk.
 const QUEUES_MAX: u16 = 64;
@@ -110,6 +112,10 @@ pub struct Machine {
     /// Whether the control disk's queue runs. While it does not (a reset guest), the ring's memory is undefined.
     control_runs: bool,
     log: Option<SharedLog>,
+    /// With a log.
+    image_times: Option<ImageTimes>,
+    unsynced: Option<Unsynced>,
+    recovery: Recovery,
     sweep: bool,
     began: Instant,
     requests: Slab<InFlight>,
@@ -129,38 +135,13 @@ pub struct Machine {
     not_flushed: Option<PathBuf>,
 }
 
-/// The dirty log, shared with the engine so that it can be closed at the end.
-#[derive(Clone)]
-struct SharedLog(Arc<Mutex<Option<DirtyLog>>>);
-
-impl SharedLog {
-    fn lock(&self) -> MutexGuard<'_, Option<DirtyLog>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl DirtyPages for SharedLog {
-    fn record(&mut self, location: Location, page: &Page) -> io::Result<()> {
-        let mut log = self.lock();
-        log.as_mut()
-            .ok_or(io::ErrorKind::BrokenPipe)?
-            .record(location, page)
-    }
-
-    fn clean(&mut self, location: Location) {
-        if let Some(log) = self.lock().as_mut() {
-            log.clean(location);
-        }
-    }
-}
-
 impl Machine {
     /// Opens images and sockets. Pages that an earlier daemon had not written to storage are written.
     ///
     /// # Errors
     /// See [`DiskError`].
     pub fn new(options: MachineOptions) -> Result<Self, DiskError> {
-        let engine_options = options.engine;
+        let mut engine_options = options.engine;
         if options.disks.is_empty() {
             return Err(DiskError::Options("there is no disk to serve"));
         }
@@ -168,8 +149,19 @@ impl Machine {
         for disk in &options.disks {
             storages.push(Storage::open(&disk.image, disk.read_only, disk.direct)?);
         }
-        let log = match &options.state {
+        let Recovered {
+            log,
+            kept,
+            mut recovery,
+        } = match &options.state {
             Some(folder) => recover(folder, &engine_options, &storages)?,
+            None => Recovered::default(),
+        };
+        if let Some(most) = log.as_ref().and_then(SharedLog::pages_max) {
+            engine_options.dirty_pages_max = engine_options.dirty_pages_max.min(most);
+        }
+        let unsynced = match &options.state {
+            Some(folder) => Some(Unsynced::read(folder, &storages)?),
             None => None,
         };
         let mut devices = Vec::new();
@@ -224,9 +216,29 @@ impl Machine {
             control = Some(ControlDisk::new(has_cache, options.victim_cache));
         }
         let mut engine = Engine::new(engine_options, options.observer).map_err(DiskError::Cache)?;
+        for (location, page) in kept {
+            if !engine.restore(location, &page) {
+                return Err(DiskError::NotRecovered {
+                    image: storages[usize::from(location.disk().0)].path.clone(),
+                    pages: recovery.kept_pages,
+                    reason: recovery.error.unwrap_or_default(),
+                });
+            }
+        }
         if let Some(log) = &log {
             engine.set_dirty_log(Box::new(log.clone()));
         }
+        let image_times = log
+            .as_ref()
+            .map(|log| ImageTimes::new(log.clone(), &storages));
+        let unsynced = unsynced.map(|(unsynced, disks)| {
+            for disk in disks {
+                engine.sync_failed(disk);
+                let image = &storages[usize::from(disk.0)].path;
+                recovery.unsynced.push(image.clone());
+            }
+            unsynced
+        });
         let (commands, receiver) = channel();
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| DiskError::Ring(error.into()))?;
@@ -245,6 +257,9 @@ impl Machine {
             control,
             control_runs: false,
             log,
+            image_times,
+            unsynced,
+            recovery,
             sweep: options.sweep,
             began: Instant::now(),
             requests: Slab::new(),
@@ -267,6 +282,12 @@ impl Machine {
     #[must_use]
     pub fn handle(&self) -> MachineHandle {
         self.handle.clone()
+    }
+
+    /// What an earlier daemon had left.
+    #[must_use]
+    pub fn recovery(&self) -> &Recovery {
+        &self.recovery
     }
 
     /// Serves the disks until [stopped](MachineHandle::stop), or until no frontend can connect any more.
@@ -340,6 +361,11 @@ impl Machine {
                 if let Some(done) = done
                     && let Some(running) = self.submissions.take(place)
                 {
+                    if let Some(times) = &mut self.image_times
+                        && running.is_change()
+                    {
+                        times.end(running.disk);
+                    }
                     self.engine
                         .carried_out(running.id, done.result, done.buffer);
                 }
@@ -486,6 +512,9 @@ impl Machine {
             control.turn();
         }
         self.engine.turn(self.began.elapsed());
+        if let Some(times) = &mut self.image_times {
+            times.turn(&self.storages);
+        }
         if self.sweep {
             for device in &mut self.devices {
                 if let Some(connection) = device.connection()

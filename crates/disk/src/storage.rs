@@ -54,6 +54,13 @@ pub(crate) struct PendingSubmission {
     step: Step,
 }
 
+impl PendingSubmission {
+    /// Whether it changes the storage's contents.
+    pub(crate) fn is_change(&self) -> bool {
+        !matches!(self.step, Step::Read { .. } | Step::Sync)
+    }
+}
+
 #[derive(Debug)]
 enum Step {
     /// `done` bytes of the buffer are filled.
@@ -173,19 +180,23 @@ impl Storage {
             .map_err(|error| self.failed(error))
     }
 
+    /// When the image was last modified, if it tells.
+    pub(crate) fn modified_ns(&self) -> Option<i64> {
+        let identity = self.identity(DiskNumber(0)).ok()?;
+        identity.modified_ns
+    }
+
     /// Writes a page to a block synchronously; the part beyond the end of the image is ignored.
-    pub(crate) fn restore(&self, block: u64, page: &Buffer) -> Result<(), DiskError> {
+    pub(crate) fn restore(&self, block: u64, page: &Buffer) -> io::Result<()> {
         let offset = block.saturating_mul(page.len() as u64);
         let left = usize::try_from(self.size_bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
         let page = &page[..page.len().min(left)];
-        self.file
-            .write_all_at(page, offset)
-            .map_err(|error| self.failed(error))
+        self.file.write_all_at(page, offset)
     }
 
     /// Waits until all writes are on stable storage.
-    pub(crate) fn make_stable(&self) -> Result<(), DiskError> {
-        self.file.sync_data().map_err(|error| self.failed(error))
+    pub(crate) fn make_stable(&self) -> io::Result<()> {
+        self.file.sync_data()
     }
 
     /// Begins a submission. The ring's completions under `token` are to be passed to [`proceed`](Self::proceed).

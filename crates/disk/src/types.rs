@@ -219,6 +219,16 @@ pub enum Action {
     },
 }
 
+impl Action {
+    /// Whether it changes the storage's contents.
+    pub(crate) fn is_change(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::Discard(_) | Self::Zero { .. } => true,
+            Self::Read { .. } | Self::Sync => false,
+        }
+    }
+}
+
 /// A submission to the storage of a disk. Submissions may be carried out in any order and concurrently; a submission
 /// that must follow another is issued only after the first is carried out.
 pub struct Submission {

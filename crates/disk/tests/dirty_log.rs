@@ -1,6 +1,6 @@
 //! The dirty log: what a killed daemon leaves to the next one, and which logs are refused.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -9,12 +9,13 @@ use std::time::Duration;
 use std::{env, thread};
 
 use plimsoll_disk::{
-    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, DiskNumber, LeftoverPages, Location,
-    PAGE_BYTES, Page,
+    ChangeTimes, DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, DiskNumber, LeftoverPages,
+    Location, PAGE_BYTES, Page,
 };
 
 const SLOTS: u64 = 64;
 const BLOCKS: u64 = 48;
+const BOOT: &str = "a-boot";
 
 fn identity(inode: u64, size_bytes: u64) -> DiskIdentity {
     DiskIdentity {
@@ -23,11 +24,26 @@ fn identity(inode: u64, size_bytes: u64) -> DiskIdentity {
         device: 1,
         inode,
         size_bytes,
+        modified_ns: Some(5_000_000_000),
     }
 }
 
+/// The image of most tests.
+fn image() -> [DiskIdentity; 1] {
+    [identity(7, 1 << 30)]
+}
+
 fn open(path: &Path) -> Result<LeftoverPages, DirtyLogError> {
-    DirtyLog::open(path, SLOTS, &[identity(7, 1 << 30)])
+    DirtyLog::open(path, SLOTS, &image(), BOOT)
+}
+
+/// A log that keeps nothing of what was left.
+fn emptied(left: LeftoverPages) -> Result<DirtyLog, DirtyLogError> {
+    left.finish(&image(), &HashSet::new())
+}
+
+fn log(path: &Path) -> DirtyLog {
+    emptied(open(path).unwrap()).unwrap()
 }
 
 fn at(block: u64) -> Location {
@@ -67,7 +83,7 @@ const FIRST: &str = "PLIMSOLL_TEST_FIRST";
 #[test]
 fn loads_a_log_until_it_is_killed() {
     let Some(path) = env::var_os(LOG) else { return };
-    let mut log = open(Path::new(&path)).unwrap().finish().unwrap();
+    let mut log = log(Path::new(&path));
     let done = OpenOptions::new()
         .write(true)
         .open(env::var_os(DONE).unwrap())
@@ -144,7 +160,7 @@ fn a_daemon_killed_50_times_loses_nothing_acknowledged() {
 fn a_log_in_use_is_refused_and_an_empty_one_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
-    let mut log = open(&path).unwrap().finish().unwrap();
+    let mut log = log(&path);
     assert!(matches!(open(&path), Err(DirtyLogError::InUse { .. })));
     log.record(at(1), &signed(1)).unwrap();
     assert_eq!(log.len(), 1);
@@ -153,7 +169,7 @@ fn a_log_in_use_is_refused_and_an_empty_one_is_removed() {
     let left = open(&path).unwrap();
     assert_eq!((left.len(), left.torn()), (1, 0));
     assert!(matches!(open(&path), Err(DirtyLogError::InUse { .. })));
-    let log = left.finish().unwrap();
+    let log = emptied(left).unwrap();
     assert!(matches!(open(&path), Err(DirtyLogError::InUse { .. })));
     assert!(log.close().unwrap());
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -164,9 +180,9 @@ fn of_two_daemons_that_found_no_log_one_makes_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
     let (first, second) = (open(&path).unwrap(), open(&path).unwrap());
-    let mut log = first.finish().unwrap();
+    let mut log = emptied(first).unwrap();
     log.record(at(1), &signed(1)).unwrap();
-    assert!(matches!(second.finish(), Err(DirtyLogError::InUse { .. })));
+    assert!(matches!(emptied(second), Err(DirtyLogError::InUse { .. })));
     drop(log);
     assert_eq!(open(&path).unwrap().len(), 1);
 }
@@ -175,7 +191,7 @@ fn of_two_daemons_that_found_no_log_one_makes_it() {
 fn pages_stay_until_the_next_daemon_says_they_are_on_storage() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
-    let mut log = open(&path).unwrap().finish().unwrap();
+    let mut log = log(&path);
     for block in [5, 3, 9] {
         log.record(at(block), &signed(block)).unwrap();
     }
@@ -195,8 +211,8 @@ fn pages_stay_until_the_next_daemon_says_they_are_on_storage() {
         ..identity(8, 1 << 20)
     };
     let disks = [identity(7, 1 << 30), other];
-    let left = DirtyLog::open(&path, 2, &disks).unwrap();
-    let mut log = left.finish().unwrap();
+    let left = DirtyLog::open(&path, 2, &disks, BOOT).unwrap();
+    let mut log = left.finish(&disks, &HashSet::new()).unwrap();
     assert!(log.is_empty());
     let second = Location::new(DiskNumber(1), 0);
     log.record(second, &signed(1)).unwrap();
@@ -204,73 +220,192 @@ fn pages_stay_until_the_next_daemon_says_they_are_on_storage() {
     let full = log.record(at(1), &signed(3)).unwrap_err();
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     drop(log);
-    assert_eq!(DirtyLog::open(&path, 2, &disks).unwrap().len(), 2);
+    assert_eq!(DirtyLog::open(&path, 2, &disks, BOOT).unwrap().len(), 2);
+}
+
+/// A log with one page, of block 8.
+fn log_of_one(path: &Path) {
+    let mut log = log(path);
+    log.record(at(8), &signed(1)).unwrap();
 }
 
 #[test]
-fn pages_of_another_image_are_not_given_away() {
+fn the_log_of_another_vm_is_refused_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
-    let mut log = open(&path).unwrap().finish().unwrap();
-    log.record(at(8), &signed(1)).unwrap();
-    drop(log);
-    let device = DiskIdentity {
-        device: 2,
-        ..identity(7, 1 << 30)
+    log_of_one(&path);
+    let other = DiskIdentity {
+        image: "/images/b".into(),
+        ..identity(8, 4096)
     };
     let number = DiskIdentity {
         disk: 1,
         ..identity(7, 1 << 30)
     };
-    for disks in [
-        vec![identity(8, 1 << 30)],
-        vec![identity(7, (1 << 30) - 512)],
-        vec![device],
-        vec![number],
-        vec![],
-    ] {
-        let refused = DirtyLog::open(&path, SLOTS, &disks).map(|left| left.len());
+    for disks in [vec![other.clone()], vec![number], vec![]] {
+        let refused = DirtyLog::open(&path, SLOTS, &disks, BOOT).map(|left| left.len());
         let Err(DirtyLogError::OtherImage { pages: 1, .. }) = refused else {
             panic!("{refused:?} with {disks:?}")
         };
     }
+    let refused = DirtyLog::open(&path, SLOTS, &[other], BOOT).err().unwrap();
     assert_eq!(
-        DirtyLog::open(&path, SLOTS, &[identity(8, 4096)])
-            .err()
-            .unwrap()
-            .to_string(),
+        refused.to_string(),
         format!(
             "the dirty log {} holds 1 acknowledged pages of disk 0, /images/a (device 1, inode 7, 1073741824 bytes), but that \
-             disk is now /images/a (device 1, inode 8, 4096 bytes): serve the old image again, or move the log away and lose them",
+             disk is now /images/b (device 1, inode 8, 4096 bytes): serve the old image again, or move the log away and lose them",
             path.display()
         )
     );
-    let grown = DiskIdentity {
+    // The image was moved, and grew.
+    let moved = DiskIdentity {
         image: "/elsewhere".into(),
         ..identity(7, 2 << 30)
     };
-    let left = DirtyLog::open(&path, SLOTS, &[grown]).unwrap();
+    let left = DirtyLog::open(&path, SLOTS, &[moved], BOOT).unwrap();
+    assert_eq!((left.len(), left.set_aside()), (1, None));
     // Once it is empty, any set of disks may use it.
-    drop(left.finish().unwrap());
-    assert!(DirtyLog::open(&path, SLOTS, &[identity(8, 1)]).is_ok());
+    drop(emptied(left).unwrap());
+    assert!(DirtyLog::open(&path, SLOTS, &[identity(8, 1)], BOOT).is_ok());
+}
+
+#[test]
+fn a_log_of_another_boot_or_of_a_changed_image_is_set_aside() {
+    let changed = |modified_ns| DiskIdentity {
+        modified_ns: Some(modified_ns),
+        ..identity(7, 1 << 30)
+    };
+    let device = DiskIdentity {
+        device: 2,
+        ..identity(7, 1 << 30)
+    };
+    for (now, boot, reason) in [
+        (identity(7, 1 << 30), "later", "the host was booted"),
+        (identity(8, 1 << 30), BOOT, "/images/a was replaced"),
+        (identity(7, (1 << 30) - 512), BOOT, "/images/a was replaced"),
+        (device, BOOT, "/images/a was replaced"),
+        (changed(5_000_000_001), BOOT, "changed by others"),
+        (changed(4_999_999_999), BOOT, "changed by others"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("dirty");
+        log_of_one(&path);
+        let bytes = fs::read(&path).unwrap();
+        let disks = [now];
+        let left = DirtyLog::open(&path, SLOTS, &disks, boot).unwrap();
+        let aside = left.set_aside().unwrap().clone();
+        assert!(left.is_empty() && left.pages().next().is_none());
+        assert_eq!((&aside.log, aside.pages), (&path, 1));
+        assert!(
+            fs::read(&aside.now).unwrap() == bytes,
+            "renamed, not changed"
+        );
+        let told = aside.to_string();
+        for part in [
+            path.to_str().unwrap(),
+            aside.now.to_str().unwrap(),
+            reason,
+            "1 acknowledged pages",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+        // A new log begins in its place, and a second one set aside has another name.
+        let mut log = left.finish(&disks, &HashSet::new()).unwrap();
+        log.record(at(1), &signed(1)).unwrap();
+        drop(log);
+        let left = DirtyLog::open(&path, SLOTS, &disks, "latest").unwrap();
+        assert_ne!(left.set_aside().unwrap().now, aside.now);
+    }
+    // What holds nothing is used again.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    drop(log(&path));
+    let left = DirtyLog::open(&path, SLOTS, &image(), "later").unwrap();
+    assert_eq!(left.set_aside(), None);
+}
+
+#[test]
+fn our_own_writes_are_not_taken_for_those_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(8), &signed(1)).unwrap();
+    let second = 1_000_000_000;
+    let open = |modified_ns| {
+        let now = DiskIdentity {
+            modified_ns: Some(modified_ns),
+            ..identity(7, 1 << 30)
+        };
+        let left = DirtyLog::open(&path, SLOTS, &[now], BOOT).unwrap();
+        left.set_aside().is_none()
+    };
+    let times = ChangeTimes::at(5 * second).until(100 * second);
+    log.mark(DiskNumber(0), times).unwrap();
+    drop(log);
+    // From the last time of rest to some time after the last write was submitted.
+    for modified_s in [5, 100, 159] {
+        assert!(open(modified_s * second), "{modified_s} s");
+    }
+    // The clock was set back while writes were in flight.
+    let back = times.until(2 * second);
+    assert_eq!((back.first_ns, back.last_ns), (2 * second, 62 * second));
+    assert!(!open(4 * second));
+}
+
+#[test]
+fn what_could_not_be_written_is_kept_in_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    for block in 0..10 {
+        log.record(at(block), &signed(block)).unwrap();
+    }
+    drop(log);
+    let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).unwrap());
+    let before = inode();
+    let kept: HashSet<_> = [at(3), at(7)].into();
+    // More slots and another disk are asked for; as long as pages are kept, the slots stay.
+    let disks = [
+        identity(7, 1 << 30),
+        DiskIdentity {
+            disk: 1,
+            ..identity(9, 1 << 20)
+        },
+    ];
+    let left = DirtyLog::open(&path, 2 * SLOTS, &disks, BOOT).unwrap();
+    let mut log = left.finish(&disks, &kept).unwrap();
+    assert_eq!((log.len(), log.slots()), (2, SLOTS));
+    log.record(at(7), &signed(77)).unwrap();
+    log.record(Location::new(DiskNumber(1), 0), &signed(5))
+        .unwrap();
+    drop(log);
+    let left = DirtyLog::open(&path, 2 * SLOTS, &disks, BOOT).unwrap();
+    let pages: Vec<_> = left.pages().map(Result::unwrap).collect();
+    let expected = [
+        (at(3), Box::new(signed(3))),
+        (at(7), Box::new(signed(77))),
+        (Location::new(DiskNumber(1), 0), Box::new(signed(5))),
+    ];
+    assert_eq!(pages, expected);
+    let log = left.finish(&disks, &HashSet::new()).unwrap();
+    assert_eq!((log.len(), log.slots()), (0, 2 * SLOTS));
+    assert_eq!(inode(), before, "no second file");
 }
 
 #[test]
 fn a_file_that_is_no_log_is_refused_and_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
-    let mut log = open(&path).unwrap().finish().unwrap();
+    let mut log = log(&path);
     log.record(at(8), &signed(1)).unwrap();
     drop(log);
     let whole = fs::read(&path).unwrap();
     type Change = fn(&mut Vec<u8>);
-    let changes: [(&str, Change); 9] = [
-        ("empty", Vec::clear),
+    let changes: [(&str, Change); 7] = [
         ("short", |bytes| bytes.truncate(4095)),
-        ("zeros", |bytes| bytes.fill(0)),
         ("magic", |bytes| bytes[0] ^= 1),
-        ("version", |bytes| bytes[8] = 2),
-        ("header's length", |bytes| bytes[13] = 0xff),
+        ("version", |bytes| bytes[8] = 1),
+        ("header's length", |bytes| bytes[15] = 0xff),
         ("slots", |bytes| bytes[16] ^= 1),
         ("disks", |bytes| bytes[60] ^= 1),
         ("cut off", |bytes| bytes.truncate(bytes.len() - 1)),
@@ -286,8 +421,14 @@ fn a_file_that_is_no_log_is_refused_and_left_alone() {
         );
         assert!(fs::read(&path).unwrap() == bytes, "{name}");
     }
+    // Killed while it was made, before anything was recorded.
+    for unfinished in [Vec::new(), vec![0; whole.len()]] {
+        fs::write(&path, unfinished).unwrap();
+        drop(emptied(open(&path).unwrap()).unwrap());
+        assert!(open(&path).unwrap().is_empty());
+    }
     for slots in [0, u64::MAX] {
-        let refused = DirtyLog::open(&path, slots, &[]).err();
+        let refused = DirtyLog::open(&path, slots, &[], BOOT).err();
         assert!(matches!(refused, Some(DirtyLogError::Slots(_))));
     }
     let link = folder.path().join("link");
@@ -299,7 +440,7 @@ fn a_file_that_is_no_log_is_refused_and_left_alone() {
 fn pages_with_a_wrong_checksum_are_counted_and_left_out() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("dirty");
-    let mut log = open(&path).unwrap().finish().unwrap();
+    let mut log = log(&path);
     for block in 0..3 {
         log.record(at(block), &signed(block)).unwrap();
     }
@@ -309,9 +450,11 @@ fn pages_with_a_wrong_checksum_are_counted_and_left_out() {
         .write(true)
         .open(&path)
         .unwrap();
-    // The entries begin after a page of header: one's location, and another one's page, that after 2 KiB of entries.
-    file.write_all_at(&[1], PAGE_BYTES as u64 + 7).unwrap();
-    file.write_all_at(&[1], 2 * PAGE_BYTES as u64 + PAGE_BYTES as u64 + 100)
+    // The file ends with the pages, which begin a page after the entries: one's location, and another one's page.
+    let pages = file.metadata().unwrap().len() - SLOTS * PAGE_BYTES as u64;
+    file.write_all_at(&[1], pages - PAGE_BYTES as u64 + 7)
+        .unwrap();
+    file.write_all_at(&[1], pages + PAGE_BYTES as u64 + 100)
         .unwrap();
     let left = open(&path).unwrap();
     assert_eq!((left.len(), left.torn()), (1, 2));

@@ -53,9 +53,10 @@ fn place(bytes: u64) -> (tempfile::TempDir, PathBuf, PathBuf) {
 #[test]
 fn a_machine_answers_until_it_is_stopped_and_leaves_no_socket() {
     let (folder, image, socket) = place(1 << 20);
+    let memory = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let mut options = options(&image, &socket);
     options.control = Some(Socket::Path(folder.path().join("control")));
-    options.state = Some(folder.path().join("state"));
+    options.state = Some(memory.path().join("state"));
     let mut machine = Machine::new(options).expect("a machine");
     let handle = machine.handle();
     let served = thread::spawn(move || machine.run());
@@ -74,7 +75,7 @@ fn a_machine_answers_until_it_is_stopped_and_leaves_no_socket() {
     assert!(matches!(handle.stats(), Err(DiskError::Ended)));
     assert!(matches!(handle.stop(), Err(DiskError::Ended)));
     assert!(!socket.exists() && !folder.path().join("control").exists());
-    assert!(!folder.path().join("state/dirty.log").exists());
+    assert!(!memory.path().join("state/dirty.log").exists());
 }
 
 #[test]

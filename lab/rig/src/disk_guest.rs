@@ -105,6 +105,8 @@ pub struct DiskGuest {
     guest: Option<Guest>,
     daemon: Server,
     folder: TempDir,
+    /// In memory, where delayed writes are kept.
+    state: TempDir,
     program: PathBuf,
     setup: Setup,
     told: GuestOutput,
@@ -135,9 +137,11 @@ impl DiskGuest {
         if setup.swap_mib > 0 {
             make_image(&folder.path().join("swap.img"), setup.swap_mib, false)?;
         }
-        let daemon = start_daemon(program, folder.path(), setup)?;
+        let state = TempDir::with_prefix_in("plimsoll-disk-", "/dev/shm")?;
+        let daemon = start_daemon(program, folder.path(), state.path(), setup)?;
         Ok(Self {
             folder,
+            state,
             program: program.to_owned(),
             setup: setup.clone(),
             daemon,
@@ -276,7 +280,12 @@ impl DiskGuest {
     /// Why it did not come up.
     pub fn restart_daemon(&mut self) -> anyhow::Result<()> {
         self.kill_daemon();
-        self.daemon = start_daemon(&self.program, self.folder.path(), &self.setup)?;
+        self.daemon = start_daemon(
+            &self.program,
+            self.folder.path(),
+            self.state.path(),
+            &self.setup,
+        )?;
         Ok(())
     }
 
@@ -332,7 +341,12 @@ pub fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<Server> {
+fn start_daemon(
+    program: &Path,
+    folder: &Path,
+    state: &Path,
+    setup: &Setup,
+) -> anyhow::Result<Server> {
     let at = |name: &str| folder.join(name);
     let disk = |image: &str, socket: &str, serial: &str| {
         let mut spec = OsString::from(at(image));
@@ -355,7 +369,7 @@ fn start_daemon(program: &Path, folder: &Path, setup: &Setup) -> anyhow::Result<
     }
     command.arg("--control").arg(at("control.sock"));
     command.arg("--admin").arg(at("admin.sock"));
-    command.arg("--state").arg(at("state"));
+    command.arg("--state").arg(state);
     command.arg("--parent").arg(std::process::id().to_string());
     command.args(&setup.serve);
     Server::start(&mut command, &at("daemon.log"), DAEMON_TIMEOUT, |daemon| {

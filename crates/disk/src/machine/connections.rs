@@ -1,11 +1,10 @@
 //! Frontends: connections, messages and disconnection.
 
+use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use std::{fs, io};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, recv};
@@ -14,60 +13,16 @@ use vhost::vhost_user::BackendReqHandler;
 use super::device::{Connection, Link, lock};
 use super::requests::NoRam;
 use super::token::{LAST_FLUSH, Token};
-use super::{Machine, SharedLog, TURN};
+use super::{Machine, TURN};
 
-use crate::storage::Storage;
 use crate::vhost::{Vhost, needs_quiet};
-use crate::{
-    Buffer, DirtyLog, DiskError, DiskNumber, EngineOptions, Operation, PAGE_BYTES, Request,
-    RingMemory, Status, Tag, WriteMode,
-};
+use crate::{Operation, Request, RingMemory, Status, Tag};
 
 /// Maximum time to receive the rest of a message once it has begun.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Bytes of the head of a vhost-user message: code, flags, size.
 const MESSAGE_HEAD_BYTES: usize = 12;
-
-/// Opens the dirty log and writes the pages that an earlier daemon left in it to storage.
-pub(super) fn recover(
-    folder: &Path,
-    options: &EngineOptions,
-    storages: &[Storage],
-) -> Result<Option<SharedLog>, DiskError> {
-    let path = folder.join("dirty.log");
-    fs::create_dir_all(folder).map_err(|source| DiskError::State {
-        path: folder.to_owned(),
-        source,
-    })?;
-    let mut identities = Vec::new();
-    for (number, storage) in (0..).zip(storages) {
-        identities.push(storage.identity(DiskNumber(number))?);
-    }
-    // A page's new contents are stored before its old ones are removed.
-    let slots = options.dirty_pages_max.saturating_add(64);
-    let left = DirtyLog::open(&path, slots, &identities).map_err(DiskError::DirtyLog)?;
-    let mut buffer = Buffer::new(PAGE_BYTES);
-    for page in left.pages() {
-        let (location, page) = page.map_err(|source| DiskError::State {
-            path: path.clone(),
-            source,
-        })?;
-        buffer.copy_from_slice(&page[..]);
-        storages[usize::from(location.disk().0)].restore(location.block(), &buffer)?;
-    }
-    if !left.is_empty() {
-        for storage in storages {
-            storage.make_stable()?;
-        }
-    }
-    let log = left.finish().map_err(DiskError::DirtyLog)?;
-    if options.write == WriteMode::Through {
-        let _ = log.close();
-        return Ok(None);
-    }
-    Ok(Some(SharedLog(Arc::new(Mutex::new(Some(log))))))
-}
 
 fn ready(stream: &UnixStream, wanted: PollFlags) -> PollFlags {
     let mut fds = [PollFd::new(stream, wanted)];

@@ -233,8 +233,17 @@ impl Machine {
             while let Some(submission) = self.engine.next_submission() {
                 let storage = &self.storages[usize::from(submission.disk.0)];
                 let token = Token::Submission(self.submissions.next()).number();
+                if let Some(times) = &mut self.image_times
+                    && submission.action.is_change()
+                {
+                    times.begin(usize::from(submission.disk.0));
+                }
                 let running = storage.begin(&mut self.ring, submission, token)?;
                 self.submissions.put(running);
+            }
+            if let Some(unsynced) = &mut self.unsynced {
+                // Before the guest is told. Without it a restart forgets them, as without a state directory.
+                let _ = unsynced.record(self.engine.unsynced(), &self.storages);
             }
             while let Some(completed) = self.engine.next_completed() {
                 any = true;

@@ -34,6 +34,9 @@ pub struct Setup {
     pub cache_bytes: u64,
     /// Compare what the cache serves with storage.
     pub verify: bool,
+    pub dirty_pages_max: u64,
+    pub dirty_age_ms: u64,
+    pub direct: bool,
 }
 
 impl Default for Setup {
@@ -45,21 +48,33 @@ impl Default for Setup {
             write: WriteMode::Through,
             cache_bytes: 8 << 20,
             verify: true,
+            dirty_pages_max: 512,
+            dirty_age_ms: 300,
+            direct: true,
         }
     }
 }
 
-/// A directory with images of zeros, sockets and a dirty log.
+/// A directory with images of zeros and sockets, and one in memory with a dirty log.
 pub struct Place {
     folder: TempDir,
+    state: TempDir,
     pub setup: Setup,
 }
 
 impl Place {
     pub fn new(setup: Setup) -> Self {
         // On a disk, because direct I/O is not for tmpfs.
-        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
-        let place = Self { folder, setup };
+        Self::within(setup, Path::new("/var/tmp"), Path::new("/dev/shm"))
+    }
+
+    /// With images and log in directories of these.
+    pub fn within(setup: Setup, images: &Path, state: &Path) -> Self {
+        let place = Self {
+            folder: tempfile::tempdir_in(images).unwrap(),
+            state: tempfile::tempdir_in(state).unwrap(),
+            setup,
+        };
         for disk in 0..place.setup.disks {
             let image = File::create(place.image(disk)).unwrap();
             image.set_len(IMAGE_BYTES).unwrap();
@@ -75,23 +90,31 @@ impl Place {
         self.folder.path().join(format!("socket{disk}"))
     }
 
+    pub fn log(&self) -> PathBuf {
+        self.state.path().join("dirty.log")
+    }
+
     pub fn control(&self) -> PathBuf {
         self.folder.path().join("control")
     }
 
-    fn options(&self) -> MachineOptions {
-        options(self.folder.path(), &self.setup)
+    pub fn options(&self) -> MachineOptions {
+        options(self.folder.path(), self.state.path(), &self.setup)
     }
 }
 
-fn options(folder: &Path, setup: &Setup) -> MachineOptions {
+fn options(folder: &Path, state: &Path, setup: &Setup) -> MachineOptions {
     let disks = (0..setup.disks).map(|disk| DiskOptions {
         image: folder.join(format!("image{disk}")),
         socket: Socket::Path(folder.join(format!("socket{disk}"))),
         read_only: setup.read_only,
         serial: format!("disk{disk}"),
         queues: 4,
-        direct: Direct::Auto,
+        direct: if setup.direct {
+            Direct::Auto
+        } else {
+            Direct::Off
+        },
     });
     MachineOptions {
         disks: disks.collect(),
@@ -101,15 +124,15 @@ fn options(folder: &Path, setup: &Setup) -> MachineOptions {
             cache_bytes: setup.cache_bytes,
             cache_bytes_max: 4 * setup.cache_bytes,
             write: setup.write,
-            dirty_pages_max: 512,
-            dirty_age_max: Duration::from_millis(300),
+            dirty_pages_max: setup.dirty_pages_max,
+            dirty_age_max: Duration::from_millis(setup.dirty_age_ms),
             hash_check: true,
             newest_check: true,
             verify: setup.verify,
         },
         observer: None,
         victim_cache: None,
-        state: Some(folder.to_owned()),
+        state: Some(state.to_owned()),
         sweep: true,
     }
 }
@@ -123,7 +146,10 @@ pub struct MachineThread {
 
 impl MachineThread {
     pub fn start(setup: Setup) -> Self {
-        let place = Place::new(setup);
+        Self::at(Place::new(setup))
+    }
+
+    pub fn at(place: Place) -> Self {
         let mut machine = Machine::new(place.options()).unwrap();
         let handle = machine.handle();
         let thread = Some(thread::spawn(move || machine.run()));
@@ -178,6 +204,7 @@ impl Drop for MachineThread {
 }
 
 const FOLDER: &str = "PLIMSOLL_FAULTS_FOLDER";
+const STATE: &str = "PLIMSOLL_FAULTS_STATE";
 const SETUP: &str = "PLIMSOLL_FAULTS_SETUP";
 
 /// A machine in a process of its own: this test program again, with a test that [serves](serve_as_told).
@@ -188,7 +215,10 @@ pub struct Process {
 
 impl Process {
     pub fn start(setup: Setup) -> Self {
-        let place = Place::new(setup);
+        Self::at(Place::new(setup))
+    }
+
+    pub fn at(place: Place) -> Self {
         let mut process = Self { place, child: None };
         process.restart();
         process
@@ -198,6 +228,7 @@ impl Process {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "serves_until_it_is_killed", "--ignored"])
             .env(FOLDER, self.place.folder.path())
+            .env(STATE, self.place.state.path())
             .env(SETUP, serde_json::to_string(&self.place.setup).unwrap())
             .stdout(Stdio::null())
             .spawn();
@@ -223,8 +254,9 @@ impl Drop for Process {
 /// What the child of a [`Process`] does.
 pub fn serve_as_told() {
     let folder = PathBuf::from(env::var_os(FOLDER).expect("started by a test"));
+    let state = PathBuf::from(env::var_os(STATE).unwrap());
     let setup = serde_json::from_str(&env::var(SETUP).unwrap()).unwrap();
-    Machine::new(options(&folder, &setup))
+    Machine::new(options(&folder, &state, &setup))
         .unwrap()
         .run()
         .unwrap();

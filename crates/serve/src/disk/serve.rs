@@ -14,7 +14,7 @@ use std::{panic, process};
 use anyhow::Context as _;
 use plimsoll_disk::{
     CacheMode, DiskOptions, Machine, MachineHandle, MachineOptions, MachineStats, Observer,
-    PAGE_BYTES, Socket, WriteMode,
+    PAGE_BYTES, Recovery, Socket, WriteMode,
 };
 use plimsoll_flow::PageCount;
 use plimsoll_output::{bail_usage, stop_flag};
@@ -248,12 +248,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let serving = scope.spawn(move || -> anyhow::Result<()> {
             let mut machine = Machine::new(options)?;
             // The receiver waits for exactly this.
-            let _ = started.send(machine.handle());
+            let _ = started.send((machine.handle(), machine.recovery().clone()));
             Ok(machine.run()?)
         });
-        let Ok(handle) = starting.recv() else {
+        let Ok((handle, recovery)) = starting.recv() else {
             return joined(serving);
         };
+        tell_recovery(&recovery, out)?;
         let served = AdminState {
             vm: name,
             handle,
@@ -274,6 +275,36 @@ fn joined(thread: ScopedJoinHandle<'_, anyhow::Result<()>>) -> anyhow::Result<()
     thread
         .join()
         .unwrap_or_else(|panic| panic::resume_unwind(panic))
+}
+
+/// Prints what an earlier daemon had left, if it had.
+fn tell_recovery(recovery: &Recovery, out: &mut dyn Write) -> anyhow::Result<()> {
+    if let Some(aside) = &recovery.set_aside {
+        writeln!(out, "disk: {aside}")?;
+    }
+    if recovery.written_pages > 0 {
+        let pages = recovery.written_pages;
+        writeln!(
+            out,
+            "disk: wrote {pages} pages of an earlier daemon to storage"
+        )?;
+    }
+    if recovery.kept_pages > 0 {
+        writeln!(
+            out,
+            "disk: {} pages of an earlier daemon cannot be written and stay dirty: {}",
+            recovery.kept_pages,
+            recovery.error.as_deref().unwrap_or_default()
+        )?;
+    }
+    for image in &recovery.unsynced {
+        writeln!(
+            out,
+            "disk: an earlier daemon failed to sync {}: its flushes fail until `plimsoll disk enable`",
+            image.display()
+        )?;
+    }
+    Ok(())
 }
 
 /// Requests SIGTERM for this process when its parent ends.

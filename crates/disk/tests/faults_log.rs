@@ -1,0 +1,288 @@
+//! What a killed daemon leaves in the dirty log, and what the next one does with it: after a crash of the host, after the
+//! image was replaced or changed by others, and where there is no room.
+
+mod faults_common;
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use faults_common::{MachineThread, Place, Process, Setup, ram, serve_as_told};
+use plimsoll_disk::{
+    CacheMode, DirtyLog, DirtyPages as _, DiskError, DiskIdentity, DiskNumber, Location, Machine,
+    WriteMode, boot_id,
+};
+use plimsoll_driver::{Driver, DriverOptions};
+use plimsoll_skip::{Lack, skip};
+
+#[test]
+#[ignore = "a daemon for the tests of this file"]
+fn serves_until_it_is_killed() {
+    serve_as_told();
+}
+
+/// Writes stay dirty until a flush.
+fn delayed() -> Setup {
+    Setup {
+        mode: CacheMode::Exclusive,
+        write: WriteMode::Delayed,
+        dirty_age_ms: 3_600_000,
+        ..Setup::default()
+    }
+}
+
+fn connect(place: &Place) -> Driver {
+    Driver::connect(&ram(), &place.socket(0), DriverOptions::default()).unwrap()
+}
+
+fn block_of(image: &Path, block: u64) -> u8 {
+    let mut page = [0; 4096];
+    let file = fs::File::open(image).unwrap();
+    file.read_exact_at(&mut page, block * 4096).unwrap();
+    assert!(page.iter().all(|byte| *byte == page[0]), "a torn page");
+    page[0]
+}
+
+/// What the guest reads of the block.
+fn read(disk: &mut Driver, block: u64) -> u8 {
+    let mut page = [0; 4096];
+    disk.read(block * 4096, &mut page).unwrap();
+    page[0]
+}
+
+fn write(disk: &mut Driver, block: u64, byte: u8) {
+    disk.write(block * 4096, &[byte; 4096]).unwrap();
+}
+
+/// Logs that were set aside.
+fn aside(place: &Place) -> Vec<PathBuf> {
+    let folder = fs::read_dir(place.log().parent().unwrap()).unwrap();
+    let paths = folder.map(|entry| entry.unwrap().path());
+    paths
+        .filter(|path| path.to_str().unwrap().contains("dirty.log.aside-"))
+        .collect()
+}
+
+fn identity(place: &Place) -> DiskIdentity {
+    let file = fs::File::open(place.image(0)).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    DiskIdentity::of(DiskNumber(0), &place.image(0), &file, bytes).unwrap()
+}
+
+/// Lets the daemon notice that no write is in flight.
+fn rest() {
+    thread::sleep(Duration::from_millis(400));
+}
+
+/// A daemon whose log, with block 5 of 0xaa, is copied before 0xbb is written there and flushed. Returns the copy.
+fn older_log(process: &mut Process) -> Vec<u8> {
+    let mut disk = connect(&process.place);
+    write(&mut disk, 5, 0xaa);
+    rest();
+    let older = fs::read(process.place.log()).unwrap();
+    write(&mut disk, 5, 0xbb);
+    disk.flush().unwrap();
+    assert_eq!(block_of(&process.place.image(0), 5), 0xbb);
+    process.kill();
+    older
+}
+
+#[test]
+fn an_older_log_never_overwrites_what_was_flushed() {
+    let mut process = Process::start(delayed());
+    let older = older_log(&mut process);
+    fs::write(process.place.log(), older).unwrap();
+    process.restart();
+    assert_eq!(read(&mut connect(&process.place), 5), 0xbb);
+    assert_eq!(block_of(&process.place.image(0), 5), 0xbb);
+    assert_eq!(aside(&process.place).len(), 1);
+}
+
+/// Makes a log of this boot with block 5 of 0xaa, right in everything else.
+fn make_log(place: &Place, boot: &str) {
+    let _ = fs::remove_file(place.log());
+    let disks = [identity(place)];
+    let left = DirtyLog::open(&place.log(), 64, &disks, boot).unwrap();
+    let mut log = left.finish(&disks, &HashSet::new()).unwrap();
+    let location = Location::new(DiskNumber(0), 5);
+    log.record(location, &[0xaa; 4096]).unwrap();
+}
+
+#[test]
+fn a_log_that_survived_the_hosts_crash_is_not_written_to_storage() {
+    let mut process = Process::start(delayed());
+    older_log(&mut process);
+    make_log(&process.place, "another");
+    process.restart();
+    assert_eq!(read(&mut connect(&process.place), 5), 0xbb);
+    process.kill();
+    assert_eq!(block_of(&process.place.image(0), 5), 0xbb);
+    assert_eq!(aside(&process.place).len(), 1);
+    // Of this boot it is written: the boot alone made the difference.
+    make_log(&process.place, &boot_id().unwrap());
+    process.restart();
+    assert_eq!(read(&mut connect(&process.place), 5), 0xaa);
+}
+
+#[test]
+fn an_image_that_was_restored_in_place_is_left_as_it_is() {
+    for replaced in [false, true] {
+        let mut process = Process::start(delayed());
+        let image = process.place.image(0);
+        let mut disk = connect(&process.place);
+        write(&mut disk, 1, 0x11);
+        disk.flush().unwrap();
+        let backup = fs::read(&image).unwrap();
+        write(&mut disk, 1, 0x22);
+        write(&mut disk, 2, 0x22);
+        rest();
+        process.kill();
+        if replaced {
+            fs::remove_file(&image).unwrap();
+        }
+        fs::write(&image, &backup).unwrap();
+        process.restart();
+        disk.reconnect().unwrap();
+        assert_eq!((read(&mut disk, 1), read(&mut disk, 2)), (0x11, 0));
+        assert_eq!((block_of(&image, 1), block_of(&image, 2)), (0x11, 0));
+        assert_eq!(aside(&process.place).len(), 1, "replaced: {replaced}");
+    }
+}
+
+#[test]
+fn kills_during_writes_and_changes_of_an_images_owner_are_no_changes_of_others() {
+    let mut process = Process::start(Setup {
+        dirty_age_ms: 20,
+        ..delayed()
+    });
+    let mut disk = connect(&process.place);
+    for round in 0..30_u8 {
+        for block in 0..64 {
+            write(&mut disk, block, round + 1);
+        }
+        // From amid write-backs to after them.
+        thread::sleep(Duration::from_millis(7 * u64::from(round)));
+        process.kill();
+        // As libvirt does when it starts a VM.
+        std::os::unix::fs::chown(process.place.image(0), None, Some(u32::from(round))).ok();
+        process.restart();
+        disk.reconnect().unwrap();
+        for block in 0..64 {
+            assert_eq!(read(&mut disk, block), round + 1, "block {block}");
+        }
+        assert_eq!(aside(&process.place), [""; 0].map(PathBuf::from));
+    }
+}
+
+#[test]
+fn delayed_writes_need_a_directory_in_memory() {
+    let place = Place::within(delayed(), Path::new("/var/tmp"), Path::new("/var/tmp"));
+    let on_disk = rustix::fs::statfs("/var/tmp").unwrap().f_type != 0x0102_1994;
+    if !on_disk {
+        return skip(Lack::Host, "/var/tmp is on tmpfs");
+    }
+    let refused = Machine::new(place.options()).err().unwrap();
+    assert!(
+        matches!(refused, DiskError::StateOnDisk { .. }),
+        "{refused}"
+    );
+    assert!(!place.log().exists());
+    // Writes that go through need no log.
+    let mut options = place.options();
+    options.engine.write = WriteMode::Through;
+    assert!(Machine::new(options).is_ok());
+}
+
+/// A tmpfs of this size, mounted until it is dropped; `None` if that is not allowed here.
+struct SmallTmpfs(tempfile::TempDir);
+
+impl SmallTmpfs {
+    fn new(mebibytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "none"])
+            .arg(folder.path())
+            .output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(folder)),
+            _ => {
+                skip(Lack::Root, "no right to mount a tmpfs");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallTmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).output();
+    }
+}
+
+#[test]
+fn recovery_needs_no_room_for_a_second_log() {
+    let Some(small) = SmallTmpfs::new(20) else {
+        return;
+    };
+    // 16.5 MiB of pages and their entries.
+    let setup = Setup {
+        cache_bytes: 64 << 20,
+        dirty_pages_max: 4096,
+        ..delayed()
+    };
+    let mut process = Process::at(Place::within(setup, Path::new("/var/tmp"), small.path()));
+    let mut disk = connect(&process.place);
+    for round in 1..4 {
+        for block in 0..1000 {
+            write(&mut disk, block, round);
+        }
+        process.kill();
+        process.restart();
+        disk.reconnect().unwrap();
+        for block in 0..1000 {
+            assert_eq!(read(&mut disk, block), round);
+        }
+    }
+    process.kill();
+    // With other sizes, too.
+    for pages in [4200, 2000] {
+        process.place.setup.dirty_pages_max = pages;
+        process.restart();
+        disk.reconnect().unwrap();
+        write(&mut disk, 0, 9);
+        process.kill();
+    }
+}
+
+#[test]
+fn a_failed_sync_is_remembered_until_it_is_accepted() {
+    let start = |boot: &str| {
+        let place = Place::new(delayed());
+        let record = serde_json::json!({"boot": boot, "images": [identity(&place)]});
+        let file = place.log().with_file_name("unsynced.json");
+        fs::write(&file, record.to_string()).unwrap();
+        (MachineThread::at(place), file)
+    };
+    let (running, file) = start(&boot_id().unwrap());
+    let mut disk = connect(&running.place);
+    write(&mut disk, 1, 1);
+    assert!(disk.flush().is_err(), "a sync of this boot failed");
+    assert!(file.exists());
+    running.handle.enable().unwrap();
+    disk.flush().unwrap();
+    assert_eq!(block_of(&running.place.image(0), 1), 1);
+    assert!(!file.exists());
+    // What a host that was booted since has is what its storage has.
+    let (running, _) = start("another");
+    let mut disk = connect(&running.place);
+    write(&mut disk, 1, 1);
+    disk.flush().unwrap();
+}
