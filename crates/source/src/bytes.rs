@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use crate::SourceError;
+use crate::aligned::{AlignedBuffer, LINE_BYTES, move_to_front};
 use crate::error::excerpt;
 use crate::lines::read_some;
 
@@ -11,11 +12,11 @@ use crate::lines::read_some;
 pub(crate) struct Bytes<R> {
     input: R,
     name: String,
-    buffer: Box<[u8]>,
+    buffer: AlignedBuffer,
     /// The part of the buffer that has not been taken yet.
     unread: Range<usize>,
-    /// Number of bytes before the buffer's first.
-    offset_bytes: u64,
+    /// Number of bytes read.
+    read_bytes: u64,
     /// Why there are no more bytes; reported if the available ones are not sufficient.
     fault: Option<io::Error>,
 }
@@ -26,9 +27,10 @@ impl<R: Read> Bytes<R> {
         Self {
             input,
             name: name.to_owned(),
-            buffer: vec![0; capacity].into_boxed_slice(),
+            // A line more for what is moved to the front.
+            buffer: AlignedBuffer::new(capacity + LINE_BYTES),
             unread: 0..0,
-            offset_bytes: 0,
+            read_bytes: 0,
             fault: None,
         }
     }
@@ -44,7 +46,7 @@ impl<R: Read> Bytes<R> {
         {
             return Err(SourceError::Read {
                 name: self.name.clone(),
-                offset_bytes: self.offset_bytes + self.unread.end as u64,
+                offset_bytes: self.read_bytes,
                 source,
             });
         }
@@ -61,7 +63,7 @@ impl<R: Read> Bytes<R> {
         let unread = &self.buffer[self.unread.clone()];
         SourceError::Record {
             name: self.name.clone(),
-            offset_bytes: self.offset_bytes + self.unread.start as u64,
+            offset_bytes: self.offset_bytes(),
             expected: expected.into(),
             found: excerpt(&unread[..length.min(unread.len())]),
         }
@@ -71,21 +73,27 @@ impl<R: Read> Bytes<R> {
     pub(crate) fn truncated(&self, expected_bytes: usize) -> SourceError {
         SourceError::Truncated {
             name: self.name.clone(),
-            offset_bytes: self.offset_bytes + self.unread.start as u64,
+            offset_bytes: self.offset_bytes(),
             found_bytes: self.unread.len(),
             expected_bytes,
         }
     }
 
+    /// Offset of the window's start in the trace.
+    fn offset_bytes(&self) -> u64 {
+        self.read_bytes - self.unread.len() as u64
+    }
+
     /// Reads until `wanted` bytes are available or there are no more.
     fn refill(&mut self, wanted: usize) {
-        self.offset_bytes += self.unread.start as u64;
-        self.buffer.copy_within(self.unread.clone(), 0);
-        self.unread = 0..self.unread.len();
+        self.unread = move_to_front(&mut self.buffer, self.unread.clone());
         while self.unread.len() < wanted && self.fault.is_none() {
             match read_some(&mut self.input, &mut self.buffer[self.unread.end..]) {
                 Ok(0) => break,
-                Ok(read) => self.unread.end += read,
+                Ok(read) => {
+                    self.unread.end += read;
+                    self.read_bytes += read as u64;
+                }
                 Err(fault) => self.fault = Some(fault),
             }
         }

@@ -12,6 +12,7 @@
 //! that uses more than one reference at a time.
 #![forbid(unsafe_code)]
 
+mod aligned;
 mod blkparse;
 mod bytes;
 mod compression;

@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 
 use crate::SourceError;
+use crate::aligned::{AlignedBuffer, move_to_front};
 use crate::error::excerpt;
 
 /// Maximum length of a line in bytes, excluding its end.
@@ -21,13 +22,13 @@ const BUFFER_BYTES: usize = 4 * LINE_BYTES_MAX;
 pub(crate) struct Lines<R> {
     input: R,
     name: String,
-    buffer: Box<[u8]>,
+    buffer: AlignedBuffer,
     /// The part of the buffer that has not been returned yet.
     unread: std::ops::Range<usize>,
     /// The length of `unread` that is known to contain no line end.
     scanned: usize,
-    /// Number of bytes before the buffer's first.
-    offset_bytes: u64,
+    /// Number of bytes read.
+    read_bytes: u64,
     /// Number of the last returned line, from 1.
     line: u64,
     /// Whether a byte-order mark may still follow.
@@ -39,10 +40,10 @@ impl<R: Read> Lines<R> {
         Self {
             input,
             name: name.to_owned(),
-            buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
+            buffer: AlignedBuffer::new(BUFFER_BYTES),
             unread: 0..0,
             scanned: 0,
-            offset_bytes: 0,
+            read_bytes: 0,
             line: 0,
             at_start: true,
         }
@@ -118,18 +119,17 @@ impl<R: Read> Lines<R> {
 
     /// Reads more bytes after the unread ones; there is room, because those are at most a line.
     fn refill(&mut self) -> Result<usize, SourceError> {
-        self.offset_bytes += self.unread.start as u64;
-        self.buffer.copy_within(self.unread.clone(), 0);
-        self.unread = 0..self.unread.len();
+        self.unread = move_to_front(&mut self.buffer, self.unread.clone());
         let read =
             read_some(&mut self.input, &mut self.buffer[self.unread.end..]).map_err(|source| {
                 SourceError::Read {
                     name: self.name.clone(),
-                    offset_bytes: self.offset_bytes + self.unread.end as u64,
+                    offset_bytes: self.read_bytes,
                     source,
                 }
             })?;
         self.unread.end += read;
+        self.read_bytes += read as u64;
         // If the first line begins with the mark, its end is not before its third byte.
         if self.line == 0 && self.at_start && self.unread.len() >= BYTE_ORDER_MARK.len() {
             self.at_start = false;

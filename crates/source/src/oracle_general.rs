@@ -16,6 +16,7 @@ use std::io::{self, Read, Write};
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::SourceError;
+use crate::aligned::AlignedBuffer;
 use crate::lines::read_full;
 use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
@@ -28,7 +29,7 @@ const NO_NEXT: i64 = -1;
 pub(crate) struct Reader<R> {
     input: R,
     name: String,
-    buffer: Box<[u8]>,
+    buffer: AlignedBuffer,
     /// Bytes read so far.
     offset_bytes: u64,
 }
@@ -38,7 +39,7 @@ impl<R: Read> Reader<R> {
         Self {
             input,
             name: name.to_owned(),
-            buffer: vec![0; RECORD_BYTES * ReferenceBatch::CAPACITY].into_boxed_slice(),
+            buffer: AlignedBuffer::new(RECORD_BYTES * ReferenceBatch::CAPACITY),
             offset_bytes: 0,
         }
     }
