@@ -205,7 +205,7 @@ impl Region {
         let from = self.slot_at(slot);
         // SAFETY: 4096 bytes of the mapping, and a page of ours that cannot overlap it. The other process may write the
         // slot meanwhile: bytes of any value are a page, and they are judged, if at all, where they were copied to.
-        unsafe { ptr::copy_nonoverlapping(from, page.as_mut_ptr(), PAGE_BYTES) }
+        unsafe { copy_page(from, page.as_mut_ptr()) }
     }
 
     /// Copies a page into a slot.
@@ -213,7 +213,7 @@ impl Region {
         let to = self.slot_at(slot);
         // SAFETY: a page of ours, and 4096 bytes of the mapping that cannot overlap it. What the other process reads or
         // writes there meanwhile is its affair: nothing here reads it back.
-        unsafe { ptr::copy_nonoverlapping(page.as_ptr(), to, PAGE_BYTES) }
+        unsafe { copy_page(page.as_ptr(), to) }
     }
 
     /// A slot as a page. Only for the client, who trusts the server not to touch a slot between its completion
@@ -237,6 +237,33 @@ impl Region {
         );
         // SAFETY: inside the mapping, as just asserted; `bytes` are ours and do not overlap it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.as_ptr().add(at), bytes.len()) }
+    }
+}
+
+/// Copies a page that another process may write, or read, meanwhile.
+///
+/// To the compiler this is no access to the page that it could repeat, leave out or assume to be alone, hence no data
+/// race; atomic loads and stores of its words would be none either, but take 100 ns more.
+///
+/// # Safety
+/// Both are valid for 4096 bytes, one for reads and one for writes, and do not overlap.
+unsafe fn copy_page(from: *const u8, to: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: copies 4096 bytes between what the caller has promised; the direction flag is clear by the ABI.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") PAGE_BYTES => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for at in 0..PAGE_BYTES / 8 {
+        let (from, to) = (from.cast::<[u8; 8]>(), to.cast::<[u8; 8]>());
+        // SAFETY: inside what the caller has promised.
+        unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) }
     }
 }
 
