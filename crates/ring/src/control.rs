@@ -31,8 +31,9 @@ use crate::{Refusal, Server};
 
 /// Time between turns of the store.
 const TURN: Duration = Duration::from_secs(1);
-/// Number of connections in addition to those of clients.
+/// Number of connections in addition to those of clients: of all users, and of each that is not privileged.
 const SPARE_CONNECTIONS: usize = 64;
+const SPARE_CONNECTIONS_OF_USER: usize = 8;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
@@ -185,7 +186,11 @@ impl<'a> Control<'a> {
         if epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN).is_err() {
             return server.counts.refused(Refusal::Resources);
         }
-        let full = self.connections.len() >= server.options.max_clients + SPARE_CONNECTIONS;
+        let own = self.connections.values().filter(|peer| peer.uid == uid);
+        // Nobody shuts out others, and nobody the privileged.
+        let full = !is_privileged(uid)
+            && (self.connections.len() >= server.options.max_clients + SPARE_CONNECTIONS
+                || own.count() >= server.limits_of(uid).max_clients + SPARE_CONNECTIONS_OF_USER);
         self.connections.insert(
             token,
             Connection {

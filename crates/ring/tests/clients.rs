@@ -5,7 +5,7 @@ mod common;
 use plimsoll_skip::{Lack, skip};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -17,7 +17,8 @@ use common::{ServerThread, dial, signed, wait_until};
 use plimsoll_hcache::{Handle, PoolOptions, PutOutcome, Store, StoreOptions};
 use plimsoll_ring::protocol::{Geometry, Op, Request, Status};
 use plimsoll_ring::{
-    ConnectOptions, Connection, Error, Refusal, Server, ServerOptions, Word, resize, stats,
+    ClientLimits, ConnectOptions, Connection, Error, Refusal, Server, ServerOptions, Word, resize,
+    stats,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -507,4 +508,43 @@ fn another_user_is_let_in_only_if_listed() {
                 && counters.clients_joined == allowed.len() as u64
         });
     }
+}
+
+#[test]
+fn a_user_who_opens_connections_shuts_out_nobody_else() {
+    let nobody = rustix::process::Uid::from_raw(65_534);
+    if !rustix::process::geteuid().is_root() {
+        skip(Lack::Root, "only root can take another user's part");
+        return;
+    }
+    let running = ServerThread::new(ServerOptions {
+        mode: 0o666,
+        allowed_uids: vec![nobody.as_raw()],
+        limits: ClientLimits {
+            max_clients: 1,
+            ..ClientLimits::default()
+        },
+        max_clients: 2,
+        idle_timeout: Duration::from_secs(600),
+        ..ServerOptions::default()
+    });
+    let open = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(running.folder(), open).unwrap();
+    let connect = || Connection::connect(running.path(), &ConnectOptions::new(""));
+    thread::scope(|scope| {
+        let user = scope.spawn(|| {
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let silent = [(); 100].map(|()| UnixStream::connect(running.path()).unwrap());
+            let refused = connect().err().expect("to be refused");
+            assert!(
+                matches!(refused, Error::Refused { refusal, .. } if refusal == Refusal::TooManyClients),
+                "{refused}"
+            );
+            silent
+        });
+        let silent = user.join().unwrap();
+        let _one = connect().expect("root is let in");
+        drop(silent);
+    });
 }
