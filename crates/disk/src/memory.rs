@@ -210,10 +210,10 @@ impl GuestData for GuestRam {
         })
     }
 
-    fn frames_end(&self) -> u64 {
-        self.regions
-            .last()
-            .map_or(0, |region| region.end.div_ceil(4096))
+    fn is_ram(&self, frame: u64) -> bool {
+        frame
+            .checked_mul(4096)
+            .is_some_and(|address| self.region(address).is_some())
     }
 }
 
@@ -264,7 +264,9 @@ mod tests {
         assert!(ram.read(u64::MAX, &mut [0; 2]).is_err());
         assert!(ram.contains(0x1000, 0x2000) && !ram.contains(0x1000, 0x2001));
         assert!(!ram.contains(u64::MAX, 2) && !ram.contains(0x3000, 1));
-        assert_eq!(ram.frames_end(), 0x10_0001);
+        assert!(ram.is_ram(1) && ram.is_ram(0x10_0000));
+        assert!(!ram.is_ram(0) && !ram.is_ram(3) && !ram.is_ram(0x10_0001));
+        assert!(!ram.is_ram(1 << 52) && !ram.is_ram(u64::MAX));
     }
 
     #[test]

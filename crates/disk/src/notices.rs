@@ -408,7 +408,6 @@ impl ValidRing {
         }
         // As the guest sees it until the batch is done: no slot beyond this can have been filled.
         let slots_end = self.slot_tail + self.slots;
-        let frames_end = self.ram.frames_end();
         while self.tail < head {
             let first = self.tail % self.records;
             let count = (head - self.tail)
@@ -419,7 +418,7 @@ impl ValidRing {
             for raw in bytes.chunks_exact(record::BYTES) {
                 let data = self.take_slot(raw, slots_end, batch.page)?;
                 batch.stats.records += 1;
-                match Event::of(raw, frames_end) {
+                match Event::of(raw, &*self.ram) {
                     Some(Event::Notice(notice)) => {
                         let contents = match notice {
                             Notice::Evict { .. } if data => Some(Contents::Copied(batch.page)),
@@ -473,7 +472,7 @@ enum Event {
 
 impl Event {
     /// `None` if the record is invalid.
-    fn of(raw: &[u8], frames_end: u64) -> Option<Self> {
+    fn of(raw: &[u8], ram: &dyn GuestData) -> Option<Self> {
         let flags = u16_at(raw, record::AT_FLAGS);
         let count = u32_at(raw, record::AT_COUNT);
         let page = u64_at(raw, record::AT_PAGE);
@@ -488,7 +487,7 @@ impl Event {
         if flags & !flags_known != 0 || data != (flags & record::DATA != 0) {
             return None;
         }
-        let frame = |frame: u64| (frame < frames_end).then_some(frame);
+        let frame = |frame: u64| ram.is_ram(frame).then_some(frame);
         let pool = || {
             let pool = u32::try_from(other).ok()?;
             (1..=control::POOLS_MAX).contains(&pool).then_some(pool)

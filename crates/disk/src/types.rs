@@ -78,8 +78,8 @@ pub trait GuestData: Send + Sync {
     /// [`OutsideRam`] if any byte of the range is; part of it may have been written.
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam>;
 
-    /// One past the highest page frame number of RAM.
-    fn frames_end(&self) -> u64;
+    /// Whether the page frame is RAM, by its number.
+    fn is_ram(&self, frame: u64) -> bool;
 }
 
 /// A range of guest-physical addresses is not wholly RAM.

@@ -47,8 +47,8 @@ impl GuestData for Ram {
         Ok(())
     }
 
-    fn frames_end(&self) -> u64 {
-        FRAMES
+    fn is_ram(&self, frame: u64) -> bool {
+        frame < FRAMES
     }
 }
 

@@ -61,8 +61,8 @@ impl GuestData for Ram {
         Ok(())
     }
 
-    fn frames_end(&self) -> u64 {
-        self.0.lock().unwrap().len() as u64
+    fn is_ram(&self, frame: u64) -> bool {
+        frame < self.0.lock().unwrap().len() as u64
     }
 }
 

@@ -21,7 +21,6 @@ impl Engine {
         offset: u64,
         segments: &[Segment],
     ) {
-        let frames_end = ram.frames_end();
         let mut parts = Vec::new();
         let mut run = Run::new(offset);
         let mut cursor = Cursor::new(offset, segments);
@@ -36,7 +35,7 @@ impl Engine {
             } else {
                 self.stats.read_parts += 1;
             }
-            let frame = frame_of(&parts, whole, frames_end);
+            let frame = frame_of(&parts, whole, &**ram);
             self.stats.scattered_blocks += u64::from(whole && frame.is_none());
             let served = match (whole, &self.cache) {
                 (_, None) => None,

@@ -92,10 +92,10 @@ impl Blocks {
 }
 
 /// The frame that holds all bytes of a block, if there is one.
-pub(super) fn frame_of(parts: &[Segment], whole: bool, frames_end: u64) -> Option<u64> {
+pub(super) fn frame_of(parts: &[Segment], whole: bool, ram: &dyn GuestData) -> Option<u64> {
     match parts {
         [part] if whole && part.address % BLOCK == 0 => {
-            Some(part.address / BLOCK).filter(|frame| *frame < frames_end)
+            Some(part.address / BLOCK).filter(|&frame| ram.is_ram(frame))
         }
         _ => None,
     }

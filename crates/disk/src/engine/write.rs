@@ -26,7 +26,6 @@ impl Engine {
         segments: &[Segment],
         durable: bool,
     ) {
-        let frames_end = ram.frames_end();
         let mut parts = Vec::new();
         let mut run = Run::new(offset);
         let mut cursor = Cursor::new(offset, segments);
@@ -41,7 +40,7 @@ impl Engine {
             if let Some(observer) = &mut self.observer {
                 observer.released(location);
             }
-            let frame = frame_of(&parts, whole, frames_end);
+            let frame = frame_of(&parts, whole, &**ram);
             self.stats.scattered_blocks += u64::from(whole && frame.is_none());
             let is_dirty = self.dirty.contains(location);
             let delay = is_dirty

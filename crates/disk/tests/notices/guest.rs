@@ -54,8 +54,9 @@ impl GuestData for Ram {
         (self.0.write_slice(bytes, GuestAddress(address))).map_err(|_| outside)
     }
 
-    fn frames_end(&self) -> u64 {
-        FRAMES_END
+    fn is_ram(&self, frame: u64) -> bool {
+        frame < RAM_BYTES / PAGE_BYTES as u64
+            || (HIGH / PAGE_BYTES as u64..FRAMES_END).contains(&frame)
     }
 }
 

@@ -18,6 +18,9 @@ use plimsoll_disk::{
 };
 use proptest::prelude::*;
 
+/// A page frame between the two pieces of RAM.
+const IN_HOLE: u64 = HIGH / PAGE_BYTES as u64 - 1;
+
 /// A call that a sink received. Of a page, the first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SinkCall {
@@ -253,6 +256,12 @@ fn records_that_make_no_sense_are_counted_and_count_as_lost() {
             ..good
         },
         Record::new(record::EVICT, FRAMES_END),
+        Record::new(record::EVICT, IN_HOLE),
+        Record::new(record::RELEASE, IN_HOLE),
+        Record {
+            other: IN_HOLE,
+            ..Record::new(record::MIGRATE, 1)
+        },
         Record::new(record::RELEASE, FRAMES_END),
         Record::new(record::MIGRATE, FRAMES_END),
         Record {

@@ -49,8 +49,8 @@ impl GuestData for Memory {
         self.0.write_all_at(bytes, address).map_err(|_| outside)
     }
 
-    fn frames_end(&self) -> u64 {
-        BLOCKS as u64
+    fn is_ram(&self, frame: u64) -> bool {
+        frame < BLOCKS as u64
     }
 }
 
