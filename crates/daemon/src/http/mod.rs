@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `listen` | sockets: ownership, takeover, TLS |
 //! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
-//! | `look` | the host, its VMs, past decisions |
+//! | `views` | the host, its VMs, past decisions |
 //! | `what_if` | what-if queries, and whether a decision follows from its records |
 //! | `change` | commands passed to the turn loop |
 //! | `events` | server-sent events |

@@ -1,0 +1,140 @@
+//! Checks after a move, and what follows from a promise that is broken.
+
+use plimsoll_flow::PageCount;
+use plimsoll_protocol::decision::{Decision, Kind, Mode, State, Verdict};
+use plimsoll_protocol::vm::VmStatus;
+
+use crate::dividing::{add_idle, config_with_idle};
+use crate::rig::{Rig, config, curve, search, web};
+
+#[test]
+fn a_promise_found_broken_is_made_good() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    // Its curve shows no need, although it needs all its memory.
+    rig.host.change("scan", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.1)]);
+    });
+    rig.until("it is taken back", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::RolledBack)
+    });
+    // Until it has its memory again.
+    rig.until("it is seen", |rig| {
+        let snapshot = rig.snapshot();
+        let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+        scan.standing == VmStatus::Violating
+    });
+    rig.until("it is back", |rig| rig.newest().state == State::Kept);
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.mib(vm), 512);
+    }
+    let decisions = rig.decisions();
+    assert_eq!(decisions[0].kind, Kind::Rollback);
+    assert_eq!(decisions[1].taken_back_by, Some(decisions[0].id));
+    let check = decisions[1]
+        .checks
+        .iter()
+        .find(|check| check.vm == "scan")
+        .unwrap();
+    assert_eq!(check.verdict, Verdict::Broken);
+    assert!(decisions[1].reason.contains("A VM exceeded its limit"));
+    // It is not repeated at once.
+    rig.pass(60);
+    assert_eq!(rig.decisions().len(), decisions.len());
+}
+
+#[test]
+fn a_vm_that_exaggerates_costs_others_no_more_than_their_bound() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    // As if all its memory were never enough.
+    let greedy = curve(&[(16, 1.0), (1000, 0.9), (1024, 0.0001)]);
+    rig.host.change("scan", |vm| vm.claimed = Some(greedy));
+    rig.pass(600);
+    assert!(!rig.decisions().is_empty());
+    for (vm, truth) in [("web", web()), ("search", search())] {
+        let at = |mib: u64| truth.miss_ratio(PageCount(mib * 256));
+        let loss = at(rig.mib(vm)) / at(512);
+        assert!(loss <= 1.25 + 1e-9, "{vm}: {loss}");
+    }
+    assert!(rig.mib("web") < 512);
+}
+
+#[test]
+fn more_misses_per_second_than_promised_take_the_move_back() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.host.change("idle", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.001)]);
+    });
+    rig.until("it is rolled back", |rig| {
+        let back =
+            |decision: &Decision| decision.kind == Kind::Rollback && decision.state == State::Kept;
+        rig.decisions().iter().any(back)
+    });
+    assert_eq!(rig.mib("idle"), 512);
+    let broken = rig
+        .decisions()
+        .into_iter()
+        .find(|decision| decision.state == State::RolledBack);
+    let broken = broken.unwrap();
+    assert!(
+        broken.reason.contains("with a limit of 20.0/s"),
+        "{}",
+        broken.reason
+    );
+}
+
+/// Seconds from the end of the first move to the end of its check, with this many references per second of the VM that
+/// gains; and the decision.
+fn checked(references_per_second: u64, spoil: impl Fn(&Rig)) -> (u64, Decision) {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("search", |vm| {
+        vm.references_per_second = references_per_second;
+    });
+    let state = |rig: &Rig| rig.decisions().last().map(|decision| decision.state);
+    rig.until("it moves", |rig| state(rig) == Some(State::Checking));
+    spoil(&rig);
+    let mut seconds = 0;
+    while state(&rig) == Some(State::Checking) {
+        rig.pass(1);
+        seconds += 1;
+    }
+    (seconds, rig.decisions().remove(rig.decisions().len() - 1))
+}
+
+#[test]
+fn a_check_begins_when_what_was_gained_is_filled_by_count() {
+    // It gains some 350 MiB, and misses 2000 times per second.
+    let (seconds, decision) = checked(40_000, |_| {});
+    assert!((50..90).contains(&seconds), "{seconds}");
+    let filled = "by then had filled what it gained: search ";
+    assert!(decision.reason.contains(filled), "{}", decision.reason);
+    assert!(
+        !decision.reason.contains("the longest wait"),
+        "{}",
+        decision.reason
+    );
+    // A fifth of that does not fill it in five times the length of a measurement.
+    let (seconds, decision) = checked(8000, |_| {});
+    assert!((118..124).contains(&seconds), "{seconds}");
+    assert!(
+        decision.reason.contains("the longest wait"),
+        "{}",
+        decision.reason
+    );
+    // A VM that hardly misses fills nothing more.
+    let (seconds, _) = checked(1000, |_| {});
+    assert!((38..44).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn a_vm_that_only_gave_memory_is_judged_while_others_fill() {
+    let (seconds, decision) = checked(8000, |rig| {
+        rig.host
+            .change("scan", |vm| vm.truth = curve(&[(16, 0.95), (1024, 0.94)]));
+    });
+    assert!((18..44).contains(&seconds), "{seconds}");
+    assert_eq!(decision.state, State::RolledBack, "{}", decision.reason);
+}

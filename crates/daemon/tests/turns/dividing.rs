@@ -1,0 +1,289 @@
+//! Memory is divided by predictions: who gives, who gains, who decides that.
+
+use std::time::Duration;
+
+use plimsoll_daemon::config::{Config, VmRule, Workflow};
+use plimsoll_daemon::shared::Command;
+use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, Verdict};
+use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::vm::{Promise, VmStatus};
+
+use crate::rig::{MIB, Rig, config, curve, search};
+
+#[test]
+fn memory_goes_from_who_needs_it_least_to_who_gains_most_and_promises_are_kept() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("it divides", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Kept)
+    });
+    assert!(rig.mib("search") > 700, "{}", rig.mib("search"));
+    assert!(rig.mib("scan") < 200, "{}", rig.mib("scan"));
+    let decision = rig.newest();
+    assert_eq!(decision.kind, Kind::Divide);
+    assert_eq!(decision.checks.len(), 3);
+    for check in &decision.checks {
+        assert_eq!(check.verdict, Verdict::Kept, "{check:?}");
+        let predicted = check.predicted.unwrap().expected;
+        let measured = check.measured.unwrap();
+        assert!((predicted - measured).abs() < 0.05, "{check:?}");
+        assert!(measured <= 1.28, "{check:?}");
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    // The decision follows from its records.
+    let recorded = rig.shared.history.decision(decision.id).unwrap();
+    assert_eq!(
+        recorded.inputs.unwrap().plan().unwrap(),
+        recorded.plan.unwrap()
+    );
+    // And there is nothing more to do.
+    let divisions = rig.decisions().len();
+    rig.pass(300);
+    assert_eq!(rig.decisions().len(), divisions);
+}
+
+#[test]
+fn an_observer_moves_nothing_until_somebody_says_so_and_can_take_it_back() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(200);
+    assert_eq!(rig.decisions(), []);
+    assert_eq!(rig.mib("search"), 512);
+    let proposal = rig.snapshot().proposal.clone().unwrap();
+    let decision = rig.apply().unwrap();
+    assert_eq!(decision.id, proposal.id);
+    rig.until("it is kept", |rig| rig.newest().state == State::Kept);
+    assert!(rig.mib("search") > 700);
+    let back = rig
+        .ask(|reply| Command::Rollback(Choice::default(), reply))
+        .unwrap();
+    assert_eq!(back.takes_back, Some(decision.id));
+    rig.until("it is back", |rig| rig.newest().state == State::Kept);
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.mib(vm), 512);
+    }
+    let taken = rig.shared.history.decision(decision.id).unwrap();
+    assert_eq!(taken.taken_back_by, Some(back.id));
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    let error = rig
+        .ask(|reply| {
+            Command::Rollback(
+                Choice {
+                    decision: Some(decision.id),
+                },
+                reply,
+            )
+        })
+        .unwrap_err();
+    assert_eq!(error.kind, RefusalKind::Conflict);
+}
+
+#[test]
+fn an_adviser_records_what_it_would_do_once() {
+    let mut rig = Rig::of_three(config(Mode::Advise));
+    rig.pass(300);
+    let decisions = rig.decisions();
+    assert_eq!(decisions.len(), 1, "{decisions:#?}");
+    assert_eq!(decisions[0].state, State::Proposed);
+    assert_eq!(rig.mib("search"), 512);
+}
+
+#[test]
+fn the_papers_workflow_shrinks_traces_divides_and_gives_back() {
+    let mut config = config(Mode::Act);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.25,
+        trace_for: Duration::from_secs(60),
+        keep: false,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config);
+    for vm in ["web", "search", "scan"] {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    rig.until("they are traced", |rig| {
+        rig.snapshot().host.phase == Phase::Tracing
+    });
+    for vm in ["web", "search", "scan"] {
+        let vm = rig.host.vm(vm).unwrap();
+        assert_eq!(
+            (vm.direct_bytes, vm.cache_bytes),
+            (128 * MIB, Some(384 * MIB))
+        );
+    }
+    rig.until("all is given back", |rig| {
+        rig.snapshot().host.phase == Phase::Whole && rig.decisions().len() >= 3
+    });
+    let kinds: Vec<_> = rig
+        .decisions()
+        .iter()
+        .map(|decision| decision.kind)
+        .collect();
+    assert_eq!(kinds, [Kind::GiveBack, Kind::Divide, Kind::IntoCaches]);
+    assert!(
+        rig.decisions()
+            .iter()
+            .all(|decision| decision.state == State::Kept)
+    );
+    assert!(rig.mib("search") > 700, "{:#?}", rig.decisions());
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.host.vm(vm).unwrap().cache_bytes, Some(4 * MIB));
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn promises_that_cannot_all_be_kept_are_refused() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(10);
+    let change = SettingsChange {
+        min_bytes: Some(2 << 30),
+        max_bytes: Some(4 << 30),
+        ..SettingsChange::default()
+    };
+    let refused = rig
+        .ask(|reply| Command::Set("web".to_owned(), change, reply))
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Guarantee);
+    assert!(
+        refused.message.contains("nothing was changed"),
+        "{}",
+        refused.message
+    );
+    let change = SettingsChange {
+        min_bytes: Some(300 * MIB),
+        shares: Some(7),
+        ..SettingsChange::default()
+    };
+    let vm = rig
+        .ask(|reply| Command::Set("scan".to_owned(), change, reply))
+        .unwrap();
+    assert_eq!((vm.settings.min_bytes, vm.settings.shares), (300 * MIB, 7));
+    rig.pass(10);
+    let proposal = rig.snapshot().proposal.clone().unwrap();
+    let step = proposal
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!(step.to.size_bytes(), 300 * MIB);
+    for change in [
+        SettingsChange {
+            shares: Some(0),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            max_loss: Some(f64::NAN),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            max_loss: Some(-0.1),
+            ..SettingsChange::default()
+        },
+        SettingsChange {
+            min_bytes: Some(9 << 30),
+            ..SettingsChange::default()
+        },
+    ] {
+        let refused = rig
+            .ask(|reply| Command::Set("scan".to_owned(), change, reply))
+            .unwrap_err();
+        assert_eq!(refused.kind, RefusalKind::BadRequest, "{change:?}");
+    }
+    let refused = rig
+        .ask(|reply| Command::Set("nobody".to_owned(), change, reply))
+        .unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::NotFound);
+}
+
+#[test]
+fn a_vm_nobody_may_move_keeps_what_it_has() {
+    let mut config = config(Mode::Act);
+    config.vms.insert(
+        0,
+        VmRule {
+            managed: Some(false),
+            ..VmRule::for_name("w*")
+        },
+    );
+    let mut rig = Rig::of_three(config);
+    rig.pass(300);
+    assert_eq!(rig.mib("web"), 512);
+    assert!(rig.mib("search") > 700);
+}
+
+/// A rule that promises `idle` up to 20 misses per second, before that for all VMs.
+pub fn config_with_idle() -> Config {
+    let mut config = config(Mode::Act);
+    let idle = VmRule {
+        promise: Some(Promise {
+            max_loss: None,
+            max_misses_per_second: Some(20.0),
+            max_stall: None,
+        }),
+        ..VmRule::for_name("idle")
+    };
+    config.vms.insert(0, idle);
+    config
+}
+
+/// Adds a VM of 100 references per second that misses 0.1 times per second with all of its memory, and 18 with 160 MiB.
+pub fn add_idle(rig: &Rig) {
+    let truth = curve(&[(16, 0.9), (160, 0.18), (200, 0.05), (512, 0.001)]);
+    rig.add(200, "idle", truth.with_references_per_second(100.0));
+    rig.host.change("idle", |vm| vm.references_per_second = 100);
+}
+
+#[test]
+fn an_idle_vm_that_is_promised_a_number_of_misses_gives_what_it_does_not_use() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.until("it divides", |rig| {
+        let kept = |decision: &Decision| decision.state == State::Kept;
+        rig.decisions().iter().any(kept)
+    });
+    assert!(rig.mib("idle") < 200, "{}", rig.mib("idle"));
+    let decision = rig.newest();
+    let check = decision.checks.iter().find(|check| check.vm == "idle");
+    let (check, misses) = check
+        .and_then(|check| Some((check, check.misses?)))
+        .unwrap();
+    assert_eq!((check.verdict, check.bound), (Verdict::Kept, None));
+    let (predicted, measured) = (
+        misses.predicted_per_second.unwrap(),
+        misses.measured_per_second.unwrap(),
+    );
+    assert!(
+        (predicted - measured).abs() < 1.0 && measured <= 20.0,
+        "{misses:?}"
+    );
+    assert!(
+        decision.reason.contains(" idle: planned "),
+        "{}",
+        decision.reason
+    );
+    assert!(
+        decision.reason.contains(" for a limit of 20.0/s"),
+        "{}",
+        decision.reason
+    );
+}
+
+#[test]
+fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.host.change("idle", |vm| {
+        vm.claimed = Some(curve(&[(16, 0.9), (160, 0.18), (512, 0.001)]));
+    });
+    rig.pass(300);
+    assert_eq!(rig.decisions(), []);
+    let idle = rig.snapshot().host.vms[0].clone();
+    assert_eq!(
+        (idle.vm.as_str(), idle.standing),
+        ("idle", VmStatus::Unknown)
+    );
+    assert!(idle.why.contains("no rate"), "{}", idle.why);
+}

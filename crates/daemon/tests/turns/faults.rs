@@ -1,0 +1,224 @@
+//! Balloons that stand still, monitors that break or are silent, VMs that end, and a daemon that is stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_daemon::shared::Command;
+use plimsoll_protocol::decision::{Mode, State, StepState};
+use plimsoll_protocol::request::{Choice, RefusalKind};
+
+use crate::rig::{MIB, Rig, config, web};
+use crate::simulated::BalloonBehaviour;
+
+#[test]
+fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Never);
+    rig.until("it ends", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Partly)
+    });
+    assert_eq!(rig.mib("scan"), 512);
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    let decision = rig.newest();
+    let step = decision
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!(step.state, StepState::Stuck);
+    assert!(
+        step.error.as_ref().unwrap().contains("has not changed"),
+        "{step:?}"
+    );
+    // If it reacted now, it would lose nothing: its target is its present size.
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(MIB));
+    rig.pass(30);
+    assert_eq!(rig.mib("scan"), 512);
+}
+
+#[test]
+fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Broken);
+    rig.until("it ends", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Partly)
+    });
+    let decision = rig.newest();
+    let step = decision
+        .steps
+        .iter()
+        .find(|step| step.vm == "scan")
+        .unwrap();
+    assert_eq!((step.state, rig.mib("scan")), (StepState::Failed, 512));
+    assert!(
+        step.error
+            .as_ref()
+            .unwrap()
+            .contains("closed the connection")
+    );
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 500);
+    rig.host.end("scan");
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig.pass(200);
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+    // Two VMs are left, and their sizes at discovery are allocated.
+    assert!(
+        rig.mib("web") + rig.mib("search") <= 1024,
+        "{} {}",
+        rig.mib("web"),
+        rig.mib("search")
+    );
+    assert_eq!(rig.snapshot().host.vms.len(), 2);
+}
+
+#[test]
+fn pause_stops_a_move_where_it_is() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    for vm in ["web", "search", "scan"] {
+        rig.host
+            .change(vm, |vm| vm.follows = BalloonBehaviour::Pace(2 * MIB));
+    }
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    rig.ask(Command::Pause).unwrap();
+    let stands = ["web", "search", "scan"].map(|vm| rig.mib(vm));
+    rig.pass(100);
+    assert_eq!(["web", "search", "scan"].map(|vm| rig.mib(vm)), stands);
+    assert_eq!(rig.newest().state, State::Stopped);
+    assert!(rig.snapshot().host.paused);
+    let refused = rig.apply().unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::Conflict);
+    // Another daemon finds it paused.
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Act), rig.host.clone(), history);
+    later.pass(100);
+    assert_eq!(["web", "search", "scan"].map(|vm| later.mib(vm)), stands);
+    later.ask(Command::Resume).unwrap();
+    later.until("it goes on", |rig| rig.newest().state == State::Kept);
+}
+
+#[test]
+fn a_daemon_that_was_killed_in_the_middle_is_followed_by_one_that_knows() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(2 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    let id = rig.newest().id;
+    drop(rig);
+    let mut later = Rig::with(config(Mode::Observe), host, history);
+    later.pass(10);
+    let decision = later.shared.history.decision(id).unwrap();
+    assert_eq!(decision.state, State::Stopped);
+    assert!(decision.reason.contains("what was moved stays"));
+    // Baselines are those of the beginning, not the half-moved sizes.
+    let snapshot = later.snapshot();
+    for vm in &snapshot.host.vms {
+        assert_eq!(vm.settings.baseline_bytes, 512 * MIB, "{}", vm.vm);
+    }
+    later
+        .ask(|reply| Command::Rollback(Choice { decision: Some(id) }, reply))
+        .unwrap();
+    later.until("it is back", |rig| rig.newest().state.has_ended());
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(later.mib(vm), 512);
+    }
+}
+
+#[test]
+fn memory_is_accounted_for_at_every_moment() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    for _ in 0..300 {
+        rig.pass(1);
+        let memory = rig.snapshot().host.memory;
+        let sum = memory.vms_direct_bytes
+            + memory.vms_cache_bytes
+            + memory.store_bytes
+            + memory.spare_bytes;
+        assert_eq!(
+            sum.max(memory.divided_bytes),
+            memory.divided_bytes,
+            "{memory:?}"
+        );
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+/// The longest of some turns in ms, and the VMs that have curves at their end.
+fn longest_turn(rig: &mut Rig) -> (f64, usize) {
+    let mut longest_ms: f64 = 0.0;
+    for _ in 0..4 {
+        rig.pass(5);
+        longest_ms = longest_ms.max(rig.snapshot().host.turn_took_ms);
+    }
+    let snapshot = rig.snapshot();
+    let known = snapshot.host.vms.iter().filter(|vm| vm.references > 0);
+    (longest_ms, known.count())
+}
+
+#[test]
+fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
+    // The time limit of a monitor.
+    const SILENCE: Duration = Duration::from_secs(1);
+    let with_monitors = |silence| {
+        let rig = Rig::of_three(config(Mode::Observe));
+        for number in 0..500 {
+            let name = format!("silent-{number}");
+            rig.add(1000 + number, &name, web());
+            rig.host.change(&name, |vm| {
+                vm.silence = silence;
+                vm.claimed = None;
+            });
+        }
+        rig
+    };
+    let mut answering = with_monitors(Duration::ZERO);
+    let (answered_ms, _) = longest_turn(&mut answering);
+    let (silent_ms, known) = longest_turn(&mut with_monitors(SILENCE));
+    // All of them in the same turn.
+    for number in 0..500 {
+        let name = format!("silent-{number}");
+        answering.host.change(&name, |vm| vm.silence = SILENCE);
+    }
+    let (falling_silent_ms, known_after) = longest_turn(&mut answering);
+    println!(
+        "500 monitors: longest turn {answered_ms:.0} ms if they answer, {silent_ms:.0} ms if not, {falling_silent_ms:.0} ms \
+         when they fall silent"
+    );
+    assert!(silent_ms < answered_ms + 2000.0, "{silent_ms} ms");
+    assert!(
+        falling_silent_ms < answered_ms + 2000.0,
+        "{falling_silent_ms} ms"
+    );
+    // Those that answer have curves as before.
+    assert_eq!((known, known_after), (3, 3));
+}
+
+#[test]
+fn a_process_id_that_is_used_again_is_another_vm() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("a target", |rig| {
+        let vms = &rig.snapshot().host.vms;
+        vms.iter()
+            .any(|vm| vm.vm == "web" && vm.target_bytes.is_some())
+    });
+    rig.host.change("web", |vm| vm.start_ticks += 1);
+    rig.pass(6);
+    let vms = rig.snapshot().host.vms.clone();
+    let web = vms.iter().find(|vm| vm.vm == "web").unwrap();
+    assert_eq!(web.target_bytes, None);
+}

@@ -1,0 +1,161 @@
+//! Guests that report what they need, falsely or not at all, and that run short.
+
+use plimsoll_daemon::config::VmRule;
+use plimsoll_flow::PageCount;
+use plimsoll_protocol::decision::{Decision, Mode, StepState};
+
+use crate::rig::{MIB, Rig, config, search, web};
+use crate::simulated::{BalloonBehaviour, Lie, Reports, Statistic};
+
+/// Waits until the newest allocation has ended, and returns it.
+pub fn divided(rig: &mut Rig) -> Decision {
+    rig.until("it divides", |rig| {
+        let decisions = rig.decisions();
+        let ended = |decision: &Decision| decision.state.has_ended() && !decision.steps.is_empty();
+        decisions.iter().any(ended)
+    });
+    rig.newest()
+}
+
+#[test]
+fn a_guest_keeps_what_it_cannot_give_and_slack() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| vm.used_bytes = 300 * MIB);
+    divided(&mut rig);
+    rig.pass(300);
+    // A sixteenth of its RAM.
+    assert!((364..400).contains(&rig.mib("scan")), "{}", rig.mib("scan"));
+    assert_eq!(rig.host.vm("scan").unwrap().oom_kills, 0);
+}
+
+#[test]
+fn nothing_is_taken_from_a_guest_whose_reports_are_old_or_missing() {
+    for reports in [Reports::Nothing, Reports::Ended] {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        rig.host.change("scan", |vm| vm.reports = reports);
+        rig.pass(600);
+        assert_eq!(rig.mib("scan"), 512, "{reports:?}");
+        assert!(rig.host.most_bytes() <= 1536 * MIB);
+    }
+    // One that falls silent while it is shrunk gets some back, and keeps that.
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    rig.host.change("scan", |vm| vm.reports = Reports::Ended);
+    rig.pass(100);
+    let has = rig.mib("scan");
+    assert!((430..=512).contains(&has), "{has}");
+    rig.pass(300);
+    assert_eq!(rig.mib("scan"), has);
+}
+
+#[test]
+fn a_guest_with_swap_gives_as_much_more() {
+    let mut config = config(Mode::Act);
+    config.vms.push(VmRule {
+        swap_bytes: Some(1 << 30),
+        ..VmRule::for_name("scan")
+    });
+    let mut rig = Rig::of_three(config);
+    rig.host.change("scan", |vm| vm.reports = Reports::Nothing);
+    rig.pass(300);
+    assert!(rig.mib("scan") < 200, "{}", rig.mib("scan"));
+}
+
+#[test]
+fn a_guest_that_runs_short_while_it_shrinks_gets_memory_back_and_its_part_ends() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 400);
+    let decision = rig.newest().id;
+    rig.host
+        .change("scan", |vm| vm.used_bytes = vm.direct_bytes - 8 * MIB);
+    rig.pass(20);
+    let vm = rig.host.vm("scan").unwrap();
+    assert!(vm.available_bytes() >= 40 * MIB, "{vm:?}");
+    let decision = rig.shared.history.decision(decision).unwrap();
+    let mut steps = decision.steps.iter();
+    let step = steps.find(|step| step.vm == "scan").unwrap();
+    assert_eq!(step.state, StepState::Short, "{step:?}");
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_guest_that_fills_its_memory_while_it_is_shrunk_is_not_starved() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.until("it moves", |rig| rig.mib("scan") < 512);
+    // As one that has just booted.
+    for _ in 0..8 {
+        rig.host.change("scan", |vm| vm.allocate(40 * MIB));
+        rig.pass(1);
+        let vm = rig.host.vm("scan").unwrap();
+        assert_eq!(vm.oom_kills, 0, "{vm:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_runs_short_after_a_move_gets_memory_back_at_once() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    let had = rig.mib("scan");
+    assert!(had < 200);
+    for _ in 0..10 {
+        rig.host.change("scan", |vm| {
+            let more = vm.available_bytes().saturating_sub(20 * MIB);
+            vm.allocate(more);
+        });
+        rig.pass(10);
+        let vm = rig.host.vm("scan").unwrap();
+        assert_eq!(vm.oom_kills, 0);
+        assert!(vm.available_bytes() >= 32 * MIB || vm.direct_bytes >= 500 * MIB);
+    }
+    assert!(rig.mib("scan") > had + 200, "{}", rig.mib("scan"));
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_balloon_that_gets_stuck_on_the_way_gets_a_tenth_back() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 400);
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Never);
+    let stuck = rig.mib("scan");
+    rig.until("it is stuck", |rig| {
+        let decisions = rig.decisions();
+        let steps = decisions.iter().flat_map(|decision| &decision.steps);
+        let mut stuck = steps.filter(|step| step.state == StepState::Stuck);
+        stuck.any(|step| step.vm == "scan")
+    });
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
+    rig.pass(5);
+    assert!(rig.mib("scan") >= stuck + 39, "{stuck} {}", rig.mib("scan"));
+}
+
+#[test]
+fn a_guest_that_reports_falsely_harms_nobody_else() {
+    for reports in [
+        Reports::False(Statistic::Available, Lie::Max),
+        Reports::False(Statistic::Available, Lie::Zero),
+        Reports::Distress,
+        Reports::Backwards,
+        Reports::Nothing,
+        Reports::Ended,
+    ] {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        rig.host.change("scan", |vm| vm.reports = reports);
+        rig.pass(600);
+        assert!(rig.mib("scan") <= 512, "{reports:?}");
+        for (vm, truth) in [("web", web()), ("search", search())] {
+            let at = |mib: u64| truth.miss_ratio(PageCount(mib * 256));
+            let loss = at(rig.mib(vm)) / at(512);
+            assert!(loss <= 1.25 + 1e-9, "{reports:?} {vm}: {loss}");
+            assert_eq!(rig.host.vm(vm).unwrap().oom_kills, 0);
+        }
+        assert!(rig.host.most_bytes() <= 1536 * MIB);
+    }
+}

@@ -1,0 +1,141 @@
+//! What VMs had, and get back: RAM that is plugged, a host that runs short, the daemon's end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_daemon::config::Workflow;
+use plimsoll_protocol::decision::{Mode, Phase};
+
+use crate::guests::divided;
+use crate::rig::{MIB, Rig, config, web};
+
+#[test]
+fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    rig.host.change("web", |vm| vm.direct_bytes = vm.ram_bytes);
+    rig.pass(100);
+    let before = rig.snapshot().host.memory.divided_bytes;
+    let settings = |rig: &Rig| {
+        let vms = rig.snapshot().host.vms.clone();
+        let vm = vms.into_iter().find(|vm| vm.vm == "web").unwrap();
+        (
+            vm.ram_bytes,
+            vm.settings.max_bytes,
+            vm.settings.baseline_bytes,
+        )
+    };
+    let (ram, max, baseline) = settings(&rig);
+    assert_eq!((ram, max), (1024 * MIB, 1024 * MIB));
+    rig.host.change("web", |vm| {
+        vm.ram_bytes += 256 * MIB;
+        vm.direct_bytes += 256 * MIB;
+    });
+    rig.pass(10);
+    assert_eq!(
+        settings(&rig),
+        (ram + 256 * MIB, max + 256 * MIB, baseline + 256 * MIB)
+    );
+    let divided = rig.snapshot().host.memory.divided_bytes;
+    assert_eq!(divided, before + 256 * MIB);
+    rig.pass(300);
+    assert_eq!(rig.mib("web"), 1280);
+    rig.host.change("web", |vm| vm.ram_bytes -= 256 * MIB);
+    rig.pass(10);
+    assert_eq!(settings(&rig), (ram, max, baseline));
+}
+
+#[test]
+fn ram_that_is_plugged_while_no_daemon_runs_raises_the_baseline_too() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    rig.pass(10);
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    drop(rig);
+    host.change("web", |vm| {
+        vm.ram_bytes += 256 * MIB;
+        vm.direct_bytes += 256 * MIB;
+    });
+    let mut later = Rig::with(config(Mode::Act), host, history);
+    later.pass(10);
+    let baseline = later.snapshot().host.vms[0].settings.baseline_bytes;
+    assert_eq!(baseline, 768 * MIB);
+}
+
+#[test]
+fn a_clock_that_is_set_does_not_keep_memory_from_being_returned() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert!(rig.mib("scan") < 200);
+    rig.host.step_clock(3_600_000);
+    rig.turns.begin_return(rig.now);
+    rig.until("all is back", |rig| rig.mib("scan") == 512);
+}
+
+#[test]
+fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(1 << 30);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.25,
+        trace_for: Duration::from_secs(600),
+        keep: true,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config);
+    let names = ["web", "search", "scan"];
+    for vm in names {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    rig.until("they are traced", |rig| {
+        rig.snapshot().host.phase == Phase::Tracing
+    });
+    let caches = |rig: &Rig| {
+        let sizes = names.map(|vm| rig.host.vm(vm).unwrap().cache_bytes.unwrap());
+        sizes.iter().sum::<u64>() / MIB
+    };
+    let had = caches(&rig);
+    rig.host.set_available((1 << 30) - 300 * MIB);
+    rig.pass(1);
+    assert!(caches(&rig) <= had - 300, "{had} {}", caches(&rig));
+    for vm in names {
+        assert_eq!(rig.host.vm(vm).unwrap().direct_bytes, 128 * MIB);
+    }
+    // It is not given out again until the host has had enough for a while.
+    rig.host.set_available((1 << 30) + 100 * MIB);
+    let left = caches(&rig);
+    rig.pass(120);
+    assert!(caches(&rig) <= left, "{left} {}", caches(&rig));
+    // Tasks that wait for memory raise what is required.
+    rig.host.stall(Duration::from_millis(200));
+    rig.pass(1);
+    assert!(caches(&rig) < left, "{left} {}", caches(&rig));
+}
+
+#[test]
+fn vms_get_back_what_they_had_when_the_daemon_ends() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert!(rig.mib("scan") < 200);
+    // By this daemon, or by one that follows one that was killed.
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Observe), rig.host.clone(), history);
+    later.pass(3);
+    later.turns.begin_return(later.now);
+    later.until("all is back", |rig| {
+        ["web", "search", "scan"]
+            .iter()
+            .all(|vm| rig.mib(vm) == 512)
+    });
+    assert!(later.host.most_bytes() <= 1536 * MIB);
+    // One that was never resized keeps its size, whatever that is.
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(10);
+    rig.host.change("web", |vm| vm.direct_bytes = 400 * MIB);
+    rig.pass(10);
+    rig.turns.begin_return(rig.now);
+    rig.pass(20);
+    assert_eq!(rig.mib("web"), 400);
+}
