@@ -430,10 +430,20 @@ impl History {
         resized == Some((process.pid, process.start_ticks))
     }
 
-    /// Stores that this process of a VM was resized.
-    pub fn put_resized(&self, vm: &str, process: ProcessId) -> Persistence {
+    /// The most that a VM's cache had in the last decision about the VM, in bytes.
+    #[must_use]
+    pub fn cache(&self, vm: &str) -> Option<u64> {
+        let state = self.state();
+        state.vms.get(state.id(vm))?.cache_bytes
+    }
+
+    /// Stores that this process of a VM was resized, and had so much cache at most.
+    pub fn put_resized(&self, vm: &str, process: ProcessId, cache_bytes: u64) -> Persistence {
         let resized = Some((process.pid, process.start_ticks));
-        self.state().change_vm(vm, |kept| kept.resized = resized)
+        self.state().change_vm(vm, |kept| {
+            kept.resized = resized;
+            kept.cache_bytes = Some(cache_bytes);
+        })
     }
 
     fn key(&self, vm: &str) -> u64 {

@@ -80,6 +80,14 @@ pub struct MovableVm<'a> {
     pub status: &'a mut MemoryStatus,
     /// Size of the swap that its guest is known to have.
     pub swap_bytes: u64,
+    /// What its parts may hold as long as they do not answer.
+    pub unanswered: Holding,
+}
+
+impl MovableVm<'_> {
+    fn reserved_bytes(&self) -> u64 {
+        reserved_bytes(self.status, self.unanswered)
+    }
 }
 
 impl Move {
@@ -113,6 +121,15 @@ impl Move {
         self.parts.iter().any(|part| part.vm == vm)
     }
 
+    /// A VM has ended: another one may have its name from now on.
+    pub fn ended(&mut self, vm: &str) {
+        for part in self.parts.iter_mut().filter(|part| part.vm == vm) {
+            part.state = StepState::Gone;
+            part.is_owed = false;
+            part.error = Some("it ended; its memory is free".to_owned());
+        }
+    }
+
     /// The VMs whose parts have not ended.
     pub fn unfinished(&self) -> impl Iterator<Item = &str> {
         let parts = self.parts.iter().filter(|part| !part.state.has_ended());
@@ -128,14 +145,12 @@ impl Move {
     ) -> MoveProgress {
         self.divided_bytes = divided_bytes;
         for part in &mut self.parts {
-            let Some(held) = vms.get_mut(&part.vm) else {
-                part.state = StepState::Gone;
-                part.error = Some("it ended; its memory is free".to_owned());
-                continue;
-            };
             if part.state.has_ended() {
                 continue;
             }
+            let Some(held) = vms.get_mut(&part.vm) else {
+                continue;
+            };
             *held.status = held.actuator.poll();
             part.now = held.status.holding();
             part.watch(held.status);
@@ -193,7 +208,7 @@ impl Move {
 
     /// Free memory: what no VM can take without a new target.
     fn free_bytes(&self, vms: &BTreeMap<String, MovableVm<'_>>) -> u64 {
-        let reserved = vms.values().map(|held| held.status.reserved().bytes());
+        let reserved = vms.values().map(MovableVm::reserved_bytes);
         let reserved = reserved.fold(0, u64::saturating_add);
         self.divided_bytes.saturating_sub(reserved)
     }
@@ -225,6 +240,25 @@ impl Move {
         };
         self.parts.iter().map(step).collect()
     }
+}
+
+/// Whether it answered the last poll, so that its size is the present one.
+#[must_use]
+pub fn is_fresh(part: &plimsoll_actuator::Part) -> bool {
+    part.age_ms.is_some_and(|age_ms| age_ms < SIZE_AGE_MS)
+}
+
+/// The most that a VM may hold without a further request. A part that has not answered this daemon may hold as much as an
+/// earlier one knew of (`unanswered`): RAM that was plugged since the VM's start, a cache that it had grown.
+#[must_use]
+pub fn reserved_bytes(status: &MemoryStatus, unanswered: Holding) -> u64 {
+    let of = |part: &plimsoll_actuator::Part, unanswered_bytes: u64| match part.age_ms {
+        Some(_) => part.reserved_bytes,
+        None => part.reserved_bytes.max(unanswered_bytes),
+    };
+    let cache = status.cache.as_ref();
+    let cache_bytes = cache.map_or(0, |cache| of(cache, unanswered.cache_bytes));
+    of(&status.direct, unanswered.direct_bytes).saturating_add(cache_bytes)
 }
 
 /// An error and its sources, in one line.
@@ -533,7 +567,7 @@ impl Part {
         let direct = &held.status.direct;
         let in_force = direct.target_bytes.unwrap_or(self.told.direct_bytes);
         let mut direct_bytes = has.direct_bytes;
-        if direct.age_ms.is_none_or(|age_ms| age_ms >= SIZE_AGE_MS) {
+        if !is_fresh(&held.status.direct) {
             // It may have grown since.
             direct_bytes = direct_bytes.max(in_force);
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, ActuatorError, MemoryStatus, Progress, VmMemory};
+use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_policy::Bound;
 use plimsoll_protocol::request::SettingsChange;
@@ -15,7 +15,7 @@ use crate::host::{
     DiscoveredVm, Feed, FeedReport, MemoryPressure, Misses, ObservedCurve, VmHandles,
 };
 use crate::miss_cost::MissCostMeter;
-use crate::moves::chain;
+use crate::moves::{chain, reserved_bytes};
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
@@ -91,6 +91,8 @@ pub struct Vm {
     pub refused_claims: u64,
     /// The part of its RAM that the baseline accounts for.
     pub followed_ram_bytes: Option<u64>,
+    /// The most that its cache had in the last decision of an earlier daemon.
+    pub earlier_cache_bytes: u64,
     /// Time and duration of its last poll in a turn.
     polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
@@ -139,6 +141,7 @@ impl Vm {
             oom_kills: None,
             refused_claims: 0,
             followed_ram_bytes: None,
+            earlier_cache_bytes: 0,
             polled: None,
             feeds,
             counts: VecDeque::new(),
@@ -190,6 +193,21 @@ impl Vm {
     pub fn ram_bytes(&self) -> u64 {
         let now = self.status.direct.max_bytes.unwrap_or(0);
         self.found.ram_bytes.max(now)
+    }
+
+    /// The most that it may hold without a further request.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> u64 {
+        reserved_bytes(&self.status, self.unanswered())
+    }
+
+    /// What its parts may hold as long as they do not answer.
+    #[must_use]
+    pub fn unanswered(&self) -> Holding {
+        Holding {
+            direct_bytes: self.followed_ram_bytes.unwrap_or(0),
+            cache_bytes: self.earlier_cache_bytes,
+        }
     }
 
     /// Updates the baseline for RAM that was plugged or unplugged, also while no daemon ran, or with which the VM started

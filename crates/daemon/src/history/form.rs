@@ -216,11 +216,13 @@ pub(super) struct VmRecord {
     pub(super) ram_bytes: Option<u64>,
     /// The last process that was resized: its number, and its start in clock ticks since boot.
     pub(super) resized: Option<(u32, u64)>,
+    /// The most that its cache had in the last decision about it.
+    pub(super) cache_bytes: Option<u64>,
 }
 
 impl VmRecord {
-    /// What the last four fields are without values. Records of earlier versions end before some of them.
-    pub(super) const NOTHING_MORE: [u8; 4] = [0; 4];
+    /// What the last five fields are without values. Records of earlier versions end before some of them.
+    pub(super) const NOTHING_MORE: [u8; 5] = [0; 5];
 
     /// The settings changed by hand.
     pub(super) fn change(&self) -> SettingsChange {

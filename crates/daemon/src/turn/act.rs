@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use plimsoll_actuator::{Holding, Progress};
+use plimsoll_actuator::{ActuatorError, Holding, Progress};
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
@@ -36,16 +36,19 @@ impl<H: Host> Turns<H> {
         self.has_moved = true;
         decision.state = State::Moving;
         decision.by = by;
-        self.forget_earlier_targets();
+        self.forget_earlier_targets(&pending.moves);
         let under_way = Move::begin(pending.moves.clone(), now);
         decision.steps = under_way.steps();
         tracing::info!(decision = decision.id, kind = ?decision.kind, "memory is moved: {}", decision.reason);
-        for (name, _, to) in &pending.moves {
+        for (name, from, to) in &pending.moves {
             if let Some(vm) = self.vms.get_mut(name) {
                 vm.target_bytes = Some(to.bytes());
                 let process = vm.found.process();
-                if !self.history.was_resized(name, process) {
-                    let _ = self.history.put_resized(name, process);
+                let cache_bytes = from.cache_bytes.max(to.cache_bytes);
+                if !self.history.was_resized(name, process)
+                    || self.history.cache(name) != Some(cache_bytes)
+                {
+                    let _ = self.history.put_resized(name, process, cache_bytes);
                 }
             }
         }
@@ -70,17 +73,34 @@ impl<H: Host> Turns<H> {
         self.advance(now);
     }
 
-    /// Sets the targets of balloons that have had no command since this daemon began to their present size: a target
-    /// left unfinished by an earlier daemon must not be followed unnoticed.
-    pub(super) fn forget_earlier_targets(&mut self) {
-        for vm in self.vms.values_mut() {
-            let untold = matches!(vm.status.direct.progress, Progress::NoTarget);
-            if !(untold && vm.settings().managed && vm.is_known()) {
+    /// Sets targets to the present size: of balloons that have had no command since this daemon began, and of balloons and
+    /// caches whose last one may not have arrived, so that nothing follows them unnoticed or stays reserved for them; and
+    /// of the VMs of a move that still follow an earlier one. What has not answered may have changed, and is left alone.
+    pub(super) fn forget_earlier_targets(&mut self, parts: &[(String, Holding, Holding)]) {
+        for (name, vm) in &mut self.vms {
+            let direct = &vm.status.direct;
+            let untold = matches!(direct.progress, Progress::NoTarget);
+            let follows = direct.target_bytes != Some(direct.actual_bytes)
+                && parts.iter().any(|(vm, ..)| vm == name);
+            let is_old = (untold || direct.in_doubt || follows) && vm.is_resizable();
+            let cache = vm.status.cache.as_ref();
+            let in_doubt = cache.is_some_and(|cache| cache.in_doubt);
+            if !((is_old || in_doubt) && vm.settings().managed && vm.is_known()) {
                 continue;
             }
             vm.status = vm.actuator.poll();
-            if let Err(error) = vm.actuator.set_direct(vm.status.direct.actual_bytes) {
-                tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
+            let (direct, cache) = (vm.status.direct, vm.status.cache);
+            let mut failures = Vec::new();
+            if is_old && moves::is_fresh(&direct) {
+                failures.extend(vm.actuator.set_direct(direct.actual_bytes).err());
+            }
+            if let Some(cache) = cache.filter(|cache| in_doubt && moves::is_fresh(cache)) {
+                failures.extend(vm.actuator.set_cache(cache.actual_bytes).err());
+            }
+            // A resize of a cache that goes on is no failure.
+            failures.retain(|failure| !matches!(failure, ActuatorError::Busy { .. }));
+            for failure in failures {
+                tracing::warn!(vm = name, "{}", moves::chain(&failure));
             }
             vm.status = vm.actuator.poll();
         }
@@ -185,7 +205,7 @@ impl<H: Host> Turns<H> {
             .filter(|vm| vm.rule.self_balloon == Some(true))
             .map(|vm| {
                 // What it has, and what it is about to get back.
-                let its = vm.status.reserved().bytes();
+                let its = vm.reserved_bytes();
                 let its = its.max(self.self_balloon_wants(vm).unwrap_or(0));
                 vm.settings().baseline_bytes.saturating_sub(its)
             })
@@ -328,6 +348,7 @@ pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::Mo
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::MovableVm {
             swap_bytes: vm.swap_bytes(),
+            unanswered: vm.unanswered(),
             actuator: &mut vm.actuator,
             status: &mut vm.status,
         };

@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{STORE, Turns};
+use super::{STORE, Stage, Turns};
 use crate::host::{DiscoveredVm, Host};
 use crate::moves::{self};
 use crate::vm::Vm;
@@ -35,6 +35,13 @@ impl<H: Host> Turns<H> {
         for name in gone {
             tracing::info!(vm = name, "the VM has ended");
             self.vms.remove(&name);
+            // Another VM of its name neither takes part in its move nor is judged by what it was promised.
+            if let Some(active) = &mut self.active {
+                active.promises.retain(|promise| promise.vm != name);
+                if let Stage::Moving(under_way) = &mut active.stage {
+                    under_way.ended(&name);
+                }
+            }
         }
         for found in found {
             if let Some(vm) = self.vms.get_mut(&found.vm) {
@@ -59,6 +66,7 @@ impl<H: Host> Turns<H> {
         let name = found.vm.clone();
         let mut vm = Vm::new(found, opened, rule, change, first);
         vm.followed_ram_bytes = self.history.ram(&name);
+        vm.earlier_cache_bytes = self.history.cache(&name).unwrap_or(0);
         self.vms.insert(name, vm);
     }
 

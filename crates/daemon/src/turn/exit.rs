@@ -6,7 +6,7 @@ use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::{Initiator, Kind};
 
 use super::discover::poll_all;
-use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, TICK, Turns};
+use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Turns};
 use crate::host::Host;
 use crate::vm::Vm;
 
@@ -50,13 +50,9 @@ impl<H: Host> Turns<H> {
     /// Gives the VMs that were resized what they had; waits for them, at most 20 s.
     pub(super) fn return_memory(&mut self) -> bool {
         let until = Instant::now() + RETURN_MAX;
-        poll_all(self.vms.values_mut());
         self.begin_return(Instant::now());
-        let mut tick = Instant::now();
-        while self.active.is_some() && tick < until {
-            std::thread::sleep(TICK.min(POLL_INTERVAL));
-            tick = Instant::now();
-            self.advance(tick);
+        while self.goes_on_returning(Instant::now()) && Instant::now() < until {
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.stop("The time for giving memory back was over");
         self.resized().is_empty()
@@ -64,6 +60,7 @@ impl<H: Host> Turns<H> {
 
     /// Begins the move by which VMs get back what they had. VMs above that give first: memory is never given twice.
     pub fn begin_return(&mut self, now: Instant) {
+        poll_all(self.vms.values_mut());
         let moves = self.resized();
         if moves.is_empty() {
             return;
@@ -80,6 +77,12 @@ impl<H: Host> Turns<H> {
             takes_back: None,
         };
         self.begin(pending, Initiator::Daemon, None, now);
+    }
+
+    /// Advances that move; whether it goes on.
+    pub fn goes_on_returning(&mut self, now: Instant) -> bool {
+        self.advance(now);
+        self.active.is_some()
     }
 
     /// VMs that a decision resized and that do not have what they had: their present and their first holdings.

@@ -10,6 +10,7 @@ use plimsoll_protocol::decision::Mode;
 use super::{CACHE_LEAST_BYTES, SAME_BYTES, Turns};
 use crate::host::Host;
 use crate::moves::chain;
+use crate::vm::Vm;
 
 /// Minimum time between two reactions: the kernel has then counted what the first one freed.
 const REACTION_INTERVAL: Duration = Duration::from_millis(500);
@@ -102,19 +103,22 @@ impl<H: Host> Turns<H> {
 
     /// Takes memory from the caches under disks, from each in proportion to what it can give.
     fn shrink_caches(&mut self, lacking_bytes: u64) {
-        let has = |vm: &crate::vm::Vm| vm.status.holding().cache_bytes;
-        let can_give = |bytes: u64| bytes.saturating_sub(CACHE_LEAST_BYTES);
-        let all = self.vms.values().map(|vm| can_give(has(vm)));
+        let has = |vm: &Vm| vm.status.holding().cache_bytes;
+        let can_give = |vm: &Vm| match vm.settings().managed {
+            true => has(vm).saturating_sub(CACHE_LEAST_BYTES),
+            false => 0,
+        };
+        let all = self.vms.values().map(can_give);
         let all = all.fold(0, u64::saturating_add);
         for (name, vm) in &mut self.vms {
-            let own = can_give(has(vm));
+            let own = can_give(vm);
             let share =
                 u128::from(lacking_bytes.min(all)) * u128::from(own) / u128::from(all.max(1));
             let given = u64::try_from(share)
                 .unwrap_or(own)
                 .next_multiple_of(SAME_BYTES)
                 .min(own);
-            if given == 0 || !vm.settings().managed {
+            if given == 0 {
                 continue;
             }
             if let Err(error) = vm.actuator.set_cache(has(vm) - given) {

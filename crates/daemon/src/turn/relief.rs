@@ -77,7 +77,7 @@ impl<H: Host> Turns<H> {
 
     /// A move that gives VMs memory: of their own caches, else free memory, else of VMs above their baselines.
     fn relief(&self, short: &[(String, String)], reasons: &str) -> Option<PendingMove> {
-        let reserved = self.vms.values().map(|vm| vm.status.reserved().bytes());
+        let reserved = self.vms.values().map(Vm::reserved_bytes);
         let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
         let mut free = self.divided_bytes().saturating_sub(reserved);
         let above = |(name, vm): (&String, &Vm)| {

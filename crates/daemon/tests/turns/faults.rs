@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use plimsoll_daemon::config::Workflow;
 use plimsoll_daemon::shared::Command;
-use plimsoll_protocol::decision::{Mode, State, StepState};
+use plimsoll_protocol::decision::{Mode, Phase, State, StepState};
 use plimsoll_protocol::request::{Choice, RefusalKind};
 
 use crate::rig::{MIB, Rig, config, web};
@@ -84,6 +85,101 @@ fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
         rig.mib("search")
     );
     assert_eq!(rig.snapshot().host.vms.len(), 2);
+}
+
+#[test]
+fn a_vm_that_starts_anew_in_the_middle_takes_no_part_in_the_move_of_the_one_before() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(4 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 500);
+    let promised = rig.newest().plan.unwrap().targets.len();
+    rig.add(200, "scan", web());
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let decision = rig.newest();
+    let step = decision.steps.iter().find(|step| step.vm == "scan");
+    assert_eq!(step.unwrap().state, StepState::Gone);
+    assert_eq!((promised, decision.checks.len()), (3, 2));
+    assert_eq!(rig.mib("scan"), 512);
+}
+
+#[test]
+fn a_target_that_may_not_have_arrived_keeps_no_memory_from_others() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("search", |vm| {
+        vm.follows = BalloonBehaviour::Pace(8 * MIB);
+    });
+    rig.until("it grows", |rig| rig.mib("search") > 560);
+    rig.host
+        .change("search", |vm| vm.follows = BalloonBehaviour::Broken);
+    rig.until("it ends", |rig| {
+        rig.decisions()
+            .iter()
+            .any(|decision| decision.state == State::Partly)
+    });
+    assert!(rig.mib("scan") < 300);
+    // Its balloon works again, and has what it had by itself.
+    rig.host.change("search", |vm| {
+        vm.follows = BalloonBehaviour::Pace(64 * MIB);
+        vm.direct_bytes = 512 * MIB;
+        vm.target_bytes = Some(512 * MIB);
+    });
+    rig.turns.begin_return(rig.now);
+    rig.pass(20);
+    for vm in ["web", "search", "scan"] {
+        assert_eq!(rig.mib(vm), 512, "{vm}");
+    }
+    assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_vm_that_has_not_answered_since_the_start_counts_with_the_ram_that_was_plugged() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.host.change("web", |vm| vm.direct_bytes = vm.ram_bytes);
+    rig.pass(10);
+    rig.host.change("web", |vm| {
+        vm.ram_bytes += 256 * MIB;
+        vm.direct_bytes += 256 * MIB;
+    });
+    rig.pass(10);
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    drop(rig);
+    host.change("web", |vm| vm.answers = false);
+    let mut later = Rig::with(config(Mode::Act), host, history);
+    later.until("memory is moved", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|decision| decision.state.has_ended())
+    });
+    assert!(later.mib("scan") < 300);
+    assert_eq!(later.host.most_bytes(), (1280 + 512 + 512) * MIB);
+}
+
+#[test]
+fn a_cache_that_has_not_answered_since_the_start_counts_with_what_it_had() {
+    let mut config = config(Mode::Act);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.5,
+        trace_for: Duration::from_secs(600),
+        keep: true,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config.clone());
+    for vm in ["web", "search", "scan"] {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    rig.until("they are traced", |rig| {
+        rig.snapshot().host.phase == Phase::Tracing
+    });
+    let id = rig.newest().id;
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    drop(rig);
+    host.change("web", |vm| vm.disk_answers = false);
+    let mut later = Rig::with(config, host, history);
+    later.pass(10);
+    let choice = Choice { decision: Some(id) };
+    later.ask(|reply| Command::Rollback(choice, reply)).unwrap();
+    later.pass(60);
+    assert_eq!(later.host.most_bytes(), 1536 * MIB);
 }
 
 #[test]

@@ -4,10 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_daemon::config::Workflow;
-use plimsoll_protocol::decision::{Mode, Phase};
+use plimsoll_daemon::shared::Command;
+use plimsoll_protocol::decision::{Kind, Mode, Phase};
+use plimsoll_protocol::request::SettingsChange;
 
 use crate::guests::divided;
 use crate::rig::{MIB, Rig, config, web};
+
+const VMS: [&str; 3] = ["web", "search", "scan"];
 
 #[test]
 fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
@@ -73,8 +77,8 @@ fn a_clock_that_is_set_does_not_keep_memory_from_being_returned() {
     rig.until("all is back", |rig| rig.mib("scan") == 512);
 }
 
-#[test]
-fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
+/// Three VMs of which three quarters are in their caches.
+fn traced() -> Rig {
     let mut config = config(Mode::Act);
     config.headroom_bytes = Some(1 << 30);
     config.workflow = Workflow::Cache {
@@ -84,22 +88,29 @@ fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
         every: Duration::from_secs(3600),
     };
     let mut rig = Rig::of_three(config);
-    let names = ["web", "search", "scan"];
-    for vm in names {
+    for vm in VMS {
         rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
     }
     rig.until("they are traced", |rig| {
         rig.snapshot().host.phase == Phase::Tracing
     });
-    let caches = |rig: &Rig| {
-        let sizes = names.map(|vm| rig.host.vm(vm).unwrap().cache_bytes.unwrap());
-        sizes.iter().sum::<u64>() / MIB
-    };
+    rig
+}
+
+/// The sum of their caches in MiB.
+fn caches(rig: &Rig) -> u64 {
+    let sizes = VMS.map(|vm| rig.host.vm(vm).unwrap().cache_bytes.unwrap());
+    sizes.iter().sum::<u64>() / MIB
+}
+
+#[test]
+fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
+    let mut rig = traced();
     let had = caches(&rig);
     rig.host.set_available((1 << 30) - 300 * MIB);
     rig.pass(1);
     assert!(caches(&rig) <= had - 300, "{had} {}", caches(&rig));
-    for vm in names {
+    for vm in VMS {
         assert_eq!(rig.host.vm(vm).unwrap().direct_bytes, 128 * MIB);
     }
     // It is not given out again until the host has had enough for a while.
@@ -111,6 +122,22 @@ fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
     rig.host.stall(Duration::from_millis(200));
     rig.pass(1);
     assert!(caches(&rig) < left, "{left} {}", caches(&rig));
+}
+
+#[test]
+fn a_host_that_runs_short_takes_all_that_it_lacks_from_the_caches_that_may_be_shrunk() {
+    let mut rig = traced();
+    let alone = SettingsChange {
+        managed: Some(false),
+        ..SettingsChange::default()
+    };
+    rig.ask(|reply| Command::Set("web".to_owned(), alone, reply))
+        .unwrap();
+    let (web, had) = (rig.mib("web"), caches(&rig));
+    rig.host.set_available((1 << 30) - 300 * MIB);
+    rig.pass(1);
+    assert!(caches(&rig) <= had - 300, "{had} {}", caches(&rig));
+    assert_eq!(rig.mib("web"), web);
 }
 
 #[test]
@@ -138,4 +165,32 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
     rig.turns.begin_return(rig.now);
     rig.pass(20);
     assert_eq!(rig.mib("web"), 400);
+}
+
+#[test]
+fn vms_get_back_what_they_had_when_the_daemon_ends_in_the_middle_of_a_move() {
+    let mut config = config(Mode::Act);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.5,
+        trace_for: Duration::from_secs(60),
+        keep: false,
+        every: Duration::from_secs(120),
+    };
+    let mut rig = Rig::of_three(config);
+    for vm in VMS {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    let own = |rig: &Rig| rig.host.vm("search").unwrap().direct_bytes / MIB;
+    rig.until("search gains", |rig| own(rig) > 640);
+    rig.until("it shrinks into its cache", |rig| own(rig) < 460);
+    assert_eq!(rig.newest().kind, Kind::IntoCaches);
+    // What was to go into the cache comes back, and the return begins meanwhile.
+    rig.ask(Command::Pause).unwrap();
+    rig.turns.begin_return(rig.now);
+    rig.pass(30);
+    for vm in VMS {
+        let vm = rig.host.vm(vm).unwrap();
+        let cache = vm.cache_bytes.unwrap();
+        assert_eq!((vm.direct_bytes / MIB, cache / MIB), (508, 4));
+    }
 }
