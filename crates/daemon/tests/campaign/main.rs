@@ -4,9 +4,6 @@
 //!
 //! A seed that breaks a rule is run again with ever fewer events, and what is left is printed. `PLIMSOLL_SIM_SEED=N`
 //! repeats one seed; `PLIMSOLL_SIM_FROM=N` begins with another one than the first.
-//!
-//! Open: the seeds 944, 1140, 1224 and 1531 break a rule, and whether the daemon or the rule is wrong is not known, so
-//! that a million turns from the first seed on end with a finding.
 
 mod plan;
 mod rules;

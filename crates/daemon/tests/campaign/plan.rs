@@ -12,6 +12,8 @@ use plimsoll_protocol::vm::Promise;
 use crate::simulated::{BalloonBehaviour, Lie, Reports, Statistic};
 
 pub const MIB: u64 = 1 << 20;
+/// Pace of a balloon that takes hours, in bytes a second.
+const CRAWL: u64 = 128 << 10;
 
 /// Random numbers (SplitMix64).
 pub struct Numbers(pub u64);
@@ -171,15 +173,27 @@ impl Plan {
             false => numbers.within(200, 1000),
         };
         // Some hosts are calm, on others something happens every few seconds.
-        let every = numbers.pick(&[5, 15, 40, 100]);
+        let mut every = numbers.pick(&[5, 15, 40, 100]);
         let mut events = Vec::new();
+        if seconds == 4000 && numbers.one_in(2) {
+            // Balloons that move, but hardly, and are left alone.
+            every = seconds;
+            let crawls = BalloonBehaviour::Pace(CRAWL);
+            events.extend((0..guests.len()).map(|guest| (1, Event::Balloon(guest, crawls))));
+        }
         for second in 1..seconds {
             if numbers.one_in(every) {
                 let guest = numbers.within(0, guests.len() as u64 - 1);
                 let guest = usize::try_from(guest).unwrap_or(0);
-                events.push((second, event(guest, numbers)));
+                let event = event(guest, numbers);
+                // An operator undoes what the daemon did before it was killed.
+                if matches!(event, Event::Restart) && numbers.one_in(2) {
+                    events.push((second + numbers.within(1, 9), Event::RollBack));
+                }
+                events.push((second, event));
             }
         }
+        events.sort_by_key(|(at, _)| *at);
         Self {
             seed,
             config,
@@ -362,6 +376,11 @@ fn change(numbers: &mut Numbers) -> SettingsChange {
             ..none
         },
         SettingsChange {
+            max_bytes: Some(size),
+            ..none
+        },
+        SettingsChange {
+            min_bytes: Some(size),
             max_bytes: Some(size),
             ..none
         },

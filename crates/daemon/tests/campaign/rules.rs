@@ -4,11 +4,12 @@
 //!   here from the VMs' first sizes and their RAM.
 //! - Nothing is taken on stale data: a target below a VM's size needs an answered poll of this second, and a report of the
 //!   guest that is at most 15 s old; from an honest guest it takes nothing that its processes use.
+//! - A guest that reports that it kills processes is not shrunk on.
 //! - No honest guest runs out of memory: one whose processes fill half of its slack in ten seconds or more gets memory back
 //!   before an allocation fails, if it is to have more and there is some.
 //! - Nothing is moved while the daemon is paused or does not act, nor of a VM that it may not move.
 //! - Guests that run short get no more than their baselines, from nobody below his.
-//! - Plans keep the limits of the VMs.
+//! - Plans keep the limits of the VMs, and give none more than its RAM.
 //! - Caches shrink while the host is short.
 //! - Each decision ends.
 
@@ -31,6 +32,8 @@ use crate::simulated::{
 const REPORT_AGE_MAX_MS: u64 = 16_000;
 /// Time within which the daemon has seen what a guest is and has reacted, in s.
 const WATCH: u64 = 20;
+/// Time within which a move has seen what a guest reports: two reports, and a look at them.
+const NOTICE: u64 = 5;
 /// Time after which a host that was short may still withhold memory, in s.
 const WITHHELD: u64 = 130;
 /// Longest time of a move, and of a decision by an operator, in s.
@@ -68,6 +71,8 @@ struct Watched {
     fault: u64,
     /// Second at which memory was last taken.
     taken: Option<u64>,
+    /// The decision that takes memory from it although it reports kills, and since which second.
+    squeeze: Option<(u64, u64)>,
     /// Whether the daemon resized this process.
     is_resized: bool,
 }
@@ -327,10 +332,16 @@ impl Rules {
         Ok(())
     }
 
+    fn newest(&self) -> Option<Decision> {
+        let history = &self.shared.as_ref()?.history;
+        history.decisions(None, None, 1).into_iter().next()
+    }
+
     fn judge_setting(&mut self, setting: &Setting, limit: u64, second: u64) -> Result<(), Finding> {
         let (had, has) = setting.reserved_bytes;
         if has > had && has > limit + MIB {
-            let how = (setting, limit >> 20, has >> 20);
+            let newest = self.newest().map(|newest| (newest.kind, newest.steps));
+            let how = (setting, limit >> 20, has >> 20, newest);
             return Err(Finding::by("memory is given that is not there", how));
         }
         let index = self.names.iter().position(|name| *name == setting.vm);
@@ -339,6 +350,7 @@ impl Rules {
         };
         let changes = setting.target_bytes.abs_diff(setting.had_bytes) > MIB;
         self.guests[index].is_resized |= changes;
+        self.judge_squeeze(setting, index, &vm)?;
         let takes = setting.target_bytes + MIB < setting.had_bytes
             && setting
                 .before_bytes
@@ -362,6 +374,42 @@ impl Rules {
             ));
         }
         Ok(())
+    }
+
+    /// A guest whose processes are killed by its own reports, which come every two seconds, is not shrunk on by the same
+    /// decision. Others may begin: what it has above its baseline is not its own.
+    fn judge_squeeze(
+        &mut self,
+        setting: &Setting,
+        guest: usize,
+        vm: &SimulatedVm,
+    ) -> Result<(), Finding> {
+        let second = self.second();
+        let takes = setting.target_bytes + MIB <= setting.had_bytes
+            && setting
+                .before_bytes
+                .is_none_or(|before| setting.target_bytes < before);
+        let has_told =
+            vm.reports == Reports::Distress && second >= self.guests[guest].fault + WATCH;
+        if setting.is_cache || !takes || !has_told {
+            return Ok(());
+        }
+        let Some(newest) = self.newest() else {
+            return Ok(());
+        };
+        let squeeze = self.guests[guest]
+            .squeeze
+            .filter(|(id, _)| *id == newest.id);
+        let (_, first) = *self.guests[guest]
+            .squeeze
+            .insert(squeeze.unwrap_or((newest.id, second)));
+        match second > first + NOTICE {
+            true => Err(Finding::by(
+                "memory is taken on and on from a guest that kills processes",
+                (setting, newest.kind, newest.steps),
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Whether the daemon may set this at all.
@@ -432,11 +480,21 @@ impl Rules {
                 }
                 Kind::GiveBack if is_relief => to + SAME >= limits.baseline_bytes.min(from),
                 Kind::Divide => {
-                    to + SAME >= limits.min_bytes.min(from)
+                    // A cache that is not kept adds nothing to what it can have.
+                    let most = ram.max(limits.baseline_bytes);
+                    to + SAME >= limits.min_bytes.min(from).min(most)
                         && to <= limits.max_bytes.max(from) + SAME
                 }
                 _ => true,
             };
+            let index = self.names.iter().position(|name| *name == step.vm);
+            let is_known = index.is_some_and(|index| second >= self.guests[index].fault + WATCH)
+                && self.host.vm(&step.vm).is_some_and(|vm| vm.answers);
+            let most = ram.saturating_add(SAME);
+            if decision.kind == Kind::Divide && is_known && step.to.direct_bytes > most {
+                let how = (&decision.reason, step, ram);
+                return Err(Finding::by("a plan gives a VM more than its RAM", how));
+            }
             if !limits.is_empty() && !limits.iter().any(is_kept) {
                 let how = (&decision.reason, step, limits);
                 return Err(Finding::by("a decision exceeds the limits of a VM", how));

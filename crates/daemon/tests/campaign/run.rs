@@ -1,6 +1,6 @@
 //! A run of a plan, second by second, under the rules of [`crate::rules`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use plimsoll_daemon::shared::{Command, Reply, RequestRefusal, SharedState, Snaps
 use plimsoll_daemon::turn::{TICK, Turns};
 use plimsoll_protocol::decision::{Decision, Mode};
 use plimsoll_protocol::request::{Choice, SettingsChange};
+use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use crate::plan::{Event, MIB, Numbers, Plan};
@@ -36,7 +37,6 @@ pub struct Covered {
     /// Runs at whose end the return of all memory was checked, and the longest time that took.
     pub returned: u64,
     pub longest_return_s: u64,
-    pub longest_return_turns: u64,
     /// Runs at whose end a decision was rolled back and that was checked.
     pub rolled_back: u64,
 }
@@ -50,7 +50,6 @@ impl Covered {
         self.returned += other.returned;
         self.rolled_back += other.rolled_back;
         self.longest_return_s = self.longest_return_s.max(other.longest_return_s);
-        self.longest_return_turns = self.longest_return_turns.max(other.longest_return_turns);
     }
 }
 
@@ -84,37 +83,41 @@ pub fn run(plan: &Plan, events: &[(u64, Event)]) -> Result<Covered, (u64, Findin
     let folder = plan
         .is_on_disk
         .then(|| tempfile::tempdir().expect("a folder"));
-    let host = SimulatedHost::default();
-    host.set_available(ENOUGH_MIB * MIB);
-    host.take_settings();
-    let mut run = Run {
-        plan,
-        config: Arc::new(Mutex::new(plan.config.clone())),
-        now: host.now(),
-        rules: Rules::new(plan, host.clone()),
-        host,
-        file: folder
-            .as_ref()
-            .map(|folder| folder.path().join("history.redb")),
-        daemon: None,
-        second: 0,
-        pids: 0,
-        needs: Vec::new(),
-        covered: Covered::default(),
-        turns_before: 0,
-    };
-    for (index, guest) in plan.guests.iter().enumerate() {
-        run.needs.push(guest.direct_bytes / 10);
-        run.start(index, guest.ram_bytes, false);
-        run.host
-            .change(&guest.name, |vm| vm.direct_bytes = guest.direct_bytes);
-    }
-    run.boot(Arc::new(History::nowhere()));
+    let mut run = Run::begin(plan, folder.as_ref().map(TempDir::path));
     let ended = run.all(events).map_err(|finding| (run.second, finding));
     ended.map(|()| run.covered)
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// The guests and the daemon start; its history is in this folder, if there is one.
+    fn begin(plan: &'a Plan, folder: Option<&Path>) -> Self {
+        let host = SimulatedHost::default();
+        host.set_available(ENOUGH_MIB * MIB);
+        host.take_settings();
+        let mut run = Self {
+            plan,
+            config: Arc::new(Mutex::new(plan.config.clone())),
+            now: host.now(),
+            rules: Rules::new(plan, host.clone()),
+            host,
+            file: folder.map(|folder| folder.join("history.redb")),
+            daemon: None,
+            second: 0,
+            pids: 0,
+            needs: Vec::new(),
+            covered: Covered::default(),
+            turns_before: 0,
+        };
+        for (index, guest) in plan.guests.iter().enumerate() {
+            run.needs.push(guest.direct_bytes / 10);
+            run.start(index, guest.ram_bytes, false);
+            run.host
+                .change(&guest.name, |vm| vm.direct_bytes = guest.direct_bytes);
+        }
+        run.boot(Arc::new(History::nowhere()));
+        run
+    }
+
     fn all(&mut self, events: &[(u64, Event)]) -> Result<(), Finding> {
         let mut events = events.iter().peekable();
         for second in 0..self.plan.seconds {
@@ -184,17 +187,21 @@ impl Run<'_> {
         };
         drop(self.ask(Command::Pause)?);
         drop(self.ask(Command::Resume)?);
-        let (now, turn) = (self.now, self.turn());
+        let now = self.now;
         self.daemon().turns.begin_return(now);
         self.rules.judge(false)?;
         for seconds in 0..=RETURN_MAX.as_secs() {
             if self.rules.are_returned(&resized) {
                 self.covered.returned += 1;
                 self.covered.longest_return_s = seconds;
-                self.covered.longest_return_turns = self.turn() - turn;
                 return Ok(());
             }
-            self.pass()?;
+            self.time_passes();
+            self.guests_go_on()?;
+            self.rules.tick_begins();
+            let now = self.now;
+            self.daemon().turns.goes_on_returning(now);
+            self.rules.judge(true)?;
         }
         Err(self.rules.not_returned(&resized))
     }
@@ -268,6 +275,14 @@ impl Run<'_> {
     }
 
     fn tick(&mut self) -> Result<(), Finding> {
+        self.guests_go_on()?;
+        let now = self.now;
+        self.rules.tick_begins();
+        self.daemon().turns.tick(now);
+        self.rules.judge(true)
+    }
+
+    fn guests_go_on(&mut self) -> Result<(), Finding> {
         for (index, guest) in self.plan.guests.iter().enumerate() {
             let need = self.needs[index];
             let mut numbers = Numbers(self.plan.seed ^ self.second << 8 ^ index as u64);
@@ -280,11 +295,7 @@ impl Run<'_> {
                 }
             });
         }
-        self.rules.watch_guests()?;
-        let now = self.now;
-        self.rules.tick_begins();
-        self.daemon().turns.tick(now);
-        self.rules.judge(true)
+        self.rules.watch_guests()
     }
 
     fn ask<T: std::fmt::Debug>(
@@ -420,4 +431,30 @@ impl Run<'_> {
         self.rules.killed();
         self.boot(nowhere);
     }
+}
+
+#[test]
+fn a_guest_that_is_starved_is_found_if_it_could_have_had_memory() {
+    let mut plan = Plan::of_seed(0);
+    plan.config = Config {
+        mode: Mode::Act,
+        turn_interval: TICK,
+        ..Config::default()
+    };
+    let starved = |left: u64| {
+        let mut run = Run::begin(&plan, None);
+        for _ in 0..60 {
+            run.pass()?;
+        }
+        let guest = &plan.guests[0];
+        let size = |vm: &mut SimulatedVm| vm.direct_bytes = guest.direct_bytes / 8 * left;
+        run.host.change(&guest.name, size);
+        // A poll sees what is free.
+        run.pass()?;
+        run.host.change(&guest.name, |vm| vm.oom_kills += 1);
+        run.pass()
+    };
+    let finding = starved(4).expect_err("half of its memory is free");
+    assert_eq!(finding.what, "an honest guest ran out of memory");
+    assert_eq!(starved(8), Ok(()), "it has all of its memory");
 }

@@ -188,6 +188,8 @@ pub struct SimulatedVm {
     report: Option<(u64, GuestStats)>,
     /// Whether it has been found.
     is_found: bool,
+    /// Capacity of its cache at the last answered poll.
+    polled_cache_bytes: Option<u64>,
     /// Time of its last answered poll, its size then, and the time of its last report.
     pub polled: Option<(u64, u64, Option<u64>)>,
     /// Its working set as its tracer reports it.
@@ -230,6 +232,7 @@ impl SimulatedVm {
             oom_kills: 0,
             report: None,
             is_found: false,
+            polled_cache_bytes: None,
             polled: None,
             working_set: None,
             miss_cost: MissCost::default(),
@@ -275,7 +278,7 @@ impl SimulatedVm {
         }
         let had = self.polled.map_or(self.direct_bytes, |(_, had, _)| had);
         let target = self.target_bytes.unwrap_or(0).min(self.ram_bytes);
-        had.max(target) + self.cache_bytes.unwrap_or(0)
+        had.max(target) + self.cache_bytes.max(self.polled_cache_bytes).unwrap_or(0)
     }
 
     fn make_report(&mut self, now_ms: u64, unix_ms: u64) {
@@ -726,6 +729,7 @@ impl MemoryPart for SimulatedPart {
         let disk = vm.cache_bytes.is_none() || vm.disk_answers;
         let disk = disk.then(|| vm.disk());
         if is_cache {
+            vm.polled_cache_bytes = vm.cache_bytes;
             self.tracker.see(vm.cache_bytes.unwrap_or(0), now);
             return Observation {
                 disk,
@@ -789,6 +793,9 @@ impl MemoryPart for SimulatedPart {
                 self.tracker.tell(target_bytes, true, now);
                 if self.is_cache {
                     self.tracker.see(target_bytes, now);
+                    if let Some(vm) = self.vm(&mut inner) {
+                        vm.polled_cache_bytes = Some(target_bytes);
+                    }
                 }
                 return Ok(());
             }
