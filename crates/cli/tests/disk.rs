@@ -127,6 +127,16 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
             2,
             "--write delayed needs a cache",
         ),
+        (
+            "DISK --write-error enospc",
+            2,
+            "name its QMP socket with --monitor",
+        ),
+        (
+            "DISK --write delayed --state /proc",
+            1,
+            "/proc is not on tmpfs",
+        ),
         ("DISK --dirty 10%", 2, "--dirty goes with --write delayed"),
         (
             "DISK --dirty-age 1s",

@@ -1,10 +1,10 @@
 //! Dirty blocks: cached blocks not yet on storage, in the order in which they must be written.
 //!
 //! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the
-//! next turn. It carries the number of the oldest write that storage lacks. A flush covers all writes up to a number
+//! next turn; after that it waits to be written *again*. It carries the number of the oldest write that storage lacks. A flush covers all writes up to a number
 //! and is complete when no block has an older one, so a block that is overwritten repeatedly cannot delay it forever.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -36,6 +36,8 @@ struct Block {
     /// Time of the write `since`.
     born: Duration,
     phase: Phase,
+    /// Whether it could not be written when it was last tried.
+    failed: bool,
 }
 
 #[derive(Default)]
@@ -44,6 +46,8 @@ struct Disk {
     waiting: BTreeMap<WriteNumber, Location>,
     /// Blocks being written or held, by their oldest write.
     others: BTreeMap<WriteNumber, Location>,
+    /// Number of its blocks that failed.
+    failed: usize,
 }
 
 /// The dirty blocks of a VM's disks.
@@ -53,6 +57,8 @@ pub(crate) struct Dirty {
     disks: BTreeMap<DiskNumber, Disk>,
     last: WriteNumber,
     writing: usize,
+    /// Waiting blocks that failed.
+    again: BTreeSet<Location>,
 }
 
 /// The state of a block after its write-back.
@@ -106,6 +112,7 @@ impl Dirty {
                 newest: number,
                 born: now,
                 phase: Phase::Waiting,
+                failed: false,
             }
         });
         block.newest = number;
@@ -147,6 +154,32 @@ impl Dirty {
             .map(|(_, location)| *location)
     }
 
+    /// Whether the block could not be written when it was last tried.
+    pub(crate) fn has_failed(&self, location: Location) -> bool {
+        self.blocks.get(&location).is_some_and(|block| block.failed)
+    }
+
+    /// Number of the disk's blocks that could not be written when it was last tried.
+    pub(crate) fn failed(&self, disk: DiskNumber) -> usize {
+        self.disks.get(&disk).map_or(0, |disk| disk.failed)
+    }
+
+    /// The waiting blocks that failed before.
+    pub(crate) fn again(&self) -> impl Iterator<Item = Location> {
+        self.again.iter().copied()
+    }
+
+    /// Records that an earlier process could not write a waiting block.
+    pub(crate) fn fail(&mut self, location: Location) {
+        if let Some(block) = self.blocks.get_mut(&location)
+            && !block.failed
+        {
+            block.failed = true;
+            self.disks.entry(location.disk()).or_default().failed += 1;
+            self.again.insert(location);
+        }
+    }
+
     /// Whether the block waits to be written.
     pub(crate) fn waits(&self, location: Location) -> bool {
         self.blocks
@@ -164,6 +197,7 @@ impl Dirty {
             after: None,
         };
         self.writing += 1;
+        self.again.remove(&location);
         let disk = self.disks.entry(location.disk()).or_default();
         disk.waiting.remove(&block.since);
         disk.others.insert(block.since, location);
@@ -185,6 +219,9 @@ impl Dirty {
         self.writing -= 1;
         let disk = self.disks.entry(location.disk()).or_default();
         disk.others.remove(&block.since);
+        disk.failed -= usize::from(block.failed);
+        block.failed = !written;
+        disk.failed += usize::from(block.failed);
         match (written, after) {
             (true, None) => {
                 self.blocks.remove(&location);
@@ -205,9 +242,12 @@ impl Dirty {
         }
     }
 
-    /// Makes blocks whose write failed wait again.
-    pub(crate) fn retry(&mut self) {
-        for disk in self.disks.values_mut() {
+    /// Makes blocks whose write failed, of one disk or all, wait again.
+    pub(crate) fn retry(&mut self, only: Option<DiskNumber>) {
+        for (number, disk) in &mut self.disks {
+            if disk.failed == 0 || only.is_some_and(|only| only != *number) {
+                continue;
+            }
             let held: Vec<(WriteNumber, Location)> = disk
                 .others
                 .iter()
@@ -217,6 +257,7 @@ impl Dirty {
             for (number, location) in held {
                 disk.others.remove(&number);
                 disk.waiting.insert(number, location);
+                self.again.insert(location);
                 if let Some(block) = self.blocks.get_mut(&location) {
                     block.phase = Phase::Waiting;
                 }
@@ -233,9 +274,11 @@ impl Dirty {
         if matches!(block.phase, Phase::Writing { .. }) {
             return false;
         }
-        let since = block.since;
+        let (since, failed) = (block.since, block.failed);
         self.blocks.remove(&location);
+        self.again.remove(&location);
         let disk = self.disks.entry(location.disk()).or_default();
+        disk.failed -= usize::from(failed);
         disk.waiting.remove(&since);
         disk.others.remove(&since);
         true
@@ -316,10 +359,19 @@ mod tests {
                     } else {
                         prop_assert!(writing.contains_key(&n));
                     }
-                    Step::Retry => dirty.retry(),
+                    Step::Retry => dirty.retry(None),
                 }
                 prop_assert_eq!(dirty.len(), lacking.len());
                 prop_assert_eq!(dirty.writing(), writing.len());
+                for disk in 0..2 {
+                    let failed = |n: &&u64| **n % 2 == disk && dirty.has_failed(at(**n));
+                    let number = DiskNumber(u16::try_from(disk).unwrap());
+                    prop_assert_eq!(dirty.failed(number), lacking.keys().filter(failed).count());
+                }
+                let again: Vec<_> = (0..6).map(at).filter(|at| dirty.has_failed(*at) && dirty.waits(*at)).collect();
+                let mut waiting: Vec<_> = dirty.again().collect();
+                waiting.sort_by_key(|at| at.block());
+                prop_assert_eq!(waiting, again);
                 for disk in 0..2 {
                     let oldest = lacking.iter().filter(|(n, _)| **n % 2 == disk).map(|(_, w)| w[0]).min();
                     for upto in 0..=dirty.last().0 {

@@ -14,6 +14,7 @@
 //! **Delayed writes** stay in the cache as dirty pages and in the [dirty log](DirtyPages), which outlives the process.
 
 mod admission;
+mod failures;
 mod read;
 mod transfer;
 mod write;
@@ -30,6 +31,7 @@ use plimsoll_hcache::{Error, Version};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::admission::InspectionCounts;
+use self::failures::Failures;
 use self::transfer::{BLOCK, Piece};
 use self::write_back::WRITING_BLOCKS_MAX;
 
@@ -39,10 +41,12 @@ use crate::cache::Cache;
 use crate::dirty::{Dirty, WriteNumber};
 use crate::frames::{FrameContents, Frames, Ticket};
 use crate::{
-    Action, Buffer, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions, EngineStats,
-    GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request, RequestResult,
-    Status, Submission, SubmissionId, Tag,
+    Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions,
+    EngineStats, GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request,
+    RequestResult, Status, Submission, SubmissionId, Tag,
 };
+
+pub use self::failures::StorageErrors;
 
 /// Maximum number of bytes of one submission to storage.
 const SUBMISSION_BYTES_MAX: usize = 1 << 20;
@@ -64,7 +68,8 @@ pub struct Engine {
     observer: Option<Box<dyn Observer>>,
     busy: BusyBlocks,
     requests: HashMap<RequestId, PendingRequest, FastState>,
-    submissions: HashMap<SubmissionId, Outstanding, FastState>,
+    submissions: HashMap<SubmissionId, (DiskNumber, Outstanding), FastState>,
+    failures: Failures,
     flushes: Vec<Flush>,
     /// Disks whose storage once failed to make writes stable. The kernel reports such a failure only once and may have
     /// dropped the writes, so no flush of such a disk can succeed any more.
@@ -119,11 +124,16 @@ enum Outstanding {
         request: RequestId,
         pieces: Vec<Piece>,
         ticket: Ticket,
+        offset: u64,
+        durable: bool,
     },
     /// A flush.
     Sync { request: RequestId },
-    /// A change of a range.
-    Change { request: RequestId },
+    /// A change of a range; of one that zeroes, the range and whether to free it.
+    Change {
+        request: RequestId,
+        zeroed: Option<(ByteRange, bool)>,
+    },
     /// Dirty blocks.
     WriteBack {
         disk: DiskNumber,
@@ -160,6 +170,7 @@ impl Engine {
             busy: BusyBlocks::default(),
             requests: HashMap::default(),
             submissions: HashMap::default(),
+            failures: Failures::default(),
             flushes: Vec::new(),
             unsynced: HashSet::new(),
             fills: 0,
@@ -187,6 +198,7 @@ impl Engine {
         let stored = (self.cache.as_ref()).is_some_and(|cache| cache.put_dirty(location, page));
         if stored {
             self.dirty.write(location, self.now);
+            self.dirty.fail(location);
         }
         stored
     }
@@ -302,23 +314,45 @@ impl Engine {
     }
 
     /// Processes the result of a submission. A transfer that moved fewer bytes than requested has failed.
-    #[expect(
-        clippy::needless_pass_by_value,
-        reason = "the order is over, and so is its result"
-    )]
     pub fn carried_out(
         &mut self,
         submission: SubmissionId,
         result: io::Result<()>,
         buffer: Option<Buffer>,
     ) {
-        let Some(outstanding) = self.submissions.remove(&submission) else {
+        let Some((disk, outstanding)) = self.submissions.remove(&submission) else {
             return;
         };
-        let ok = result.is_ok();
-        if !ok {
-            self.stats.storage_errors += 1;
+        let over = match result {
+            Ok(()) => Some((outstanding, buffer, true)),
+            Err(error) => {
+                let pauses = self.failed(disk, &error);
+                let over = match (&outstanding, pauses) {
+                    (Outstanding::WriteBack { blocks, .. }, true) if blocks.len() == 1 => {
+                        self.halt(disk);
+                        Some((outstanding, buffer))
+                    }
+                    (_, true) => self.hold(submission, disk, outstanding, buffer),
+                    (_, false) => Some((outstanding, buffer)),
+                };
+                over.map(|(outstanding, buffer)| (outstanding, buffer, false))
+            }
+        };
+        if let Some((outstanding, buffer, ok)) = over {
+            self.concluded(submission, outstanding, ok, buffer);
         }
+        self.pump();
+    }
+
+    /// Processes an order that is over: done, or failed.
+    fn concluded(
+        &mut self,
+        submission: SubmissionId,
+        outstanding: Outstanding,
+        ok: bool,
+        buffer: Option<Buffer>,
+    ) {
+        self.no_longer_held(submission, ok);
         let bytes = buffer.as_deref().unwrap_or_default();
         match outstanding {
             Outstanding::Read {
@@ -334,6 +368,7 @@ impl Engine {
                 request,
                 pieces,
                 ticket,
+                ..
             } => {
                 self.was_written(&pieces, ticket, ok);
                 self.part_done(request, ok);
@@ -346,7 +381,7 @@ impl Engine {
                 }
                 self.part_done(request, ok);
             }
-            Outstanding::Change { request } => {
+            Outstanding::Change { request, .. } => {
                 self.busy.end_wide(submission);
                 self.part_done(request, ok);
             }
@@ -377,7 +412,6 @@ impl Engine {
         if let Some(buffer) = buffer {
             self.buffers.give_back(buffer);
         }
-        self.pump();
     }
 
     /// The next I/O to submit to storage.
@@ -404,6 +438,7 @@ impl Engine {
             dirty_pages_max: self.dirty_max() as u64,
             mapped_frames: self.frames.known(),
             dropped,
+            wants_pause: self.wants_pause(),
             ..self.stats.clone()
         }
     }
@@ -459,7 +494,7 @@ impl Engine {
             self.turned = now;
             cache.turn(now);
         }
-        self.dirty.retry();
+        self.repeat();
         self.pump();
     }
 
@@ -504,14 +539,14 @@ impl Engine {
             Outstanding::Read { request, .. }
             | Outstanding::Write { request, .. }
             | Outstanding::Sync { request }
-            | Outstanding::Change { request } => Some(*request),
+            | Outstanding::Change { request, .. } => Some(*request),
             _ => None,
         };
         if let Some(running) = request.and_then(|request| self.requests.get_mut(&request)) {
             running.left += 1;
         }
         let id = SubmissionId(self.number());
-        self.submissions.insert(id, outstanding);
+        self.submissions.insert(id, (disk, outstanding));
         self.ready.push_back(Submission { id, disk, action });
         id
     }
@@ -531,6 +566,7 @@ impl Engine {
             running.flush = false;
             running.left = 1;
             let upto = self.dirty.last();
+            self.dirty.retry(Some(disk));
             self.flushes.push(Flush {
                 request,
                 disk,

@@ -30,7 +30,7 @@ pub use control_disk::{BadRequest, ControlDisk};
 pub use dirty_log::{
     ChangeTimes, DirtyLog, DirtyLogError, DiskIdentity, LeftoverPages, SetAside, boot_id,
 };
-pub use engine::Engine;
+pub use engine::{Engine, StorageErrors};
 pub use error::DiskError;
 pub use image_lock::ImageLock;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Recovery, Socket};
@@ -43,7 +43,7 @@ pub use sys::{Buffer, Ring, RingCompletion};
 pub use types::{
     Action, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions, GuestData,
     Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request, RequestResult,
-    Segment, Status, Submission, SubmissionId, Tag, WriteMode,
+    Segment, Status, Submission, SubmissionId, Tag, WriteErrorAction, WriteMode,
 };
 pub use victim_cache::{PoolRequest, Pools, VictimCache};
 

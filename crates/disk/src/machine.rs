@@ -152,6 +152,7 @@ impl Machine {
         let Recovered {
             log,
             kept,
+            unsynced: just_failed,
             mut recovery,
         } = match &options.state {
             Some(folder) => recover(folder, &engine_options, &storages)?,
@@ -227,6 +228,9 @@ impl Machine {
         }
         if let Some(log) = &log {
             engine.set_dirty_log(Box::new(log.clone()));
+        }
+        for disk in just_failed {
+            engine.sync_failed(disk);
         }
         let image_times = log
             .as_ref()
@@ -569,6 +573,14 @@ impl Machine {
             stats.socket.clone_from(&device.socket);
             stats.in_flight = device.in_flight;
             // Until its disk is flushed and forgotten.
+            if let Some(disk) = device.disk {
+                let (errors, unwritable) = self.engine.storage_errors(disk);
+                stats.no_space_errors = errors.no_space;
+                stats.io_errors = errors.io;
+                stats.last_error = errors.last;
+                stats.unwritable_pages = unwritable;
+                stats.unsynced = self.engine.unsynced().contains(&disk);
+            }
             stats.connected = !matches!(device.link, Link::Idle | Link::Over);
             if let Some(connection) = device.connection() {
                 let vhost = lock(&connection.vhost);

@@ -12,6 +12,8 @@ pub struct EngineStats {
     pub mode: CacheMode,
     /// When writes reach storage.
     pub write: WriteMode,
+    /// Whether the VM is to be paused, because storage refuses its writes (`--write-error`).
+    pub wants_pause: bool,
     /// Why the cache disabled itself, if it did.
     pub disabled: Option<String>,
     /// Capacity of the cache in bytes.
@@ -112,6 +114,16 @@ pub struct DiskStats {
     pub bad_requests: u64,
     /// Connections of a guest since the start.
     pub connections: u64,
+    /// Transfers to or from storage that failed for lack of space.
+    pub no_space_errors: u64,
+    /// Those that failed for other reasons.
+    pub io_errors: u64,
+    /// The last error.
+    pub last_error: Option<String>,
+    /// Dirty blocks that could not be written when it was last tried. They stay dirty, and flushes fail.
+    pub unwritable_pages: u64,
+    /// Whether a sync failed, in this daemon or an earlier one: flushes fail, because the kernel may have dropped writes.
+    pub unsynced: bool,
 }
 
 /// The guest's ring of notifications.

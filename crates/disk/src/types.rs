@@ -300,6 +300,18 @@ pub enum WriteMode {
     Delayed,
 }
 
+/// What is done when storage refuses a write, as by QEMU's `werror`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WriteErrorAction {
+    /// The guest is told.
+    #[default]
+    Report,
+    /// If there is no space, the VM is to be paused until there is; else the guest is told.
+    NoSpace,
+    /// The VM is to be paused until the write succeeds.
+    Stop,
+}
+
 /// Options of the engine.
 #[derive(Debug, Clone)]
 pub struct EngineOptions {
@@ -315,6 +327,8 @@ pub struct EngineOptions {
     pub dirty_pages_max: u64,
     /// Maximum time for which a page stays dirty.
     pub dirty_age_max: Duration,
+    /// What is done when storage refuses a write.
+    pub write_error: WriteErrorAction,
     /// Whether contents are admitted only if they are those of the last I/O, by their hash. Off only for experiments.
     pub hash_check: bool,
     /// Whether a page is admitted only if its frame is the newest one of its location. Off only for experiments.

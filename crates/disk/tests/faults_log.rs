@@ -4,12 +4,13 @@
 mod faults_common;
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use faults_common::{MachineThread, Place, Process, Setup, ram, serve_as_told};
 use plimsoll_disk::{
@@ -285,4 +286,142 @@ fn a_failed_sync_is_remembered_until_it_is_accepted() {
     let mut disk = connect(&running.place);
     write(&mut disk, 1, 1);
     disk.flush().unwrap();
+}
+
+/// Fills the file system; what it returns frees it again when it is removed.
+fn fill(folder: &Path) -> PathBuf {
+    let path = folder.join("fill");
+    let mut file = fs::File::create(&path).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    path
+}
+
+/// Waits at most 20 s.
+fn wait_for(what: &str, ready: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !ready() {
+        assert!(Instant::now() < end, "no {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A thin image on a file system of its own, of which blocks 16 to 19 are allocated.
+fn thin(setup: Setup, small: &SmallTmpfs) -> Place {
+    let setup = Setup {
+        direct: false,
+        ..setup
+    };
+    let place = Place::within(setup, small.path(), Path::new("/dev/shm"));
+    let image = OpenOptions::new().write(true).open(place.image(0)).unwrap();
+    image.write_all_at(&[1; 4 * 4096], 16 * 4096).unwrap();
+    place
+}
+
+#[test]
+fn blocks_without_room_hold_nobody_back_and_stay_dirty_over_restarts() {
+    let Some(small) = SmallTmpfs::new(2) else {
+        return;
+    };
+    let mut process = Process::at(thin(delayed(), &small));
+    let image = process.place.image(0);
+    let filled = fill(small.path());
+    let mut disk = connect(&process.place);
+    // One order of eight blocks, of which the first four have no room.
+    disk.write(12 * 4096, &[2; 8 * 4096]).unwrap();
+    assert!(disk.flush().is_err());
+    let stored = || (16..20).all(|block| block_of(&image, block) == 2);
+    wait_for("neighbours on storage", stored);
+    assert_eq!(block_of(&image, 12), 0);
+    for _ in 0..2 {
+        process.kill();
+        process.restart();
+        disk.reconnect().unwrap();
+        for block in 12..20 {
+            assert_eq!(read(&mut disk, block), 2, "block {block}");
+        }
+        assert!(disk.flush().is_err(), "it has no room yet");
+    }
+    fs::remove_file(filled).unwrap();
+    disk.flush().unwrap();
+    assert!((12..20).all(|block| block_of(&image, block) == 2));
+}
+
+#[test]
+fn errors_are_counted_by_kind_and_blocks_are_written_when_there_is_room() {
+    let Some(small) = SmallTmpfs::new(2) else {
+        return;
+    };
+    let mut running = MachineThread::at(thin(delayed(), &small));
+    let filled = fill(small.path());
+    let mut disk = connect(&running.place);
+    disk.write(12 * 4096, &[2; 8 * 4096]).unwrap();
+    assert!(disk.flush().is_err());
+    let stats = running.wait_for("four blocks without room", |stats| {
+        stats.disks[0].unwritable_pages == 4 && stats.engine.dirty_pages == 4
+    });
+    assert!(stats.disks[0].no_space_errors >= 4);
+    assert_eq!(stats.disks[0].io_errors, 0);
+    let error = stats.disks[0].last_error.as_deref().unwrap();
+    assert!(error.contains("No space left"), "{error}");
+    assert!(!stats.engine.wants_pause);
+    // A block that is not needed any more is no longer missing; the others are written without a flush.
+    disk.discard(12 * 4096, 4096).unwrap();
+    assert_eq!(running.stats().disks[0].unwritable_pages, 3);
+    fs::remove_file(filled).unwrap();
+    running.wait_for("clean blocks", |stats| stats.engine.dirty_pages == 0);
+    assert_eq!(running.stats().disks[0].unwritable_pages, 0);
+    disk.flush().unwrap();
+    running.stop();
+}
+
+#[test]
+fn with_a_vm_that_can_be_paused_nothing_fails_for_lack_of_space() {
+    for write_mode in [WriteMode::Through, WriteMode::Delayed] {
+        let Some(small) = SmallTmpfs::new(2) else {
+            return;
+        };
+        let setup = Setup {
+            write: write_mode,
+            pause_without_space: true,
+            ..delayed()
+        };
+        let mut running = MachineThread::at(thin(setup, &small));
+        let filled = fill(small.path());
+        let mut disk = connect(&running.place);
+        thread::scope(|scope| {
+            let writes = scope.spawn(|| {
+                disk.write(12 * 4096, &[3; 8 * 4096]).unwrap();
+                disk.flush().unwrap();
+            });
+            running.wait_for("a wish to pause", |stats| stats.engine.wants_pause);
+            thread::sleep(Duration::from_millis(500));
+            assert!(!writes.is_finished(), "it waits for room");
+            fs::remove_file(filled).unwrap();
+            writes.join().unwrap();
+        });
+        assert!((12..20).all(|block| block_of(&running.place.image(0), block) == 3));
+        running.wait_for("no wish to pause", |stats| !stats.engine.wants_pause);
+        // Zeros, too.
+        let filled = fill(small.path());
+        thread::scope(|scope| {
+            let zeroes = scope.spawn(|| disk.write_zeroes(64 * 4096, 4096, false).unwrap());
+            running.wait_for("a wish to pause", |stats| stats.engine.wants_pause);
+            assert!(!zeroes.is_finished());
+            fs::remove_file(&filled).unwrap();
+            zeroes.join().unwrap();
+        });
+        // A guest that goes while its writes wait: they fail, and the disk is free for the next one.
+        let filled = fill(small.path());
+        let request = plimsoll_driver::Request::WriteZeroes {
+            ranges: &[(80 * 8, 8)],
+            unmap: false,
+        };
+        disk.submit(0, &request, 1).unwrap();
+        running.wait_for("a wish to pause", |stats| stats.engine.wants_pause);
+        drop(disk);
+        running.wait_for("an idle disk", |stats| !stats.disks[0].connected);
+        assert!(!running.stats().engine.wants_pause);
+        fs::remove_file(filled).unwrap();
+        running.stop();
+    }
 }

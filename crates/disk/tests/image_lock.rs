@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, ImageLock, Machine, MachineOptions,
-    Socket, WriteMode,
+    Socket, WriteErrorAction, WriteMode,
 };
 use plimsoll_skip::{Lack, skip};
 use rustix::fs::OFlags;
@@ -36,6 +36,7 @@ fn serve(image: &Path, read_only: bool) -> Result<Machine, DiskError> {
             write: WriteMode::Through,
             dirty_pages_max: 256,
             dirty_age_max: Duration::from_secs(30),
+            write_error: WriteErrorAction::Report,
             hash_check: true,
             newest_check: true,
             verify: false,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use plimsoll_disk::{
     Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, EngineStats, GuestData,
     Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status,
-    Tag, WriteMode,
+    Tag, WriteErrorAction, WriteMode,
 };
 use plimsoll_estimator::{GhostBuffer, GhostOptions};
 use plimsoll_flow::{PageCount, PageNumber};
@@ -199,6 +199,7 @@ fn options(write: WriteMode) -> EngineOptions {
         write,
         dirty_pages_max: 32,
         dirty_age_max: Duration::from_secs(30),
+        write_error: WriteErrorAction::Report,
         hash_check: true,
         newest_check: true,
         verify: false,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, Machine, MachineOptions, Socket,
-    WriteMode,
+    WriteErrorAction, WriteMode,
 };
 
 fn options(image: &Path, socket: &Path) -> MachineOptions {
@@ -29,6 +29,7 @@ fn options(image: &Path, socket: &Path) -> MachineOptions {
             write: WriteMode::Delayed,
             dirty_pages_max: 256,
             dirty_age_max: Duration::from_secs(30),
+            write_error: WriteErrorAction::Report,
             hash_check: true,
             newest_check: true,
             verify: false,

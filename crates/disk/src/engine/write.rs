@@ -185,6 +185,8 @@ impl Engine {
             request,
             pieces: run.pieces,
             ticket,
+            offset: run.offset,
+            durable,
         };
         self.submit_io(disk, action, outstanding);
     }
@@ -266,7 +268,11 @@ impl Engine {
 
     /// Submits a change of a range.
     fn change(&mut self, request: RequestId, disk: DiskNumber, range: ByteRange, action: Action) {
-        let submission = self.submit_io(disk, action, Outstanding::Change { request });
+        let zeroed = match action {
+            Action::Zero { range, unmap } => Some((range, unmap)),
+            _ => None,
+        };
+        let submission = self.submit_io(disk, action, Outstanding::Change { request, zeroed });
         if self.cache.is_some() {
             let Blocks { first, end } = Blocks::touched(range);
             self.busy.begin_wide(submission, disk, first, end - 1);

@@ -61,6 +61,11 @@ impl Engine {
         if for_flush.is_some() {
             return for_flush;
         }
+        // What failed before holds nobody up: it is tried again, one by one.
+        let again = self.dirty.again().find(can);
+        if again.is_some() {
+            return again;
+        }
         let many = self.dirty.len() - self.dirty.writing() > self.dirty_max() / 2;
         if many || self.disabled.is_some() {
             return self.dirty.oldest_of_all().filter(can);
@@ -74,9 +79,11 @@ impl Engine {
         let Some(cache) = &self.cache else { return };
         let disk = first.disk();
         let mut locations = vec![first];
-        while locations.len() < WRITE_BACK_BLOCKS {
+        // A block that failed is written alone, so that it keeps no neighbour from storage.
+        while !self.dirty.has_failed(first) && locations.len() < WRITE_BACK_BLOCKS {
             let next = Location::new(disk, first.block() + locations.len() as u64);
-            if !self.dirty.waits(next) || self.busy.is_written(next) {
+            if !self.dirty.waits(next) || self.busy.is_written(next) || self.dirty.has_failed(next)
+            {
                 break;
             }
             locations.push(next);
@@ -106,6 +113,10 @@ impl Engine {
         ok: bool,
     ) {
         for &(location, version) in blocks {
+            let had_failed = self.dirty.has_failed(location);
+            if had_failed == ok {
+                self.failures.has_news();
+            }
             if self.dirty.finish(location, ok, self.now) == WriteBackResult::StillDirty {
                 continue;
             }
@@ -125,7 +136,19 @@ impl Engine {
             self.clear_if_clean();
             return;
         }
-        self.stats.write_back_errors += blocks.len() as u64;
+        if blocks.len() > 1 {
+            // Perhaps one of them alone: each is tried by itself before anyone is told.
+            self.dirty.retry(Some(disk));
+            return;
+        }
+        self.stats.write_back_errors += 1;
+        if !self.is_halted(disk) {
+            self.fail_flushes(disk);
+        }
+    }
+
+    /// Fails the disk's flushes that wait for blocks.
+    pub(super) fn fail_flushes(&mut self, disk: DiskNumber) {
         let failed = self
             .flushes
             .extract_if(.., |flush| flush.disk == disk)

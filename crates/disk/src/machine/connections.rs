@@ -75,6 +75,9 @@ impl Machine {
             active: vec![false; queues],
         };
         device.stats.connections += 1;
+        if let Some(disk) = device.disk {
+            self.engine.attend(disk, true);
+        }
         let token = Token::Connection(index, self.serial);
         self.watch_socket(connection.stream.as_fd(), token)?;
         self.devices[index].link = Link::Open(Box::new(connection));
@@ -196,6 +199,9 @@ impl Machine {
         }
         let device = &mut self.devices[index];
         let gone = std::mem::replace(&mut device.link, Link::Leaving { flushing: false });
+        if let Some(disk) = device.disk {
+            self.engine.attend(disk, false);
+        }
         if let Link::Open(connection) = gone {
             for token in connection.kicks.iter().flatten() {
                 self.ring.unwatch(*token)?;

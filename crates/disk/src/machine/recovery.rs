@@ -76,6 +76,8 @@ pub struct Recovery {
 pub(super) struct Recovered {
     pub(super) log: Option<SharedLog>,
     pub(super) kept: Vec<(Location, Box<Page>)>,
+    /// Disks whose storage could not make the pages stable; it may have dropped other writes as well.
+    pub(super) unsynced: Vec<DiskNumber>,
     pub(super) recovery: Recovery,
 }
 
@@ -147,6 +149,7 @@ pub(super) fn recover(
         let storage = &storages[usize::from(disk.0)];
         if let Err(error) = storage.make_stable() {
             // The kernel may have dropped any of them.
+            found.unsynced.push(disk);
             found
                 .recovery
                 .error

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, Machine, MachineHandle,
-    MachineOptions, MachineStats, Socket, WriteMode,
+    MachineOptions, MachineStats, Socket, WriteErrorAction, WriteMode,
 };
 use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, FrontendError, Ram, RamOptions, Request, Segment,
@@ -37,6 +37,7 @@ pub struct Setup {
     pub dirty_pages_max: u64,
     pub dirty_age_ms: u64,
     pub direct: bool,
+    pub pause_without_space: bool,
 }
 
 impl Default for Setup {
@@ -51,6 +52,7 @@ impl Default for Setup {
             dirty_pages_max: 512,
             dirty_age_ms: 300,
             direct: true,
+            pause_without_space: false,
         }
     }
 }
@@ -126,6 +128,11 @@ fn options(folder: &Path, state: &Path, setup: &Setup) -> MachineOptions {
             write: setup.write,
             dirty_pages_max: setup.dirty_pages_max,
             dirty_age_max: Duration::from_millis(setup.dirty_age_ms),
+            write_error: if setup.pause_without_space {
+                WriteErrorAction::NoSpace
+            } else {
+                WriteErrorAction::Report
+            },
             hash_check: true,
             newest_check: true,
             verify: setup.verify,

@@ -22,6 +22,7 @@ const GAUGES: &[MachineFamily] = families! { m =>
     dirty_bytes: m.engine.dirty_pages * PAGE_BYTES as u64, "Pages in the cache that are not on storage yet.";
     dirty_limit_bytes: m.engine.dirty_pages_max * PAGE_BYTES as u64, "Limit of dirty_bytes.";
     cache_disabled: m.engine.disabled.is_some().into(), "Whether the cache switched itself off.";
+    pause_wanted: m.engine.wants_pause.into(), "Whether the VM is to be paused, because storage refuses its writes.";
     mapped_frames: m.engine.mapped_frames, "Guest frames whose location on disk is known.";
     notices_attached: m.ring.attached.into(), "Whether a guest reports evictions.";
     guest_memory_bytes: m.ring.guest_memory_pages.saturating_mul(PAGE_BYTES as u64),
@@ -81,6 +82,9 @@ const DISK_GAUGES: &[DiskFamily] = families! { d =>
     image_connected: d.connected.into(), "Whether a guest is connected.";
     image_read_only: d.read_only.into(), "Whether the disk is read-only.";
     image_direct_io: d.direct_io.into(), "Whether I/O bypasses the host's page cache.";
+    image_unwritable_bytes: d.unwritable_pages * PAGE_BYTES as u64,
+        "Dirty blocks that could not be written when it was last tried; flushes fail meanwhile.";
+    image_unsynced: d.unsynced.into(), "Whether a sync failed: flushes fail since.";
     image_in_flight: d.in_flight, "Requests in flight.";
 };
 
@@ -88,6 +92,8 @@ const DISK_COUNTERS: &[DiskFamily] = families! { d =>
     image_requests: d.requests, "Completed requests.";
     image_resubmitted: d.resubmitted, "Requests of an earlier daemon or connection that were repeated.";
     image_bad_requests: d.bad_requests, "Requests that were malformed or out of range.";
+    image_no_space_errors: d.no_space_errors, "Transfers that failed for lack of space.";
+    image_io_errors: d.io_errors, "Transfers that failed for other reasons.";
     image_connections: d.connections, "Connections of a guest.";
     image_waited_reads: d.waited_reads, "Reads of which blocks came from storage.";
 };

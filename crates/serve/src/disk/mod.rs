@@ -9,6 +9,7 @@ pub mod report;
 pub mod serve;
 pub mod table;
 
+mod trouble;
 mod victim_cache;
 
 pub use options::{CacheArgs, DiskSpec};

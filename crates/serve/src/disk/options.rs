@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use plimsoll_disk::{CacheMode, Direct, EngineOptions, PAGE_BYTES, WriteMode};
+use plimsoll_disk::{CacheMode, Direct, EngineOptions, PAGE_BYTES, WriteErrorAction, WriteMode};
 use plimsoll_flow::PageCount;
 use plimsoll_hcache::StoreOptions;
 use plimsoll_output::bail_usage;
@@ -149,7 +149,13 @@ pub struct CacheArgs {
     /// With --write delayed: how long a page may stay dirty [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub dirty_age: Option<Interval>,
-    /// Directory, preferably on tmpfs, where delayed writes survive the daemon [default: /run/plimsoll/NAME]
+    /// What to do when storage refuses a write [default: report]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub write_error: Option<WriteError>,
+    /// QMP socket of the VM, to pause it for --write-error [default of `run`: that of QEMU's -qmp]
+    #[arg(long, value_name = "SOCKET")]
+    pub monitor: Option<PathBuf>,
+    /// Directory on tmpfs where delayed writes survive the daemon [default: /run/plimsoll/NAME]
     #[arg(long, value_name = "DIRECTORY")]
     pub state: Option<PathBuf>,
     /// How far the miss-ratio curve extends beyond the cache; 0 for no curve [default: 256MiB]
@@ -194,6 +200,17 @@ pub enum WriteWhen {
     Delayed,
 }
 
+/// What is done when storage refuses a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WriteError {
+    /// The guest gets an error
+    Report,
+    /// The VM is paused while there is no space; the guest gets other errors
+    Enospc,
+    /// The VM is paused until the write succeeds
+    Stop,
+}
+
 impl CacheArgs {
     #[cfg(feature = "ablation")]
     fn leaves_out(&self) -> [(&'static str, bool); 2] {
@@ -218,6 +235,20 @@ impl CacheArgs {
 
     pub(super) fn delayed(&self) -> bool {
         self.write == Some(WriteWhen::Delayed)
+    }
+
+    pub(crate) fn write_error(&self) -> WriteError {
+        self.write_error.unwrap_or(WriteError::Report)
+    }
+
+    /// Checks that a VM that is to be paused can be.
+    pub(crate) fn check_monitor(&self) -> anyhow::Result<()> {
+        if self.write_error() != WriteError::Report && self.monitor.is_none() {
+            bail_usage!(
+                "--write-error pauses the VM by its monitor: name its QMP socket with --monitor"
+            );
+        }
+        Ok(())
     }
 
     fn cache(&self) -> ByteSize {
@@ -281,6 +312,11 @@ impl CacheArgs {
             dirty_age_max: self
                 .dirty_age
                 .map_or(Duration::from_secs(30), Interval::get),
+            write_error: match self.write_error() {
+                WriteError::Report => WriteErrorAction::Report,
+                WriteError::Enospc => WriteErrorAction::NoSpace,
+                WriteError::Stop => WriteErrorAction::Stop,
+            },
             hash_check: !no_hash_check,
             newest_check: !no_newest_check,
             verify: self.verify,
@@ -306,6 +342,9 @@ impl CacheArgs {
         add("--write", write.map(possible));
         add("--dirty", self.dirty.and_then(|v| value(&v)));
         add("--dirty-age", self.dirty_age.and_then(|v| value(&v)));
+        let write_error = self.write_error.and_then(|v| v.to_possible_value());
+        add("--write-error", write_error.map(possible));
+        add("--monitor", self.monitor.clone().map(Into::into));
         add("--state", self.state.clone().map(Into::into));
         add("--ghost", self.ghost.and_then(|v| value(&v)));
         add("--hcache", self.hcache.clone().map(Into::into));
@@ -420,7 +459,7 @@ mod tests {
     #[test]
     fn arguments_made_from_options_are_read_as_the_same_options() {
         let line = "--cache 96M --cache-max 1G --cache-mode from-storage --write delayed --dirty 1/3 \
-                    --dirty-age 1500ms --state /s --ghost 0 --hcache /h --record /r --verify";
+                    --dirty-age 1500ms --write-error enospc --monitor /m --state /s --ghost 0 --hcache /h --record /r --verify";
         let given = parsed(line.split_whitespace().map(Into::into).collect());
         let again = parsed(given.arguments());
         assert_eq!(format!("{given:?}"), format!("{again:?}"));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{panic, process};
 
 use anyhow::Context as _;
@@ -31,6 +31,7 @@ use super::ghosts::{Ghosts, Prediction};
 use super::options::{CacheArgs, DiskSpec, name, name_of};
 use super::recorder::{Observers, Recorder};
 use super::report::{RecordReport, Report};
+use super::trouble::{Journal, Pause};
 use super::victim_cache::HcacheClient;
 
 /// Interval at which signals are polled; each second, the ghost list follows the guest's memory.
@@ -191,6 +192,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return Ok(out.write_all(CAPABILITIES.as_bytes())?);
     }
     let engine = args.cache.engine()?;
+    args.cache.check_monitor()?;
     let disks = args.disks()?;
     let name = args.name();
     let stop = stop_flag()?;
@@ -227,6 +229,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         None => (None, None),
     };
+    let state = args.state(&name)?;
+    let pause = args
+        .cache
+        .monitor
+        .as_deref()
+        .map(|monitor| Pause::new(monitor, state.as_deref()));
     let options = MachineOptions {
         disks,
         control: args.control.clone().map(Socket::Path),
@@ -239,7 +247,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Some(socket) => Some(Box::new(HcacheClient::new(socket, &name))),
             None => None,
         },
-        state: args.state(&name)?,
+        state,
         sweep: true,
     };
 
@@ -261,7 +269,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             ghosts,
             record,
         };
-        let result = served.serve(args, &stop, &serving, out);
+        let result = served.serve(args, &stop, &serving, pause, out);
         // It may have ended by itself.
         let _ = served.handle.stop();
         let ended = joined(serving);
@@ -338,6 +346,7 @@ impl AdminState {
         args: &Args,
         stop: &AtomicBool,
         serving: &ScopedJoinHandle<'_, anyhow::Result<()>>,
+        mut pause: Option<Pause>,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
         let admin = args.admin.as_deref();
@@ -345,15 +354,32 @@ impl AdminState {
         let _admin = admin.transpose()?;
         self.announce(args, &self.handle.stats()?, out)?;
         let mut turns = 0_u32;
+        let mut journal = Journal::default();
         while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
             thread::sleep(TURN);
             turns = turns.wrapping_add(1);
-            if let Some(ghosts) = &self.ghosts
-                && turns.is_multiple_of(TURNS_OF_A_SECOND)
-                && let Ok(stats) = self.handle.stats()
-            {
-                // Without memory for a longer list the curve ends where it ended before.
-                let _ = ghosts.settle(&stats);
+            let is_second = turns.is_multiple_of(TURNS_OF_A_SECOND);
+            if !is_second && pause.is_none() {
+                continue;
+            }
+            let Ok(stats) = self.handle.stats() else {
+                continue;
+            };
+            let now = Instant::now();
+            let mut lines: Vec<_> = pause
+                .iter_mut()
+                .filter_map(|pause| pause.follow(&stats, now))
+                .collect();
+            if is_second {
+                lines.extend(journal.lines(&stats.disks, now));
+                if let Some(ghosts) = &self.ghosts {
+                    // Without memory for a longer list the curve ends where it ended before.
+                    let _ = ghosts.settle(&stats);
+                }
+            }
+            for line in lines {
+                // Nobody may read it any more: the disks are served all the same.
+                let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }
         }
         Ok(())

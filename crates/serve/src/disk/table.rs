@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use plimsoll_disk::{CacheMode, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode};
+use plimsoll_disk::{
+    CacheMode, DiskStats, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode,
+};
 use plimsoll_estimator::GhostOptions;
 use plimsoll_output::{Columns, Side, cut_front, duration, per_second, percent, printable, short};
 use plimsoll_protocol::curve_json::CurveJson;
@@ -255,7 +257,7 @@ impl Table<'_> {
             ("bad", Side::Right),
         ]);
         for (number, disk) in self.now.disks.iter().enumerate() {
-            let count = |of: fn(&plimsoll_disk::DiskStats) -> u64| {
+            let count = |of: fn(&DiskStats) -> u64| {
                 short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
             };
             table.row([
@@ -272,6 +274,40 @@ impl Table<'_> {
         }
         text.push('\n');
         text.push_str(&table.text());
+        for (number, disk) in self.now.disks.iter().enumerate() {
+            self.failures(number, disk, text);
+        }
+        if self.now.engine.wants_pause {
+            text.push_str("PAUSED    the VM, until its writes succeed (--write-error)\n");
+        }
+    }
+
+    fn failures(&self, number: usize, disk: &DiskStats, text: &mut String) {
+        let count = |of: fn(&DiskStats) -> u64| {
+            short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
+        };
+        if let Some(error) = &disk.last_error {
+            let _ = writeln!(
+                text,
+                "ERRORS    disk {number}: {} for lack of space, {} others; the last: {}",
+                count(|disk| disk.no_space_errors),
+                count(|disk| disk.io_errors),
+                printable(error),
+            );
+        }
+        if disk.unwritable_pages > 0 {
+            let _ = writeln!(
+                text,
+                "UNWRITTEN disk {number}: {} cannot be written; they stay dirty, and flushes fail",
+                pages_size(disk.unwritable_pages),
+            );
+        }
+        if disk.unsynced {
+            let _ = writeln!(
+                text,
+                "UNSYNCED  disk {number}: a sync failed, so flushes fail until `plimsoll disk enable`"
+            );
+        }
     }
 
     fn expected(&self, ghosts: &GhostsReport, text: &mut String) {
@@ -460,6 +496,25 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         let line = "DISABLED  12 of 100 evictions mismatched; `plimsoll disk enable` restarts it\n";
         assert!(told.contains(line), "{told}");
         assert!(told.contains("notices   none from the guest"), "{told}");
+    }
+
+    #[test]
+    fn disks_that_fail_are_told_below_the_table() {
+        let mut report = example();
+        let disk = &mut report.machine.disks[0];
+        disk.no_space_errors = 7;
+        disk.last_error = Some("No space left".to_owned());
+        disk.unwritable_pages = 2;
+        disk.unsynced = true;
+        report.machine.engine.wants_pause = true;
+        let told = text(&report, None);
+        let lines = "\
+ERRORS    disk 0: 7 for lack of space, 0 others; the last: No space left
+UNWRITTEN disk 0: 8 KiB cannot be written; they stay dirty, and flushes fail
+UNSYNCED  disk 0: a sync failed, so flushes fail until `plimsoll disk enable`
+PAUSED    the VM, until its writes succeed (--write-error)
+";
+        assert!(told.contains(lines), "{told}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use plimsoll_output::bail_usage;
 use plimsoll_vm::{CommandLine, escape_commas};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::disk::options::{CacheArgs, DiskSpec, name, name_of};
+use crate::disk::options::{CacheArgs, DiskSpec, WriteError, name, name_of};
 use memory::Memory;
 
 pub use daemon::{Daemon, TURN};
@@ -91,7 +91,7 @@ impl Plan {
         let memory_phrase = memory.add_to(&mut added);
         let daemon = if has_daemon {
             args.cache.engine()?;
-            Some(daemon_arguments(args, &name, &mut added)?)
+            Some(daemon_arguments(args, &name, &line, &mut added)?)
         } else {
             None
         };
@@ -109,6 +109,7 @@ impl Plan {
 fn daemon_arguments(
     args: &LaunchArgs,
     name: &str,
+    line: &[String],
     added: &mut Vec<OsString>,
 ) -> anyhow::Result<Vec<OsString>> {
     let directory = args.cache.state.clone();
@@ -165,6 +166,10 @@ fn daemon_arguments(
     arguments.extend(["--admin".into(), socket("admin.sock")?.into()]);
     let mut cache = args.cache.clone();
     cache.state = Some(directory);
+    if cache.write_error() != WriteError::Report && cache.monitor.is_none() {
+        cache.monitor = CommandLine::parse(line).qmp_socket;
+    }
+    cache.check_monitor()?;
     arguments.extend(cache.arguments());
     arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
     Ok(arguments)

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_disk::{
-    CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket, WriteMode,
+    CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket,
+    WriteErrorAction, WriteMode,
 };
 
 use crate::child::{ChildProcess, ourselves};
@@ -74,6 +75,7 @@ pub(super) fn engine_options(mode: CacheMode) -> EngineOptions {
         write: WriteMode::Through,
         dirty_pages_max: 0,
         dirty_age_max: Duration::from_secs(5),
+        write_error: WriteErrorAction::Report,
         hash_check: true,
         newest_check: true,
         verify: false,

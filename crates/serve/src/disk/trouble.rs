@@ -1,0 +1,288 @@
+//! Storage that fails: what the disk server says of it, and the VM that it pauses until writes succeed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use plimsoll_disk::{DiskStats, MachineStats, boot_id};
+use plimsoll_vm::{Qmp, VmError};
+
+/// How often new errors of a disk are told.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+/// Time limit of a command to the VM's monitor.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time until a monitor that failed is tried again.
+const MONITOR_RETRY: Duration = Duration::from_secs(5);
+
+/// Says when disks begin to fail, how often they do, and when their blocks are written again.
+#[derive(Debug, Default)]
+pub(super) struct Journal {
+    disks: Vec<Told>,
+}
+
+/// What was said of a disk.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    errors: u64,
+    unwritable: bool,
+    unsynced: bool,
+    at: Option<Instant>,
+}
+
+impl Journal {
+    /// The lines to print now.
+    pub(super) fn lines(&mut self, disks: &[DiskStats], now: Instant) -> Vec<String> {
+        self.disks.resize(disks.len(), Told::default());
+        let mut lines = Vec::new();
+        for (number, (disk, told)) in disks.iter().zip(&mut self.disks).enumerate() {
+            let name = format!("disk: {number} ({})", disk.image);
+            let errors = disk.no_space_errors + disk.io_errors;
+            let unwritable = disk.unwritable_pages > 0;
+            let is_due = told
+                .at
+                .is_none_or(|at| now.duration_since(at) >= TELL_EVERY);
+            if unwritable != told.unwritable || (errors != told.errors && is_due) {
+                lines.push(if told.unwritable && !unwritable {
+                    format!("{name}: all blocks can be written again, after {}", counts(disk))
+                } else {
+                    format!(
+                        "{name}: {} since the start, the last: {}; {} dirty blocks cannot be written",
+                        counts(disk),
+                        disk.last_error.as_deref().unwrap_or("unknown"),
+                        disk.unwritable_pages
+                    )
+                });
+                told.unwritable = unwritable;
+                told.errors = errors;
+                told.at = Some(now);
+            }
+            if disk.unsynced && !told.unsynced {
+                lines.push(format!(
+                    "{name}: a sync failed, so earlier writes may be lost: flushes fail until `plimsoll disk enable`"
+                ));
+            }
+            told.unsynced = disk.unsynced;
+        }
+        lines
+    }
+}
+
+/// The errors of a disk, counted.
+pub(super) fn counts(disk: &DiskStats) -> String {
+    format!(
+        "{} errors for lack of space and {} others",
+        disk.no_space_errors, disk.io_errors
+    )
+}
+
+/// Pauses the VM by its monitor while its writes cannot be stored.
+#[derive(Debug)]
+pub(super) struct Pause {
+    monitor: PathBuf,
+    /// Says to the next daemon that the VM was paused by this one.
+    marker: Option<PathBuf>,
+    paused: bool,
+    try_at: Option<Instant>,
+}
+
+impl Pause {
+    /// For the VM of this monitor; an earlier daemon with the same state directory may have paused it.
+    pub(super) fn new(monitor: &Path, state: Option<&Path>) -> Self {
+        let marker = state.map(|state| state.join("paused"));
+        let mark = marker
+            .as_ref()
+            .and_then(|path| fs::read_to_string(path).ok());
+        Self {
+            monitor: monitor.to_owned(),
+            paused: mark.is_some() && mark == boot_id().ok(),
+            marker,
+            try_at: None,
+        }
+    }
+
+    /// Pauses or resumes the VM if the machine asks for it; returns a line to print.
+    pub(super) fn follow(&mut self, stats: &MachineStats, now: Instant) -> Option<String> {
+        let wants = stats.engine.wants_pause;
+        if wants == self.paused || self.try_at.is_some_and(|at| now < at) {
+            return None;
+        }
+        let connected = Qmp::connect(&self.monitor, MONITOR_TIMEOUT);
+        let done = if wants {
+            connected.and_then(|mut monitor| self.pause(&mut monitor))
+        } else {
+            connected.and_then(|mut monitor| self.resume(&mut monitor))
+        };
+        let (what, state) = match wants {
+            true => ("paused", "its writes wait"),
+            false => ("resumed", "it stays paused"),
+        };
+        match done {
+            Ok(true) => Some(format!("disk: the VM is {what}")),
+            Ok(false) => {
+                // It stands for another reason.
+                self.try_at = Some(now + MONITOR_RETRY);
+                None
+            }
+            Err(error) => {
+                self.try_at = Some(now + MONITOR_RETRY);
+                Some(format!("disk: the VM cannot be {what}: {error}; {state}"))
+            }
+        }
+    }
+
+    fn pause(&mut self, monitor: &mut Qmp) -> Result<bool, VmError> {
+        if !monitor.status()?.running {
+            return Ok(false);
+        }
+        if let (Some(marker), Ok(boot)) = (&self.marker, boot_id()) {
+            // Without it the next daemon does not resume the VM.
+            let _ = fs::write(marker, boot);
+        }
+        monitor.stop()?;
+        self.paused = true;
+        Ok(true)
+    }
+
+    fn resume(&mut self, monitor: &mut Qmp) -> Result<bool, VmError> {
+        monitor.cont()?;
+        if let Some(marker) = &self.marker {
+            // At worst the next daemon resumes a VM that runs.
+            let _ = fs::remove_file(marker);
+        }
+        self.paused = false;
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::os::unix::net::UnixListener;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread;
+
+    use super::*;
+
+    /// A monitor of a VM that runs until it is stopped; returns the commands that it gets.
+    fn monitor(socket: &Path) -> Receiver<String> {
+        let (commands, received) = channel();
+        let listener = UnixListener::bind(socket).unwrap();
+        thread::spawn(move || {
+            let mut running = true;
+            while let Ok((mut stream, _)) = listener.accept() {
+                let greeting = r#"{"QMP":{"version":{"qemu":{"major":8,"minor":0,"micro":0},"package":""},"capabilities":[]}}"#;
+                writeln!(stream, "{greeting}").unwrap();
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                for line in lines.map_while(Result::ok) {
+                    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+                    let command = line["execute"].as_str().unwrap().to_owned();
+                    let mut answer = serde_json::json!({"return": {}, "id": line["id"]});
+                    match &*command {
+                        "stop" => running = false,
+                        "cont" => running = true,
+                        "query-status" => {
+                            let status = if running { "running" } else { "paused" };
+                            answer["return"] =
+                                serde_json::json!({"running": running, "status": status});
+                        }
+                        _ => {}
+                    }
+                    if line["id"].is_null() {
+                        answer.as_object_mut().unwrap().remove("id");
+                    }
+                    writeln!(stream, "{answer}").unwrap();
+                    if ["stop", "cont"].contains(&&*command) {
+                        // The test may be over.
+                        let _ = commands.send(command);
+                    }
+                }
+            }
+        });
+        received
+    }
+
+    #[test]
+    fn a_vm_is_paused_while_its_writes_fail_and_resumed_by_whoever_serves_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let received = monitor(&socket);
+        let now = Instant::now();
+        let mut stats = MachineStats::default();
+        let mut pause = Pause::new(&socket, Some(folder.path()));
+        assert_eq!(pause.follow(&stats, now), None);
+        stats.engine.wants_pause = true;
+        assert_eq!(pause.follow(&stats, now).unwrap(), "disk: the VM is paused");
+        assert_eq!(pause.follow(&stats, now), None, "once");
+        assert_eq!(received.recv().unwrap(), "stop");
+        // This daemon dies, and the next one's writes succeed.
+        stats.engine.wants_pause = false;
+        let mut pause = Pause::new(&socket, Some(folder.path()));
+        assert_eq!(
+            pause.follow(&stats, now).unwrap(),
+            "disk: the VM is resumed"
+        );
+        assert_eq!(received.recv().unwrap(), "cont");
+        let mut pause = Pause::new(&socket, Some(folder.path()));
+        assert_eq!(pause.follow(&stats, now), None);
+        // What an operator paused is not resumed.
+        Qmp::connect(&socket, MONITOR_TIMEOUT)
+            .unwrap()
+            .stop()
+            .unwrap();
+        assert_eq!(received.recv().unwrap(), "stop");
+        stats.engine.wants_pause = true;
+        assert_eq!(pause.follow(&stats, now), None);
+        stats.engine.wants_pause = false;
+        assert_eq!(pause.follow(&stats, now + MONITOR_RETRY), None);
+        assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_monitor_that_does_not_answer_is_told_and_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut stats = MachineStats::default();
+        stats.engine.wants_pause = true;
+        let mut pause = Pause::new(&folder.path().join("none"), None);
+        let now = Instant::now();
+        let line = pause.follow(&stats, now).unwrap();
+        assert!(
+            line.starts_with("disk: the VM cannot be paused: "),
+            "{line}"
+        );
+        assert!(line.ends_with("; its writes wait"), "{line}");
+        assert_eq!(pause.follow(&stats, now), None);
+        assert!(pause.follow(&stats, now + MONITOR_RETRY).is_some());
+    }
+
+    #[test]
+    fn the_journal_says_when_blocks_fail_and_when_they_are_written_again() {
+        let mut journal = Journal::default();
+        let begin = Instant::now();
+        let mut disk = DiskStats {
+            image: "/a.raw".into(),
+            ..DiskStats::default()
+        };
+        let mut told = |disk: &DiskStats, seconds| {
+            journal.lines(
+                std::slice::from_ref(disk),
+                begin + Duration::from_secs(seconds),
+            )
+        };
+        assert_eq!(told(&disk, 0), [""; 0]);
+        disk.no_space_errors = 3;
+        disk.unwritable_pages = 2;
+        disk.last_error = Some("No space left on device (os error 28)".into());
+        let line = "disk: 0 (/a.raw): 3 errors for lack of space and 0 others since the start, the last: No space left on \
+                    device (os error 28); 2 dirty blocks cannot be written";
+        assert_eq!(told(&disk, 1), [line]);
+        disk.no_space_errors = 99;
+        assert_eq!(told(&disk, 30), [""; 0], "not more than once a minute");
+        assert!(told(&disk, 61)[0].contains("99 errors"));
+        disk.unwritable_pages = 0;
+        let line = "disk: 0 (/a.raw): all blocks can be written again, after 99 errors for lack of space and 0 others";
+        assert_eq!(told(&disk, 62), [line]);
+        disk.unsynced = true;
+        assert!(told(&disk, 63)[0].contains("a sync failed"));
+        assert_eq!(told(&disk, 64), [""; 0]);
+    }
+}
