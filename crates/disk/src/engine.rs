@@ -74,6 +74,9 @@ pub struct Engine {
     /// Disks whose storage once failed to make writes stable. The kernel reports such a failure only once and may have
     /// dropped the writes, so no flush of such a disk can succeed any more.
     unsynced: HashSet<DiskNumber>,
+    /// Disks with a sync in flight. There is one at a time: the kernel tells of a failure once, and of two syncs only one
+    /// would learn that both have failed.
+    syncing: HashSet<DiskNumber>,
     fills: usize,
     ready: VecDeque<Submission>,
     completed: VecDeque<RequestResult>,
@@ -127,8 +130,11 @@ enum Outstanding {
         offset: u64,
         durable: bool,
     },
-    /// A flush.
-    Sync { request: RequestId },
+    /// A sync, for these flushes.
+    Sync {
+        disk: DiskNumber,
+        requests: Vec<RequestId>,
+    },
     /// A change of a range; of one that zeroes, the range and whether to free it.
     Change {
         request: RequestId,
@@ -173,6 +179,7 @@ impl Engine {
             failures: Failures::default(),
             flushes: Vec::new(),
             unsynced: HashSet::new(),
+            syncing: HashSet::new(),
             fills: 0,
             ready: VecDeque::new(),
             completed: VecDeque::new(),
@@ -373,13 +380,14 @@ impl Engine {
                 self.was_written(&pieces, ticket, ok);
                 self.part_done(request, ok);
             }
-            Outstanding::Sync { request } => {
-                if let Some(running) = self.requests.get(&request)
-                    && !ok
-                {
-                    self.unsynced.insert(running.disk);
+            Outstanding::Sync { disk, requests } => {
+                self.syncing.remove(&disk);
+                if !ok {
+                    self.unsynced.insert(disk);
                 }
-                self.part_done(request, ok);
+                for request in requests {
+                    self.part_done(request, ok);
+                }
             }
             Outstanding::Change { request, .. } => {
                 self.busy.end_wide(submission);
@@ -538,7 +546,6 @@ impl Engine {
         let request = match &outstanding {
             Outstanding::Read { request, .. }
             | Outstanding::Write { request, .. }
-            | Outstanding::Sync { request }
             | Outstanding::Change { request, .. } => Some(*request),
             _ => None,
         };

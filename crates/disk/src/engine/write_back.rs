@@ -1,9 +1,11 @@
 //! Writing dirty pages back, for flushes, for their age, and to make room.
 
+use std::collections::BTreeMap;
+
 use plimsoll_hcache::Version;
 
 use super::transfer::BLOCK;
-use super::{Engine, Flush, Outstanding};
+use super::{Engine, Outstanding, RequestId};
 
 use crate::dirty::WriteBackResult;
 use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
@@ -26,18 +28,21 @@ impl Engine {
 
     /// Starts everything that can start: flushes whose blocks are written, and write-backs.
     pub(super) fn pump(&mut self) {
-        let mut at = 0;
-        while at < self.flushes.len() {
-            let Flush { disk, upto, .. } = self.flushes[at];
-            if self.dirty.is_written(disk, upto) {
-                let Flush { request, .. } = self.flushes.swap_remove(at);
-                let synced = !self.unsynced.contains(&disk);
-                if synced {
-                    self.submit_io(disk, Action::Sync, Outstanding::Sync { request });
+        let (dirty, syncing) = (&self.dirty, &self.syncing);
+        let mut written: BTreeMap<DiskNumber, Vec<RequestId>> = BTreeMap::new();
+        for flush in self.flushes.extract_if(.., |flush| {
+            !syncing.contains(&flush.disk) && dirty.is_written(flush.disk, flush.upto)
+        }) {
+            written.entry(flush.disk).or_default().push(flush.request);
+        }
+        for (disk, requests) in written {
+            if self.unsynced.contains(&disk) {
+                for request in requests {
+                    self.part_done(request, false);
                 }
-                self.part_done(request, synced);
             } else {
-                at += 1;
+                self.syncing.insert(disk);
+                self.submit_io(disk, Action::Sync, Outstanding::Sync { disk, requests });
             }
         }
         while self.dirty.writing() < WRITING_BLOCKS_MAX {
