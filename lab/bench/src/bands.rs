@@ -313,13 +313,16 @@ fn trace_stream(path: &Path) -> anyhow::Result<Stream> {
     })
 }
 
-/// The traces requested, and those of the directory that can be read.
-fn traces(args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
-    let mut streams = Vec::new();
+/// The streams to measure: those made, the traces requested, and those of the directory that can be read.
+fn wanted(made: Vec<Stream>, args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
+    let mut streams = made;
     for path in &args.trace {
         streams.push(trace_stream(path).with_context(|| path.display().to_string())?);
     }
     streams.extend(traces_in(&args.traces, out)?);
+    if let Some(only) = &args.stream {
+        streams.retain(|stream| stream.name.contains(only.as_str()));
+    }
     Ok(streams)
 }
 
@@ -369,11 +372,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         "Held: share of sizes whose exact miss ratio lies in the band, at 500 even sizes up to the footprint and at \
          200 sizes\neven in their logarithm; width: high less low, mean; RMS: error of the miss ratio itself."
     )?;
-    let mut streams = made_streams(args.thousands * 1000);
-    streams.extend(traces(args, out)?);
-    if let Some(only) = &args.stream {
-        streams.retain(|stream| stream.name.contains(only.as_str()));
-    }
+    let streams = wanted(made_streams(args.thousands * 1000), args, out)?;
     let mut tallies = vec![vec![Tally::default(); streams.len()]; estimators.len()];
     for (at, stream) in streams.iter().enumerate() {
         for seed in args.first_seed..args.first_seed + args.seeds {

@@ -31,7 +31,7 @@ use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Peri
 use plimsoll_source::synthetic::Pattern;
 use plimsoll_trap::{Observation, ReplayedVm, TraceConfig};
 
-use super::{Args, HELD_MIN, Stream, pages_of, traces, uniform, zipf};
+use super::{Args, HELD_MIN, Stream, pages_of, uniform, wanted, zipf};
 use crate::{Cli, title};
 
 /// Pages of the VM, and references a second.
@@ -299,12 +299,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         "{:<28} {:<12} {:>6} {:>6} {:>7} {:>7} {:>7}",
         "stream", "backend", "from", "held", "error", "given", "needed"
     )?;
-    let mut streams = made_streams();
-    streams.extend(traces(args, out)?);
-    if let Some(only) = &args.stream {
-        streams.retain(|stream| stream.name.contains(only.as_str()));
-    }
-    for stream in streams {
+    for stream in wanted(made_streams(), args, out)? {
         let mut tallies = BACKENDS.map(|_| Tally::default());
         for seed in args.first_seed..args.first_seed + args.seeds {
             measure(&stream, seed, &mut tallies, &is_wanted)?;

@@ -27,7 +27,7 @@ use plimsoll_trap::{Backend, Observation, ReplayedVm, TraceConfig};
 use super::live::{
     BACKENDS, Found, PERIOD, TRAP_COST, Tally, Truth, numbered, references_per_second,
 };
-use super::{Args, Stream, pages_of, traces, uniform, zipf};
+use super::{Args, Stream, pages_of, uniform, wanted, zipf};
 use crate::random::Random;
 use crate::{Cli, title};
 
@@ -309,12 +309,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         "{:<24} {:<12} {:<13} {:>6} {:>7} {:>7} {:>6}",
         "stream", "backend", "rests by", "held", "error", "traced", "rests"
     )?;
-    let mut streams = made_streams();
-    streams.extend(traces(args, out)?);
-    if let Some(only) = &args.stream {
-        streams.retain(|stream| stream.name.contains(only.as_str()));
-    }
-    for stream in streams {
+    for stream in wanted(made_streams(), args, out)? {
         let mut outcomes: Vec<[Outcome; 3]> = BACKENDS.iter().map(|_| Default::default()).collect();
         for seed in args.first_seed..args.first_seed + args.seeds {
             let vm = Replayed::of(&stream, seed)?;

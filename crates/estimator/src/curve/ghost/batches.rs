@@ -29,12 +29,8 @@ struct Batch {
 
 impl Batches {
     pub(super) fn new(ghost: PageCount) -> Self {
-        let mut own = [0.0; SIZES];
-        own.iter_mut()
-            .zip(sizes(ghost))
-            .for_each(|(own, size)| *own = size);
         Self {
-            sizes: own,
+            sizes: sizes(ghost),
             batches: Vec::new(),
             reads: READS,
         }

@@ -174,6 +174,7 @@ impl GuestGhosts {
         let differences = self.replacement.differences();
         let reach = beyond / REACH..=beyond * REACH;
         let largest = sizes(ghost)
+            .into_iter()
             .zip(differences)
             .filter(|(size, _)| reach.contains(size))
             .map(|(_, difference)| difference)

@@ -90,13 +90,9 @@ struct Held {
 
 impl Replacement {
     pub(super) fn new(ghost: PageCount) -> Self {
-        let mut own = [0.0; SIZES];
-        own.iter_mut()
-            .zip(sizes(ghost))
-            .for_each(|(own, size)| *own = size);
         Self {
             hash: PageHash::salted(),
-            sizes: own,
+            sizes: sizes(ghost),
             behind: Behind {
                 hash_max: u64::MAX,
                 entered: page_map(),
