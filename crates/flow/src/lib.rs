@@ -25,7 +25,8 @@ pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve, Mi
 pub use first_touch::{FirstTouch, FirstTouches, Timestamp};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{
-    Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, UnknownTraceMethod,
+    Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed,
+    UnknownTraceMethod,
 };
 pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;

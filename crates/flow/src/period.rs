@@ -153,6 +153,33 @@ impl PeriodLosses {
     }
 }
 
+/// What a VM did in a window, in the time that it would have taken without tracing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Undisturbed {
+    /// For what it did while all tracked pages were observed; zero if unknown.
+    pub observed: Duration,
+    /// The same at least and at most.
+    pub limits: [Duration; 2],
+    /// References recorded before that: while pages were made inaccessible, and until the hot set was full.
+    pub references_before: u64,
+    /// Wall time by which tracing made the period longer.
+    pub delay: Duration,
+    /// CPU time of the VM in the period that only tracing took.
+    pub cpu_time: Duration,
+}
+
+impl Undisturbed {
+    /// Of a VM that tracing did not delay.
+    #[must_use]
+    pub fn whole(window: Duration) -> Self {
+        Self {
+            observed: window,
+            limits: [window; 2],
+            ..Self::default()
+        }
+    }
+}
+
 /// Results, cost and losses of a tracing backend in one period.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the names of the others suffice")]
@@ -163,6 +190,8 @@ pub struct Period {
     pub length: Duration,
     /// The part of the period in which pages were tracked.
     pub window: Duration,
+    /// The VM's own part of it.
+    pub undisturbed: Undisturbed,
     /// One page in `scale` was tracked; each tracked page represents that many. For first touches, a sample represents
     /// that many pages with contents.
     pub scale: u32,

@@ -384,10 +384,13 @@ impl Observer {
         } else {
             curve
         };
-        self.vcpus.end(match self.yields {
-            Yield::FirstTouches => self.options.reach.unwrap_or(FIRST_TOUCHES_REACH),
-            _ => self.options.reach.unwrap_or_default(),
-        });
+        self.vcpus.end(
+            match self.yields {
+                Yield::FirstTouches => self.options.reach.unwrap_or(FIRST_TOUCHES_REACH),
+                _ => self.options.reach.unwrap_or_default(),
+            },
+            &period.undisturbed,
+        );
         let curve = curve.map(|curve| curve.with_vcpus(self.vcpus.recent()));
         Ok(ObservedPeriod {
             working_set,

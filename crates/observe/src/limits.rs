@@ -75,7 +75,7 @@ impl fmt::Display for FullTracingLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::{PeriodLosses, SampleCounts, ScanCounts, TrapCounts};
+    use plimsoll_flow::{PeriodLosses, SampleCounts, ScanCounts, TrapCounts, Undisturbed};
 
     fn period(populated_pages: u64, window_ms: u64, taken: u64, distinct_pages: u64) -> Period {
         Period {
@@ -83,6 +83,7 @@ mod tests {
             method: TraceMethod::Traps,
             length: Duration::from_secs(5),
             window: Duration::from_millis(window_ms),
+            undisturbed: Undisturbed::default(),
             scale: 128,
             populated_pages,
             tracked_pages: 1000,

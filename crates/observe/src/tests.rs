@@ -2,6 +2,7 @@
 
 use plimsoll_flow::{
     AccessKind, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TrapCounts,
+    Undisturbed,
 };
 use plimsoll_trap::{Observation, Refusal, Scan, Sink, TouchCost, Toucher};
 
@@ -55,6 +56,7 @@ impl Backend for Replay {
             method: self.method,
             length: Duration::from_secs(5),
             window: Duration::from_secs(5),
+            undisturbed: Undisturbed::whole(Duration::from_secs(5)),
             scale: 2,
             populated_pages: 10_000,
             tracked_pages: 5000,

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use plimsoll_flow::Undisturbed;
 use plimsoll_vm::QemuVm;
 
 /// A span of time.
@@ -36,15 +37,15 @@ impl VcpuShare {
         self.began = ran.map(|ran| (Instant::now(), ran));
     }
 
-    /// Ends it, and drops those that are older than `reach`.
-    pub fn end(&mut self, reach: Duration) {
+    /// Ends it, and drops those that are older than `reach`. The time that only tracing took is left out.
+    pub fn end(&mut self, reach: Duration, undisturbed: &Undisturbed) {
         let ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
         let (Some((start, before)), Some(ran)) = (self.began.take(), ran) else {
             return;
         };
         let span = Span {
-            vcpu: ran.saturating_sub(before),
-            wall: start.elapsed(),
+            vcpu: ran.saturating_sub(before + undisturbed.cpu_time),
+            wall: start.elapsed().saturating_sub(undisturbed.delay),
         };
         self.whole.vcpu += span.vcpu;
         self.whole.wall += span.wall;
@@ -87,7 +88,7 @@ mod tests {
     fn a_simulated_vm_has_no_vcpu_time() {
         let mut share = VcpuShare::default();
         share.begin();
-        share.end(Duration::ZERO);
+        share.end(Duration::ZERO, &Undisturbed::default());
         assert_eq!((share.recent(), share.whole()), (None, None));
     }
 

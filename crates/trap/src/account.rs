@@ -202,6 +202,11 @@ impl TrapAccount {
         self.cost.whole.saturating_sub(self.cost.outside_handler) + self.outside
     }
 
+    /// CPU time of whoever traps, in the trial.
+    pub fn running(&self) -> Duration {
+        self.cost.running
+    }
+
     /// Adds a trap whose handler took `handler`; returns its cost.
     pub fn charge(&mut self, handler: Duration) -> Duration {
         self.traps += 1;

@@ -33,6 +33,11 @@ impl HotSet {
         self.capacity = pages as usize;
     }
 
+    /// Whether the next page that enters it takes the place of another.
+    pub fn is_full(&self) -> bool {
+        self.queue.len() >= self.capacity
+    }
+
     /// Whether `page` is in the set.
     pub fn contains(&self, page: u64) -> bool {
         self.member.get(page)

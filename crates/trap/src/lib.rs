@@ -34,6 +34,7 @@ mod hot_set;
 mod inject;
 mod placement;
 mod process;
+mod progress;
 mod ram;
 mod rate;
 mod refusal;

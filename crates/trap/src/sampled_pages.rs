@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts,
+    TraceMethod, TrapCounts, Undisturbed,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -150,6 +150,7 @@ impl Backend for PageSampler {
             method: TraceMethod::SampledPages,
             length,
             window,
+            undisturbed: Undisturbed::whole(window),
             scale: u32::try_from(scale).unwrap_or(u32::MAX),
             populated_pages: draw.population.pages,
             tracked_pages: drawn,

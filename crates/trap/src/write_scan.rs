@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts,
+    TraceMethod, TrapCounts, Undisturbed,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -185,6 +185,7 @@ impl Backend for WriteScanner {
             method: TraceMethod::WriteScans,
             length,
             window,
+            undisturbed: Undisturbed::whole(window),
             scale: self.config.scale,
             populated_pages: self.layout.pages(),
             tracked_pages: self.layout.pages() / u64::from(self.config.scale),

@@ -9,7 +9,7 @@
 //!
 //! A window is one period of a tracer. Windows are pooled weighted by the time that each represents and by the references
 //! per second that were observed in it, so that the ratio of the whole times the mean rate is the mean of the misses per
-//! second. A window of unknown observed time is weighted by the time alone, and has no misses per second.
+//! second. A second is one of the VM as it is without the tracer. A window of unknown observed time is weighted by the time alone, and has no misses per second.
 //!
 //! A new estimator is one file with an implementation of [`LiveEstimator`] and a row in [`LIVE_ESTIMATORS`].
 //! Not here: the schedule of windows, and the selection of sampled pages (crate `plimsoll-trap`).
@@ -63,8 +63,13 @@ pub struct LiveWindow {
     pub tracked: u64,
     /// Time that the window represents, in seconds.
     pub seconds: f64,
-    /// The part of it in which pages were observed, in seconds; 0.0 if unknown, and then there are no misses per second.
+    /// Seconds that the VM would have taken undisturbed for what it did while pages were observed; 0.0 if unknown, and then
+    /// there are no misses per second.
     pub observed_seconds: f64,
+    /// The same at least and at most, which widens the band of misses per second; 0.0 if unknown.
+    pub observed_limits: [f64; 2],
+    /// References before that time, which do not count in it.
+    pub references_before: u64,
     /// The size below which the misses of a memory were not observed: what the hot set holds.
     pub hidden: PageCount,
 }
@@ -77,9 +82,25 @@ impl LiveWindow {
             scale: u64::from(period.scale),
             tracked: period.tracked_pages,
             seconds: period.length.as_secs_f64(),
-            observed_seconds: period.window.as_secs_f64(),
+            observed_seconds: period.undisturbed.observed.as_secs_f64(),
+            observed_limits: period.undisturbed.limits.map(|limit| limit.as_secs_f64()),
+            references_before: period.undisturbed.references_before,
             hidden: PageCount(period.resolution_pages()),
         }
+    }
+}
+
+impl LiveWindow {
+    /// Factors of a count per second: the limits of the observed time, at most and at least.
+    fn rate_limits(&self) -> [f64; 2] {
+        let [least, most] = self.observed_limits;
+        [most, least].map(|limit| {
+            if limit > 0.0 {
+                self.observed_seconds / limit
+            } else {
+                1.0
+            }
+        })
     }
 }
 
@@ -227,6 +248,7 @@ mod tests {
             seconds,
             observed_seconds: seconds,
             hidden: PageCount(0),
+            ..LiveWindow::default()
         }
     }
 

@@ -119,13 +119,14 @@ impl ScanWindow {
         })
     }
 
-    /// Ends the window and returns its curve, where a sampled page represents `scale` pages and pages were observed for
-    /// `seconds`, or 0.0 if that is unknown; `tracked` is the number of sampled pages, or 0. `None` if nothing was touched.
-    fn finish(&mut self, scale: u64, seconds: f64, tracked: u64) -> Option<WindowCurve> {
+    /// Ends the window and returns its curve; `None` if nothing was touched.
+    fn finish(&mut self, observed: &LiveWindow) -> Option<WindowCurve> {
+        let (scale, seconds) = (observed.scale, observed.observed_seconds);
+        let limits = observed.rate_limits();
         let mut window = std::mem::take(self);
         window.close_pair();
         let end = window.end;
-        let growths = window.growths(tracked);
+        let growths = window.growths(observed.tracked);
         for (&page, &(from, to)) in &window.last {
             for part in [
                 &mut window.whole,
@@ -191,9 +192,12 @@ impl ScanWindow {
                 difference,
                 variance: jackknife_variance(&replicates, &ones, size),
             };
+            let scaled = ratio.scaled(rate(touches));
             let misses = Estimate {
+                low: scaled.low * limits[0],
+                high: scaled.high * limits[1],
                 variance: jackknife_variance(&replicates, &without, size),
-                ..ratio.scaled(rate(touches))
+                ..scaled
             };
             (size, [ratio, misses])
         });
@@ -596,9 +600,7 @@ impl LiveEstimator for ScanCurve {
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
         let seconds = window.seconds;
-        let curve = self
-            .window
-            .finish(window.scale, window.observed_seconds, window.tracked);
+        let curve = self.window.finish(window);
         self.pooled.add(curve.as_ref(), window.hidden, seconds);
         let whole = curve.as_ref().and_then(WindowCurve::curve);
         self.recent.push(|| (curve, window.hidden), seconds);
@@ -626,6 +628,14 @@ impl LiveEstimator for ScanCurve {
 mod tests {
     use super::*;
 
+    fn observed(scale: u64, observed_seconds: f64) -> LiveWindow {
+        LiveWindow {
+            scale,
+            observed_seconds,
+            ..LiveWindow::default()
+        }
+    }
+
     /// Scans of a stream with this number of touches per interval.
     fn scanned(pages: impl Iterator<Item = u64>, touches: usize, scans: u32) -> ScanWindow {
         let pages: Vec<u64> = pages.take(touches * scans as usize).collect();
@@ -640,7 +650,11 @@ mod tests {
     }
 
     fn curve_of(window: &mut ScanWindow, scale: u64) -> MissRatioCurve {
-        window.finish(scale, 1.0, 0).unwrap().curve().unwrap()
+        window
+            .finish(&observed(scale, 1.0))
+            .unwrap()
+            .curve()
+            .unwrap()
     }
 
     fn random(pages: u64) -> impl Iterator<Item = u64> {
@@ -727,9 +741,9 @@ mod tests {
 
     #[test]
     fn nothing_touched_is_no_curve() {
-        assert!(ScanWindow::default().finish(1, 1.0, 0).is_none());
+        assert!(ScanWindow::default().finish(&observed(1, 1.0)).is_none());
         let mut idle = scanned(std::iter::empty(), 10, 5);
-        assert!(idle.finish(1, 1.0, 0).is_none());
+        assert!(idle.finish(&observed(1, 1.0)).is_none());
     }
 
     #[test]
@@ -738,7 +752,11 @@ mod tests {
         assert!(mean.curve().is_none());
         for (pages, seconds) in [(1000, 3.0), (3000, 1.0)] {
             let mut window = scanned((0..pages).cycle(), 100, 100);
-            mean.add(window.finish(1, 0.0, 0).as_ref(), PageCount(0), seconds);
+            mean.add(
+                window.finish(&observed(1, 0.0)).as_ref(),
+                PageCount(0),
+                seconds,
+            );
         }
         let curve = mean.curve().unwrap();
         assert!((curve.miss_ratio(PageCount(500)) - 1.0).abs() < 0.01);

@@ -52,6 +52,8 @@ pub struct Survival {
 #[derive(Debug, Clone, Copy, Default)]
 struct Clock {
     references: f64,
+    /// The same at least and at most, as far as the time is not known.
+    limits: [f64; 2],
     seconds: f64,
 }
 
@@ -148,6 +150,9 @@ impl Survival {
     fn merge_by(&mut self, other: &Self, factor_of: &dyn Fn(&Self) -> f64) {
         // A window without references has a time, too.
         self.clock.references += other.clock.references;
+        for (limit, other) in self.clock.limits.iter_mut().zip(other.clock.limits) {
+            *limit += other;
+        }
         self.clock.seconds += other.clock.seconds;
         let factor = factor_of(other);
         let adds = is_weight(factor) && !other.is_empty();
@@ -250,8 +255,10 @@ impl Survival {
         let seconds = window.seconds * share;
         let clock = if window.observed_seconds > 0.0 {
             let observed = self.observations as f64 * represents;
+            let references = observed * window.seconds / window.observed_seconds;
             Clock {
-                references: observed * window.seconds / window.observed_seconds,
+                references,
+                limits: window.rate_limits().map(|factor| references * factor),
                 seconds,
             }
         } else {
@@ -265,8 +272,21 @@ impl Survival {
         let Clock {
             references,
             seconds,
+            ..
         } = self.clock;
         (seconds > 0.0).then(|| references / seconds)
+    }
+
+    /// Limits of that rate as shares of it, as far as the time is not known.
+    pub(crate) fn rate_limits(&self) -> [f64; 2] {
+        let Clock {
+            references, limits, ..
+        } = self.clock;
+        if references > 0.0 {
+            limits.map(|limit| limit / references)
+        } else {
+            [1.0; 2]
+        }
     }
 
     pub(crate) fn steps(&self) -> Vec<SurvivalStep> {

@@ -144,6 +144,9 @@ impl<P: PartOfWindow> Window<P> {
     pub(crate) fn close(&mut self, window: &LiveWindow) -> Survival {
         let (touched, scale) = (self.whole.pages(), window.scale as f64);
         let mean = touched as f64 / REPLICATES as f64;
+        let whole = self.whole.finish(window.scale);
+        let before = window.references_before as f64 / whole.observations().max(1) as f64;
+        let counted = (1.0 - before).max(0.0);
         // How many of the tracked pages a part has is known and no error of the whole; how many of them are touched is one.
         let untouched = 1.0 - touched as f64 / window.tracked as f64;
         let chance = match window.tracked {
@@ -165,11 +168,11 @@ impl<P: PartOfWindow> Window<P> {
             )]
             let whole = represented.round().max(1.0) as u64;
             let seconds = if touched > 0 { seconds } else { 1.0 };
-            part.finish(whole).timed(window, represented, seconds)
+            let part = part.finish(whole);
+            part.timed(window, represented * counted, seconds)
         });
         let parts = parts.collect();
-        let whole = self.whole.finish(window.scale);
-        whole.timed(window, scale, 1.0).with_parts(parts)
+        whole.timed(window, scale * counted, 1.0).with_parts(parts)
     }
 }
 
@@ -328,7 +331,7 @@ fn curve_of(
             .collect();
         steps.band(&curves, 1.0);
         if let Some(rate) = survival.references_per_second() {
-            steps.rate(rate, &rated);
+            steps.rate(rate, survival.rate_limits(), &rated);
         }
     }
     steps.into_curve(survival.observations())

@@ -159,8 +159,13 @@ impl Steps {
 
     /// Adds misses per second, of `rate` references per second, with the spread of those of the replicates: of their
     /// curves times their own rates, so that the band includes the error of the rate. A replicate without references has
-    /// no curve.
-    pub(crate) fn rate(&mut self, rate: f64, replicates: &[(Option<MissRatioCurve>, f64)]) {
+    /// no curve. `limits` are those of an error that all replicates share, as factors of the rate, at most and at least 1.0.
+    pub(crate) fn rate(
+        &mut self,
+        rate: f64,
+        limits: [f64; 2],
+        replicates: &[(Option<MissRatioCurve>, f64)],
+    ) {
         let lines = replicates.iter();
         let mut lines: Vec<_> = lines
             .map(|(curve, rate)| (curve.as_ref().map(Line::new), rate))
@@ -177,10 +182,12 @@ impl Steps {
             }
             let variance = (squares - sum * sum / count).max(0.0) / (count - 1.0);
             let half_width = quantile_of(count) * (variance / count).sqrt();
+            // Independent of the other.
+            let [low, high] = limits.map(|limit| half_width.hypot(expected * (limit - 1.0)));
             point.misses = Some(MissesPerSecond {
                 expected,
-                low: (expected - half_width).max(0.0),
-                high: expected + half_width,
+                low: (expected - low).max(0.0),
+                high: expected + high,
             });
         }
     }

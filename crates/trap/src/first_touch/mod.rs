@@ -40,7 +40,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{FirstTouches, Period, ScanCounts, TraceMethod};
+use plimsoll_flow::{FirstTouches, Period, ScanCounts, TraceMethod, Undisturbed};
 
 use crate::account::TrapAccount;
 use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
@@ -323,6 +323,7 @@ fn period_of(served: &ServedPeriod, index: u64, length: Duration, vcpus: usize) 
         method: TraceMethod::FirstTouches,
         length,
         window: length,
+        undisturbed: Undisturbed::whole(length),
         scale: u32::try_from(scale).unwrap_or(u32::MAX),
         populated_pages: report.populated_pages,
         tracked_pages,

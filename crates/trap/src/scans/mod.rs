@@ -47,6 +47,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::process::{Population, Session, cpu_time};
+use crate::progress::Progress;
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{
     Injection, NoSwap, NoUserfault, PageAccess, SharedRam, Unlocked,
@@ -113,6 +114,7 @@ struct AccessedPageScanner {
     config: TraceConfig,
     control: ScanControl,
     touch_cost: TouchCost,
+    progress: Progress,
     /// The sample's populated pages, ascending.
     watched: Vec<u64>,
     /// Those of them that were touched in this window.
@@ -158,6 +160,7 @@ impl AccessedPageScanner {
                 config.period,
             ),
             touch_cost,
+            progress: Progress::new(session.process.pid, touch_cost.time),
             watched: Vec::new(),
             touched: PageBits::new(session.ram_pages()),
             batch: ReferenceBatch::new(),
@@ -293,6 +296,7 @@ impl AccessedPageScanner {
         window.touches += pages.len() as u64;
         let writes = self.batch.kinds().iter();
         window.writes += writes.filter(|&&kind| kind == AccessKind::Write).count() as u64;
+        self.progress.trapped(pages.len() as u64);
         for page in pages {
             window.distinct_pages += u64::from(self.touched.set(page.0, true));
         }
@@ -348,17 +352,24 @@ impl Backend for AccessedPageScanner {
         let population = self.collect(scale)?;
         let mut window = Window::default();
         self.touched.clear();
+        self.progress.opens();
         let stayed_accessible = self.arm(&mut window)?;
+        self.progress.observes(0);
         match self.watch(stop, end, &mut window, sink) {
             // The observations stay valid; the next period reports that the VM is gone.
             Err(TrapError::VmGone { .. }) if window.touches > 0 => {}
             other => other?,
         }
+        self.progress.closes();
+        self.progress.rests();
         self.session.process.rest(stop, end);
+        self.progress.rested();
 
         let length = start.elapsed();
         let fault_time = self.fault_time(&window);
         let arm_time = window.arm_time + window.scan_time;
+        let scanning = window.scan_time.div_f64(window.touches.max(1) as f64);
+        let undisturbed = self.progress.settle(self.touch_cost.time + scanning);
         let resolution = window.touches.div_ceil(window.scans.max(1));
         let mean = window.cpu_time.as_secs_f64() / window.scans.max(1) as f64;
         let process = &self.session.process;
@@ -367,6 +378,7 @@ impl Backend for AccessedPageScanner {
             method: TraceMethod::AccessedPageScans,
             length,
             window: window.length,
+            undisturbed,
             scale,
             populated_pages: population.pages,
             tracked_pages: self.watched.len() as u64,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts,
+    TraceMethod, TrapCounts, Undisturbed,
 };
 
 use super::SCANS_MIN;
@@ -114,6 +114,7 @@ impl Backend for ReplayedScans {
             method: TraceMethod::AccessedPageScans,
             length,
             window,
+            undisturbed: Undisturbed::whole(window),
             scale,
             populated_pages: pages,
             tracked_pages: watched.len() as u64,

@@ -46,6 +46,7 @@ use crate::error::TrapError;
 use crate::hot_set::{HotSet, PageBits};
 use crate::placement::HandlerCpu;
 use crate::process::{Population, Session, TracedProcess};
+use crate::progress::Progress;
 use crate::ram::PageRange;
 use crate::rate::RateRule;
 use crate::requirement::Requirement;
@@ -93,11 +94,14 @@ struct Tracer<B: PageBarrier = RemotePageout> {
     config: TraceConfig,
     control: TrapControl,
     account: TrapAccount,
+    progress: Progress,
     toucher: Toucher,
     /// The populated pages of the current sample, as runs.
     watched: Vec<PageRange>,
     sample: Sample,
     recording: bool,
+    /// Whether all of the sample has been made inaccessible.
+    is_armed: bool,
     hot: HotSet,
     /// Number of pages made inaccessible and not known to be accessible again.
     raised: PageBits,
@@ -148,15 +152,18 @@ impl<B: PageBarrier> Tracer<B> {
         config: &TraceConfig,
     ) -> Self {
         let pages = session.ram_pages();
+        let progress = Progress::new(session.process.pid, account.running());
         Self {
             session,
             userfault,
+            progress,
             control: TrapControl::new(config),
             account,
             toucher,
             watched: Vec::new(),
             sample: Sample::new(config.scale, config.group_pages, 0),
             recording: false,
+            is_armed: false,
             hot: HotSet::new(config.hot_set_pages as usize, pages),
             raised: PageBits::new(pages),
             stuck: Vec::new(),
@@ -184,13 +191,17 @@ impl<B: PageBarrier> Tracer<B> {
         let window_end = TracedProcess::window_end(&self.config, start);
         self.session.process.register(&self.userfault)?;
         self.recording = true;
+        self.progress.opens();
         let guarded = self.session.process.guard();
         let armed = guarded.and_then(|()| self.arm(stop, sink));
         self.account.window_begins();
+        self.is_armed = true;
+        self.progress.observes(self.counts.traps.taken);
         let watched = armed.and_then(|()| self.watch(stop, window_end, sink));
         self.account.window_ends();
+        self.progress.closes();
         let window = window_start.elapsed();
-        self.recording = false;
+        (self.recording, self.is_armed) = (false, false);
         let rested = watched.and_then(|budget_exhausted| {
             // A VM that is to be left at once maps its pages itself.
             if !stop.load(Ordering::Relaxed) {
@@ -199,7 +210,9 @@ impl<B: PageBarrier> Tracer<B> {
             let process = &self.session.process;
             process.unregister(&self.userfault)?;
             process.unguard();
+            self.progress.rests();
             process.rest(stop, end);
+            self.progress.rested();
             self.raised.clear();
             self.stuck.clear();
             self.trapped.clear();
@@ -213,6 +226,11 @@ impl<B: PageBarrier> Tracer<B> {
         };
 
         self.counts.fault_time = self.account.settle();
+        let mut undisturbed = self.progress.settle(self.account.trap_cost());
+        if !self.hot.is_full() {
+            // None of them would miss in a memory as large as the hot set.
+            undisturbed.references_before = self.counts.traps.taken;
+        }
         let tracked_pages = self.watched.iter().map(|run| run.end - run.start).sum();
         let length = start.elapsed();
         let taken = self.counts.fault_time + self.counts.arm_time;
@@ -221,6 +239,7 @@ impl<B: PageBarrier> Tracer<B> {
             method: TraceMethod::Traps,
             length,
             window,
+            undisturbed,
             scale,
             populated_pages: population.pages,
             tracked_pages,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts,
+    TraceMethod, TrapCounts, Undisturbed,
 };
 
 use super::control::TrapControl;
@@ -64,6 +64,7 @@ impl Backend for ReplayedTraps {
         let budget = config.budget.map(|budget| config.period.mul_f64(budget));
         let (mut fault_time, mut taken, mut distinct_pages) = (Duration::ZERO, 0, 0);
         let mut batch = ReferenceBatch::new();
+        let mut filled = (start, 0);
         let is_spent =
             |fault_time: Duration| budget.is_some_and(|budget| fault_time + arm_time >= budget);
         while !is_spent(fault_time) {
@@ -79,6 +80,8 @@ impl Backend for ReplayedTraps {
             distinct_pages += u64::from(self.trapped.set(page, true));
             if let Some(head) = self.hot.enter(page) {
                 self.armed.set(head, true);
+            } else {
+                filled = (self.replay.now, taken);
             }
             fault_time += trap_cost;
             if batch.is_full() {
@@ -88,6 +91,15 @@ impl Backend for ReplayedTraps {
         }
         sink(&Observation::References(&batch));
         let window = self.replay.now.saturating_sub(start);
+        let filled = if self.hot.is_full() {
+            filled
+        } else {
+            (start, taken)
+        };
+        let undisturbed = Undisturbed {
+            references_before: filled.1,
+            ..Undisturbed::whole(self.replay.now.saturating_sub(filled.0))
+        };
         self.replay.skip_to(start + config.period);
         let length = self.replay.now.saturating_sub(start);
         let period = Period {
@@ -95,6 +107,7 @@ impl Backend for ReplayedTraps {
             method: TraceMethod::Traps,
             length,
             window,
+            undisturbed,
             scale,
             populated_pages: pages,
             tracked_pages,

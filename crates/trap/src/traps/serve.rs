@@ -93,9 +93,13 @@ impl<B: PageBarrier> Tracer<B> {
             self.counts.traps.taken += 1;
             self.counts.traps.writes += u64::from(fault.write);
             self.counts.distinct_pages += u64::from(self.trapped.set(page.0, true));
+            let was_full = self.hot.is_full();
             // Before the access continues: its vCPU could be at the head's page next.
             if let Some(head) = self.hot.enter(page.0) {
                 self.rearm_head(head)?;
+            }
+            if self.is_armed && !was_full && self.hot.is_full() {
+                self.progress.observes(self.counts.traps.taken);
             }
         } else {
             self.counts.traps.strays += 1;
@@ -106,6 +110,7 @@ impl<B: PageBarrier> Tracer<B> {
         self.session
             .release_access(&self.userfault, fault.address)?;
         self.counts.fault_time += self.account.charge(start.elapsed());
+        self.progress.trapped(1);
         Ok(())
     }
 }
