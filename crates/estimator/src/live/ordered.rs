@@ -109,7 +109,7 @@ impl<P: PartOfWindow> LiveEstimator for PooledEstimator<P> {
     }
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
-        let survival = self.window.close(window);
+        let survival = self.window.close(window).without_thin_tail();
         let resolved = (survival.resolved(), window.hidden);
         self.pooled.pool(&resolved, window.seconds);
         self.recent.push(|| resolved, window.seconds);

@@ -48,6 +48,9 @@ pub struct Survival {
     clock: Clock,
 }
 
+/// Observations of a window that must be at risk for an estimate.
+const AT_RISK_MIN: f64 = 5.0;
+
 /// A number of references to all pages, and the time in which the VM made them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Clock {
@@ -201,6 +204,34 @@ impl Survival {
             clock: self.clock,
             ..resolved
         }
+    }
+
+    /// The same observations, censored where hardly any are at risk: beyond the last event at which [`AT_RISK_MIN`] were,
+    /// or a tenth of all. There the estimate would be made by single ones, down to 0 with the last of all if that is an event. The
+    /// parts stay as they are: how much they differ there belongs to the band.
+    pub(crate) fn without_thin_tail(mut self) -> Self {
+        let (mut at_risk, mut last) = (0.0, None);
+        let enough = AT_RISK_MIN.min(self.weight() / 10.0);
+        for (&bucket, cell) in self.cells.iter().rev() {
+            at_risk += cell.events + cell.censored;
+            if at_risk >= enough && cell.events > 0.0 {
+                last = Some(bucket);
+                break;
+            }
+        }
+        if let Some(last) = last {
+            let beyond = self.cells.split_off(&(last + 1));
+            let weights = beyond.values().map(|cell| cell.events + cell.censored);
+            let censored: f64 = weights.sum();
+            self.cells.entry(last).or_default().censored += censored;
+        }
+        self
+    }
+
+    /// Sum of all weights.
+    fn weight(&self) -> f64 {
+        let cells = self.cells.values();
+        cells.map(|cell| cell.events + cell.censored).sum()
     }
 
     /// Whether there are no observations.
@@ -438,6 +469,24 @@ mod tests {
         // Three quarters of the half of the short window that lies above 20 end at 30.
         for (value, expected) in [(10, 0.75), (30, 0.1875), (40, 0.0)] {
             assert!((share_above(&mixed, value) - expected).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn the_last_of_many_observations_does_not_end_the_distribution() {
+        // 60 events at 10, 40 cut off at 20, and one event at 50.
+        let mut all = vec![(10, false); 60];
+        all.extend([(20, true); 40]);
+        all.push((50, false));
+        assert_eq!(survival_of(&all).unresolved(), 0.0);
+        let cut = survival_of(&all).without_thin_tail();
+        assert_eq!(cut.tail().len(), 1);
+        assert!((cut.unresolved() - 41.0 / 101.0).abs() < 1e-12);
+        assert_eq!((cut.observations(), cut.largest()), (101, 50));
+        // A loop ends with many at risk, and of few observations each counts.
+        for certain in [vec![(10, false); 60], vec![(10, false), (20, false)]] {
+            let survival = survival_of(&certain);
+            assert_eq!(survival.clone().without_thin_tail().tail(), survival.tail());
         }
     }
 

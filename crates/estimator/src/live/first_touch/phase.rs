@@ -137,14 +137,8 @@ impl Phase {
         let mut samples: Vec<Sample> = samples.map(Sample::of).collect();
         samples.sort_unstable_by(|one, other| one.armed.total_cmp(&other.armed));
         let now = now.as_secs_f64();
-        let ended = samples.iter();
-        let ended = ended.filter(|sample| !sample.is_touched && sample.until < now);
-        let mut ended: Vec<f64> = ended.map(|sample| sample.until).collect();
-        ended.sort_unstable_by(f64::total_cmp);
-        let together = ended.chunk_by(|one, next| next - one < WITHDRAWN_WITHIN);
-        let together = together.filter(|all| all.len() >= WITHDRAWN);
         let mut phase = Self {
-            withdrawn: together.map(|all| all[0]).collect(),
+            withdrawn: withdrawals(samples.iter().copied(), now),
             samples,
             since: since.as_secs_f64(),
             now,
@@ -315,6 +309,24 @@ impl Phase {
         }
         bins
     }
+}
+
+/// Whether all of some samples, those that a tracer has at the time `now`, were withdrawn at once before.
+pub(super) fn were_withdrawn<'a>(
+    samples: impl Iterator<Item = &'a FirstTouch>,
+    now: Duration,
+) -> bool {
+    !withdrawals(samples.map(Sample::of), now.as_secs_f64()).is_empty()
+}
+
+/// The times at which all samples were withdrawn, rising.
+fn withdrawals(samples: impl Iterator<Item = Sample>, now: f64) -> Vec<f64> {
+    let ended = samples.filter(|sample| !sample.is_touched && sample.until < now);
+    let mut ended: Vec<f64> = ended.map(|sample| sample.until).collect();
+    ended.sort_unstable_by(f64::total_cmp);
+    let together = ended.chunk_by(|one, next| next - one < WITHDRAWN_WITHIN);
+    let together = together.filter(|all| all.len() >= WITHDRAWN);
+    together.map(|all| all[0]).collect()
 }
 
 /// Joins neighbours until the slopes fall.

@@ -230,7 +230,7 @@ fn a_loop_of_passes_that_differ_in_length_has_an_edge() {
     let times: Vec<_> = samples.iter().map(|&(_, time)| time).collect();
     let at = |samples: &[_]| {
         let (shape, speed) = Shape::at_even_speed(samples).unwrap();
-        let curve = shape.curve(10_000, 1.0).unwrap();
+        let curve = shape.curve(10_000, 1.0, 1.0).unwrap();
         (
             curve.miss_ratio(PageCount(9600)),
             curve.miss_ratio(PageCount(9990)),
@@ -460,7 +460,7 @@ fn observed_whole(pages: &[u64], population: u64) -> (MissRatioCurve, Vec<usize>
     let samples: Vec<_> = times.iter().map(|&time| (0.0, time)).collect();
     // All of one batch, so that its speed is the mean.
     let (shape, _) = Shape::at_even_speed(&samples).unwrap();
-    let curve = shape.curve(population, 1.0).unwrap();
+    let curve = shape.curve(population, 1.0, 1.0).unwrap();
     let sizes = (1..=8).map(|step| (population * step / 8) as usize);
     (curve, sizes.collect())
 }
