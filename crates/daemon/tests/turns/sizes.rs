@@ -182,10 +182,12 @@ fn vms_get_back_what_they_had_when_the_daemon_ends_in_the_middle_of_a_move() {
     }
     let own = |rig: &Rig| rig.host.vm("search").unwrap().direct_bytes / MIB;
     rig.until("search gains", |rig| own(rig) > 640);
-    rig.until("it shrinks into its cache", |rig| own(rig) < 460);
+    rig.until("it shrinks into its cache", |rig| own(rig) < 506);
     assert_eq!(rig.newest().kind, Kind::IntoCaches);
     // What was to go into the cache comes back, and the return begins meanwhile.
     rig.ask(Command::Pause).unwrap();
+    let target = rig.host.vm("search").unwrap().target_bytes.unwrap();
+    assert!(own(&rig) < 508 && target > 508 * MIB);
     rig.turns.begin_return(rig.now);
     rig.pass(30);
     for vm in VMS {
