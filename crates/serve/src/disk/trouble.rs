@@ -123,6 +123,9 @@ impl Pause {
                 self.try_at = Some(now + MONITOR_RETRY);
                 None
             }
+            Err(error) if wants && self.paused => Some(format!(
+                "disk: the VM is being paused; its monitor does not answer while its writes wait ({error})"
+            )),
             Err(error) => {
                 self.try_at = Some(now + MONITOR_RETRY);
                 Some(format!("disk: the VM cannot be {what}: {error}; {state}"))
@@ -138,8 +141,10 @@ impl Pause {
             // Without it the next daemon does not resume the VM.
             let _ = fs::write(marker, boot);
         }
-        monitor.stop()?;
+        // Whether or not it is answered: QEMU stops the virtual CPUs, then waits for the requests in flight, and answers
+        // nothing until they have ended.
         self.paused = true;
+        monitor.stop()?;
         Ok(true)
     }
 
@@ -164,7 +169,8 @@ mod tests {
     use super::*;
 
     /// A monitor of a VM that runs until it is stopped; returns the commands that it gets.
-    fn monitor(socket: &Path) -> Receiver<String> {
+    /// As QEMU does while requests are in flight, it may leave `stop` unanswered.
+    fn monitor(socket: &Path, answers_stop: bool) -> Receiver<String> {
         let (commands, received) = channel();
         let listener = UnixListener::bind(socket).unwrap();
         thread::spawn(move || {
@@ -190,7 +196,9 @@ mod tests {
                     if line["id"].is_null() {
                         answer.as_object_mut().unwrap().remove("id");
                     }
-                    writeln!(stream, "{answer}").unwrap();
+                    if answers_stop || command != "stop" {
+                        writeln!(stream, "{answer}").unwrap();
+                    }
                     if ["stop", "cont"].contains(&&*command) {
                         // The test may be over.
                         let _ = commands.send(command);
@@ -205,7 +213,7 @@ mod tests {
     fn a_vm_is_paused_while_its_writes_fail_and_resumed_by_whoever_serves_then() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("monitor");
-        let received = monitor(&socket);
+        let received = monitor(&socket, true);
         let now = Instant::now();
         let mut stats = MachineStats::default();
         let mut pause = Pause::new(&socket, Some(folder.path()));
@@ -235,6 +243,23 @@ mod tests {
         stats.engine.wants_pause = false;
         assert_eq!(pause.follow(&stats, now + MONITOR_RETRY), None);
         assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_vm_whose_pause_is_not_answered_is_resumed_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let received = monitor(&socket, false);
+        let mut stats = MachineStats::default();
+        stats.engine.wants_pause = true;
+        let mut pause = Pause::new(&socket, None);
+        let line = pause.follow(&stats, Instant::now()).unwrap();
+        assert!(line.starts_with("disk: the VM is being paused"), "{line}");
+        assert_eq!(received.recv().unwrap(), "stop");
+        stats.engine.wants_pause = false;
+        let line = pause.follow(&stats, Instant::now()).unwrap();
+        assert_eq!(line, "disk: the VM is resumed");
+        assert_eq!(received.recv().unwrap(), "cont");
     }
 
     #[test]
