@@ -155,6 +155,34 @@ fn a_vm_that_has_not_answered_since_the_start_counts_with_the_ram_that_was_plugg
 }
 
 #[test]
+fn a_target_of_a_cache_that_may_not_have_arrived_keeps_no_memory_from_its_vm() {
+    let mut config = config(Mode::Act);
+    config.workflow = Workflow::Cache {
+        direct_ratio: 0.5,
+        trace_for: Duration::from_secs(600),
+        keep: true,
+        every: Duration::from_secs(3600),
+    };
+    let mut rig = Rig::of_three(config);
+    for vm in ["web", "search", "scan"] {
+        rig.host.change(vm, |vm| vm.cache_bytes = Some(0));
+    }
+    let own = |rig: &Rig| rig.host.vm("web").unwrap().direct_bytes / MIB;
+    rig.until("it shrinks", |rig| own(rig) < 500);
+    rig.host.change("web", |vm| vm.disk_answers = false);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert!(own(&rig) < 500);
+    // The daemon of its disk has started anew.
+    rig.host.change("web", |vm| {
+        vm.disk_answers = true;
+        vm.cache_bytes = Some(4 * MIB);
+    });
+    rig.turns.begin_return(rig.now);
+    rig.pass(30);
+    assert_eq!(own(&rig), 508);
+}
+
+#[test]
 fn a_cache_that_has_not_answered_since_the_start_counts_with_what_it_had() {
     let mut config = config(Mode::Act);
     config.workflow = Workflow::Cache {
