@@ -7,10 +7,10 @@
 //! are those without the delay by traps: the time by which the VM got less done in the window than it does between windows, as far
 //! as traps can be the cause: [`LOST_MAX`] times their cost by their account (`account`).
 //!
-//! A trap uses more CPU time of the VM than a trial shows, because its working set leaves the CPU's caches: 1.3 to 1.8 times
-//! as much under TCG, by what the guest counted. So the expected time is that for one and a half times the trial's, and the limits
-//! those for once and twice as much ([`RUNNING`]). Where traps use most of the CPU time, little is known of the rest, and the limits
-//! are far apart.
+//! A trap may use more CPU time of the VM than in a trial, because its working set leaves the CPU's caches: up to 1.8 times
+//! as much under TCG on a quiet host, by what the guest counted. On a busy host the trial itself takes longer, and it was less. So the
+//! limits are those for half and twice the trial's ([`RUNNING`]). Where traps use most of the CPU time, little is known of
+//! the rest, and the limits are far apart.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::sys::process_cpu_time;
 
 /// CPU time of a trap, as a multiple of the trial's, and the share of the CPU time that is left to the VM in any case: for the
 /// shortest observed time, the expected and the longest.
-const RUNNING: [(f64, f64); 3] = [(2.0, 0.125), (1.5, 0.25), (1.0, 0.25)];
+const RUNNING: [(f64, f64); 3] = [(2.0, 0.125), (1.0, 0.25), (0.5, 0.4)];
 /// Largest delay, as a multiple of what traps cost by their account.
 const LOST_MAX: f64 = 3.0;
 /// Weight of earlier stretches without traps, from one second of them to the next.
@@ -230,23 +230,23 @@ mod tests {
 
     #[test]
     fn a_busy_vm_is_observed_while_no_trap_is_served() {
-        // Of its CPU time 60 ms are those of traps, or 40, or 80.
+        // Of its CPU time 40 ms are those of traps, or 20, or 80.
         let found = settled(860 * MS, 3000 * MS);
-        assert_eq!(found.observed, 800 * MS);
-        assert_eq!(found.limits, [784 * MS, 816 * MS]);
-        assert_eq!((found.delay, found.cpu_time), (200 * MS, 60 * MS));
+        assert_eq!(found.observed, 820 * MS);
+        assert_eq!(found.limits, [788 * MS, 836 * MS]);
+        assert_eq!((found.delay, found.cpu_time), (180 * MS, 40 * MS));
         assert_eq!(found.references_before, 7);
     }
 
     #[test]
     fn what_others_take_of_its_cpus_delays_it_between_windows_too() {
         let found = settled(460 * MS, 1500 * MS);
-        assert_eq!((found.observed, found.delay), (800 * MS, 200 * MS));
+        assert_eq!((found.observed, found.delay), (840 * MS, 160 * MS));
     }
 
     #[test]
     fn a_vm_that_has_time_to_spare_is_not_delayed() {
-        let found = settled(360 * MS, 900 * MS);
+        let found = settled(340 * MS, 900 * MS);
         assert_eq!((found.observed, found.delay), (1000 * MS, Duration::ZERO));
     }
 
@@ -254,7 +254,7 @@ mod tests {
     fn a_vm_that_hardly_runs_in_its_window_is_not_delayed_by_more_than_traps_can() {
         let found = settled(160 * MS, 3000 * MS);
         assert_eq!(found.delay, 600 * MS);
-        assert_eq!(found.observed, 110 * MS);
+        assert_eq!(found.observed, 131 * MS);
     }
 
     #[test]
