@@ -62,8 +62,8 @@ impl GuestData for Ram {
         Ok(())
     }
 
-    fn frames_end(&self) -> u64 {
-        PLACES * PLACE_PAGES
+    fn is_ram(&self, frame: u64) -> bool {
+        frame < PLACES * PLACE_PAGES
     }
 }
 

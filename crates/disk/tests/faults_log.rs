@@ -306,11 +306,8 @@ fn wait_for(what: &str, ready: impl Fn() -> bool) {
 }
 
 /// A thin image on a file system of its own, of which blocks 16 to 19 are allocated.
-fn thin(setup: Setup, small: &SmallTmpfs) -> Place {
-    let setup = Setup {
-        direct: false,
-        ..setup
-    };
+fn thin(mut setup: Setup, small: &SmallTmpfs) -> Place {
+    setup.direct = false;
     let place = Place::within(setup, small.path(), Path::new("/dev/shm"));
     let image = OpenOptions::new().write(true).open(place.image(0)).unwrap();
     image.write_all_at(&[1; 4 * 4096], 16 * 4096).unwrap();

@@ -31,9 +31,10 @@ const AT_JSON: usize = 40;
 /// Bytes reserved for a copy of the header: paths of 4 KiB for some hundred disks. What is not used is a hole.
 const COPY_BYTES: u64 = 1 << 20;
 /// Bytes of a mark; a divisor of the page size, so that none crosses a page boundary.
-const MARK_BYTES: u64 = 16;
+const MARK_BYTES: usize = 16;
 /// Where the entries begin: behind the copies and the marks of all disks that a VM can have.
-pub(super) const HEAD_BYTES: u64 = 2 * COPY_BYTES + Location::DISKS_MAX as u64 * MARK_BYTES;
+pub(super) const HEAD_BYTES: u64 =
+    2 * COPY_BYTES + (Location::DISKS_MAX as usize * MARK_BYTES) as u64;
 const _: () = assert!(
     HEAD_BYTES.is_multiple_of(PAGE_BYTES as u64),
     "entries cross no page boundary"
@@ -230,7 +231,7 @@ impl ChangeTimes {
 }
 
 fn mark_at(disk: u16) -> u64 {
-    2 * COPY_BYTES + u64::from(disk) * MARK_BYTES
+    2 * COPY_BYTES + u64::from(disk) * MARK_BYTES as u64
 }
 
 /// Writes the mark of a disk.
@@ -239,7 +240,7 @@ pub(super) fn write_mark(
     disk: DiskNumber,
     times: ChangeTimes,
 ) -> io::Result<()> {
-    let mut bytes = [0; MARK_BYTES as usize];
+    let mut bytes = [0; MARK_BYTES];
     set_u64(&mut bytes, 0, times.first_ns.cast_unsigned());
     set_u64(&mut bytes, 8, times.last_ns.cast_unsigned());
     file.write_at(&bytes, mark_at(disk.0))
@@ -247,7 +248,7 @@ pub(super) fn write_mark(
 
 /// Reads the mark of a disk.
 pub(super) fn read_mark(file: &File, disk: u16) -> io::Result<ChangeTimes> {
-    let mut bytes = [0; MARK_BYTES as usize];
+    let mut bytes = [0; MARK_BYTES];
     file.read_exact_at(&mut bytes, mark_at(disk))?;
     Ok(ChangeTimes {
         first_ns: u64_at(&bytes, 0).cast_signed(),
