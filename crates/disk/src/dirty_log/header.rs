@@ -183,7 +183,7 @@ fn read_copy(file: &File, at: u64) -> io::Result<Result<Option<(u64, Head, Layou
 /// When our writes may have changed an image: from the first to the last of these times, in ns since 1970 by the clock of
 /// the image's file system.
 ///
-/// While writes are in flight, the last is the present and [`LATE_NS`]; otherwise both are the image's time of
+/// While writes are in flight, the last is the present and [`LATE_NS`](Self::LATE_NS); otherwise both are the image's time of
 /// modification. So an image whose time lies outside was changed by someone else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeTimes {
