@@ -155,6 +155,17 @@ impl<'a> Problem<'a> {
         known.fold((0.0, 0), |(sum, vms), loss| (sum + loss, vms + 1))
     }
 
+    /// Least sum of the logarithms of relative misses of the VMs with a curve that no search moves, and which a
+    /// solution's bound does not contain.
+    fn unbounded_loss(&self) -> f64 {
+        let fixed = self.vms.iter().zip(&self.lists);
+        let losses = fixed.filter_map(|(vm, list)| {
+            let misses = vm.misses.filter(|_| !vm.movable)?;
+            Some(misses.counted(list.last()?.to).ln())
+        });
+        losses.sum()
+    }
+
     /// Applies hysteresis to a solution and describes the result.
     pub(crate) fn allocation(&self, solution: Solution) -> Allocation {
         let current = self.current();
@@ -185,7 +196,10 @@ impl<'a> Problem<'a> {
         });
         let gap = solution.bound.map(|bound| match best {
             true => 0.0,
-            false => (1.0 - mean(bound - candidate::MOVE_COST - sum)).max(0.0),
+            false => {
+                let least = bound + self.unbounded_loss() - candidate::MOVE_COST;
+                (1.0 - mean(least - sum)).max(0.0)
+            }
         });
         let spare = u128::from(self.rules.total.0).saturating_sub(total_of(&sizes));
         Allocation {
