@@ -66,7 +66,7 @@ impl fmt::Display for TraceMethod {
 
 /// A name that no tracing method has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is not a tracing method: trap, scan, write-scan, sample or first-touch")]
+#[error("'{0}' is not a tracing method: {names}", names = TraceMethod::ALL.map(TraceMethod::name).join(", "))]
 pub struct UnknownTraceMethod(pub String);
 
 impl FromStr for TraceMethod {
@@ -237,9 +237,10 @@ impl Period {
     /// hot set, or the pages touched between two scans, would fill. 0 for first touches, which have no such size.
     #[must_use]
     pub fn resolution_pages(&self) -> u64 {
-        let sampled = match self.method {
-            TraceMethod::Traps | TraceMethod::FirstTouches => self.traps.hot_set_pages,
-            _ => self.scans.resolution_pages,
+        let sampled = if self.method.traps() {
+            self.traps.hot_set_pages
+        } else {
+            self.scans.resolution_pages
         };
         u64::from(sampled) * u64::from(self.scale)
     }

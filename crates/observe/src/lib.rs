@@ -505,26 +505,29 @@ fn working_set_of(
     sampled: &mut SampledShare,
 ) -> Option<WorkingSet> {
     use WorkingSetBound::{AtLeast, AtMost, Estimate};
-    let is_empty = match period.method {
+    let backend = BackendRow::of(period.method);
+    let is_empty = match backend.yields {
         // The curve covers more than the period.
-        TraceMethod::FirstTouches => false,
-        TraceMethod::SampledPages => period.tracked_pages == 0,
-        _ => period.distinct_pages == 0,
+        Yield::FirstTouches => false,
+        Yield::Sample => period.tracked_pages == 0,
+        Yield::References | Yield::Scans => period.distinct_pages == 0,
     };
     if is_empty {
         return None;
     }
     let touched = PageCount(period.distinct_pages * u64::from(period.scale));
-    let (size, bound) = match (period.method, curve.map(working_set)) {
-        (TraceMethod::Traps, Some(set)) => (set.size, set.bound),
+    let (size, bound) = match (backend.yields, curve.map(working_set)) {
+        // Pages that are only read need memory too.
+        (_, set) if !backend.sees_reads => (set.map_or(touched, |set| set.size), AtLeast),
+        (Yield::References, Some(set)) => (set.size, set.bound),
         // All touched pages fit into the hot set, below which nothing is resolved.
-        (TraceMethod::Traps, None) => {
+        (Yield::References, None) => {
             let hot_set_pages = u64::from(period.traps.hot_set_pages);
             let is_resolved = period.distinct_pages > hot_set_pages || period.budget_exhausted;
             (touched, if is_resolved { AtLeast } else { AtMost })
         }
         // For a size below the resolution, only an upper bound is known.
-        (TraceMethod::AccessedPageScans, Some(set)) => {
+        (Yield::Scans, Some(set)) => {
             let is_resolved = set.size.0 > period.resolution_pages();
             let bound = match set.bound {
                 Estimate if !is_resolved => AtMost,
@@ -532,17 +535,14 @@ fn working_set_of(
             };
             (set.size, bound)
         }
-        (TraceMethod::AccessedPageScans, None) => return None,
+        (Yield::Scans | Yield::FirstTouches, None) => return None,
         // A curve begins at the smallest size that its touches resolve.
-        (TraceMethod::FirstTouches, Some(set)) => {
+        (Yield::FirstTouches, Some(set)) => {
             let first = curve.and_then(|curve| curve.points().first());
             let is_resolved = first.is_some_and(|first| first.size < set.size);
             (set.size, if is_resolved { set.bound } else { AtMost })
         }
-        (TraceMethod::FirstTouches, None) => return None,
-        // Pages that are only read need memory too.
-        (TraceMethod::WriteScans, set) => (set.map_or(touched, |set| set.size), AtLeast),
-        (TraceMethod::SampledPages, _) => {
+        (Yield::Sample, _) => {
             let share = period.distinct_pages as f64 / period.tracked_pages as f64;
             let share = sampled.add(share, &SamplingOptions::default());
             (PageCount(period.populated_pages).scaled(share), Estimate)

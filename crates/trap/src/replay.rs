@@ -59,7 +59,7 @@ impl ReplayedVm {
             TraceMethod::FirstTouches => Some(Box::new(crate::first_touch::ReplayedTouches::new(
                 replay, config,
             ))),
-            TraceMethod::WriteScans | TraceMethod::SampledPages => None,
+            _ => None,
         })
     }
 }

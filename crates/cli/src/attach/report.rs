@@ -4,14 +4,13 @@ use std::io::Write;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, TraceMethod,
-    WorkingSet,
+    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, WorkingSet,
 };
 use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
-use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher};
+use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Yield};
 use plimsoll_vm::QemuVm;
 
 use super::Args;
@@ -144,31 +143,35 @@ impl Report<'_> {
                     (Toucher::Thread, _) => "",
                 };
                 let (period, budget) = (&tracing.period, &tracing.budget);
-                let (touches, more) = if self.backend.method == TraceMethod::FirstTouches {
-                    writeln!(
-                        rows,
-                        "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
-                    )?;
-                    ("traps/s", "  waiting")
-                } else if self.backend.method != TraceMethod::Traps {
-                    writeln!(
-                        rows,
-                        "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
-                    )?;
-                    ("touches/s", "  interval")
-                } else {
-                    let hot_set = tracing.hot_set_pages();
-                    writeln!(
-                        rows,
-                        "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, \
-                         hot set up to {hot_set} pages, budget {budget}.\n",
-                    )?;
-                    let compare = if self.args.compare {
-                        "  AET-LRU MAE"
-                    } else {
-                        ""
-                    };
-                    ("traps/s", compare)
+                let (touches, more) = match self.backend.yields {
+                    Yield::FirstTouches => {
+                        writeln!(
+                            rows,
+                            "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
+                        )?;
+                        ("traps/s", "  waiting")
+                    }
+                    Yield::Scans | Yield::Sample => {
+                        writeln!(
+                            rows,
+                            "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
+                        )?;
+                        ("touches/s", "  interval")
+                    }
+                    Yield::References => {
+                        let hot_set = tracing.hot_set_pages();
+                        writeln!(
+                            rows,
+                            "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, \
+                             hot set up to {hot_set} pages, budget {budget}.\n",
+                        )?;
+                        let compare = if self.args.compare {
+                            "  AET-LRU MAE"
+                        } else {
+                            ""
+                        };
+                        ("traps/s", compare)
+                    }
                 };
                 writeln!(
                     rows,
@@ -214,18 +217,18 @@ impl Report<'_> {
                 )?;
             }
             Format::Table | Format::Svg | Format::Png => {
-                let more = match (period.distance, report.method) {
-                    (_, TraceMethod::FirstTouches) => {
+                let more = match self.backend.yields {
+                    Yield::FirstTouches => {
                         format!("  {:>7}", grouped(report.samples.waiting as f64))
                     }
-                    (_, method) if method != TraceMethod::Traps => {
+                    Yield::Scans | Yield::Sample => {
                         format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
-                    (Some(distance), _) if self.args.compare => {
-                        format!("  {:>11.4}", distance.mean_absolute_error)
-                    }
-                    (None, _) if self.args.compare => format!("  {:>11}", "-"),
-                    _ => String::new(),
+                    Yield::References if self.args.compare => period.distance.map_or_else(
+                        || format!("  {:>11}", "-"),
+                        |distance| format!("  {:>11.4}", distance.mean_absolute_error),
+                    ),
+                    Yield::References => String::new(),
                 };
                 writeln!(
                     rows,
@@ -273,7 +276,7 @@ impl Report<'_> {
 
     fn period_line(&self, period: &ObservedPeriod) -> PeriodLine {
         let report = &period.period;
-        let is_trap = report.method == TraceMethod::Traps;
+        let yields = self.backend.yields;
         let scans = (!report.method.traps()).then_some(report.scans);
         PeriodLine {
             schema: SCHEMA,
@@ -296,12 +299,12 @@ impl Report<'_> {
             touches: scans.map(|scans| scans.touches),
             write_touches: scans.map(|scans| scans.writes),
             tracking_rate: 1.0 / f64::from(report.scale),
-            hot_set_pages: is_trap.then_some(report.traps.hot_set_pages),
+            hot_set_pages: (yields == Yield::References).then_some(report.traps.hot_set_pages),
             populated_pages: report.populated_pages,
             tracked_pages: report.tracked_pages,
             distinct_pages: report.distinct_pages,
             traps: report.traps.taken,
-            samples: (report.method == TraceMethod::FirstTouches).then_some(report.samples),
+            samples: (yields == Yield::FirstTouches).then_some(report.samples),
             write_traps: report.traps.writes,
             stray_traps: report.traps.strays,
             rearmed_pages: report.rearmed_pages,
@@ -385,21 +388,20 @@ impl Report<'_> {
     /// The stages' cost, \[AET\] §4.3.
     fn costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
         let totals = &self.totals;
-        let backend = self.backend.method;
-        let (seen, touches, again, looking) = if backend == TraceMethod::FirstTouches {
-            let seen = format!("{} traps", grouped(totals.traps as f64));
-            (seen, "traps", "armed", "choosing, arming and estimating")
-        } else if backend != TraceMethod::Traps {
-            let scans = grouped(totals.scans as f64);
-            let seen = format!("{scans} scans, {} touches", grouped(totals.touches as f64));
-            (seen, "faults", "unmapped", "scanning")
-        } else {
-            let seen = format!("{} traps", grouped(totals.traps as f64));
-            (seen, "traps", "re-armed", "re-arming")
+        let traps = format!("{} traps", grouped(totals.traps as f64));
+        let (observed, touches, again, arming) = match self.backend.yields {
+            Yield::References => (traps, "traps", "re-armed", "re-arming"),
+            Yield::FirstTouches => (traps, "traps", "armed", "choosing, arming and estimating"),
+            Yield::Scans | Yield::Sample => {
+                let scans = grouped(totals.scans as f64);
+                let touches = grouped(totals.touches as f64);
+                let observed = format!("{scans} scans, {touches} touches");
+                (observed, "faults", "unmapped", "scanning")
+            }
         };
         writeln!(
             rows,
-            "\n{} periods in {:.1} s: {seen}, {} pages {again}, {} lost, {} first touches unseen.",
+            "\n{} periods in {:.1} s: {observed}, {} pages {again}, {} lost, {} first touches unseen.",
             totals.periods,
             totals.length.as_secs_f64(),
             grouped(totals.rearmed_pages as f64),
@@ -408,7 +410,7 @@ impl Report<'_> {
         )?;
         writeln!(
             rows,
-            "Time: {touches} {:.3} s, {looking} {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
+            "Time: {touches} {:.3} s, {arming} {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
             totals.trap_time.as_secs_f64(),
             totals.rearm_time.as_secs_f64(),
             totals.collect_time.as_secs_f64(),
@@ -471,10 +473,10 @@ impl Report<'_> {
 
     /// What the curve's ratios are shares of.
     fn what_is_counted(&self) -> &'static str {
-        match self.backend.method {
-            TraceMethod::Traps => "references past the hot set",
-            TraceMethod::FirstTouches => "first touches of sampled pages",
-            _ => "touches found by scans",
+        match self.backend.yields {
+            Yield::References => "references past the hot set",
+            Yield::FirstTouches => "first touches of sampled pages",
+            Yield::Scans | Yield::Sample => "touches found by scans",
         }
     }
 
@@ -495,10 +497,14 @@ impl Report<'_> {
         };
         // Without a hot set the curve begins where it is resolved.
         let first = chosen.points().first().map_or(0, |point| point.size.0);
-        let resolution = PageCount(match self.backend.method {
-            TraceMethod::FirstTouches => first,
-            _ => self.totals.resolution_pages.unwrap_or_default(),
-        });
+        let (resolution, unresolved) = match self.backend.yields {
+            Yield::FirstTouches => (Some(first), "below the first touches"),
+            Yield::References => (self.totals.resolution_pages, "below the hot set"),
+            Yield::Scans | Yield::Sample => {
+                (self.totals.resolution_pages, "below the scans' resolution")
+            }
+        };
+        let resolution = PageCount(resolution.unwrap_or_default());
         let markers = chosen.size_for(WorkingSet::MISS_RATIO).map(|set| Marker {
             x: bytes(set) as f64,
             label: format!("working set {} (5 %)", size(set)),
@@ -517,11 +523,7 @@ impl Report<'_> {
             shades: vec![Shade {
                 from: 0.0,
                 to: bytes(resolution).min(until) as f64,
-                label: match self.backend.method {
-                    TraceMethod::Traps => "below the hot set".to_owned(),
-                    TraceMethod::FirstTouches => "below the first touches".to_owned(),
-                    _ => "below the scans' resolution".to_owned(),
-                },
+                label: unresolved.to_owned(),
             }],
             series,
             markers: markers.into_iter().collect(),

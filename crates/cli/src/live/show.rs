@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context;
-use plimsoll_flow::{Accelerator, TraceMethod};
+use plimsoll_flow::Accelerator;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
@@ -233,17 +233,18 @@ fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
     sections.line("overhead", &percent(trace.overhead_ratio), overhead);
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);
-    let (term, rate, meaning) = match trace.method {
-        TraceMethod::Traps | TraceMethod::FirstTouches => (
+    let (term, rate, meaning) = if trace.method.traps() {
+        (
             "traps",
             trace.traps_per_second,
             "traps per second in the last period",
-        ),
-        _ => (
+        )
+    } else {
+        (
             "touches",
             trace.touches_per_second,
             "pages per second that scans found touched in the last period",
-        ),
+        )
     };
     sections.line(term, &format!("{rate:.0} /s"), meaning);
     let periods = trace.last_unix_ms.map_or_else(String::new, |last| {
