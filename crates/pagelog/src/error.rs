@@ -98,7 +98,7 @@ pub enum PageLogError {
     #[error("a TLB cannot have {entries} entries in {ways} ways: the number of sets must be a power of two, and entries at most {max}", max = crate::TlbShape::ENTRIES_MAX)]
     Tlb { entries: u32, ways: u32 },
     /// The capacity of a ring is invalid.
-    #[error("a ring cannot have a capacity of {capacity} records: it must be a power of two, at most {max}", max = crate::ring::CAPACITY_MAX)]
+    #[error("a ring cannot have a capacity of {capacity} records: it must be a power of two, at most {max}", max = crate::record::RING_RECORDS_MAX)]
     Capacity {
         /// Requested capacity in records.
         capacity: u64,

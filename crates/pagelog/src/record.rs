@@ -31,6 +31,8 @@ pub const FRAME_MAX: u64 = u32::MAX as u64;
 pub const STEP_MAX: u32 = (1 << 20) - 1;
 /// Largest count, clock value and interval number.
 pub const COUNT_MAX: u64 = (1 << 56) - 1;
+/// Maximum capacity of a ring in records (8 GiB).
+pub const RING_RECORDS_MAX: u64 = 1 << 30;
 
 /// A page walk, after a TLB miss or a write to a page whose entry is clean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

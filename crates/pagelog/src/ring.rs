@@ -23,12 +23,9 @@ use rustix::fs::{
 use crate::check::Checker;
 use crate::description::{DESCRIPTION_BYTES, PAGE_BYTES, VERSION};
 use crate::error::RecordFault;
-use crate::record::Record;
+use crate::record::{Record, RING_RECORDS_MAX};
 use crate::sys::{SEALS, SharedMapping};
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
-
-/// Maximum capacity of a ring in records (8 GiB).
-pub const CAPACITY_MAX: u64 = 1 << 30;
 
 /// First bytes of a ring.
 const MAGIC: u64 = u64::from_le_bytes(*b"PLIMPLG1");
@@ -76,7 +73,7 @@ impl Ring {
     ///
     /// [`PageLogError::Capacity`], or [`PageLogError::Ring`] if the system refuses the memory.
     pub fn create(capacity: u64) -> Result<Self, PageLogError> {
-        if !capacity.is_power_of_two() || capacity > CAPACITY_MAX {
+        if !capacity.is_power_of_two() || capacity > RING_RECORDS_MAX {
             return Err(PageLogError::Capacity { capacity });
         }
         let bytes = HEAD_BYTES as u64 + 8 * capacity;

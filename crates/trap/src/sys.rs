@@ -618,24 +618,6 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// The memory described as the RAM of a VM, which is this process.
-    #[cfg(test)]
-    pub fn as_target(&self) -> crate::target::TraceTarget {
-        let AddressRange { start, len_bytes } = self.range();
-        crate::target::TraceTarget {
-            pid: std::process::id(),
-            ram: vec![plimsoll_flow::RamMapping {
-                address: start,
-                len_bytes,
-                file_offset_bytes: 0,
-                backing: plimsoll_flow::RamBacking::SharedMemfd,
-            }],
-            locked: false,
-            userfault: false,
-            vcpu_threads: vec![],
-        }
-    }
-
     /// The first word of a page, through which it can be read and written.
     ///
     /// # Panics

@@ -25,6 +25,26 @@ pub struct TraceTarget {
     pub vcpu_threads: Vec<u32>,
 }
 
+#[cfg(test)]
+impl crate::sys::SharedMemory {
+    /// The memory described as the RAM of a VM, which is this process.
+    pub(crate) fn as_target(&self) -> TraceTarget {
+        let AddressRange { start, len_bytes } = self.range();
+        TraceTarget {
+            pid: std::process::id(),
+            ram: vec![RamMapping {
+                address: start,
+                len_bytes,
+                file_offset_bytes: 0,
+                backing: plimsoll_flow::RamBacking::SharedMemfd,
+            }],
+            locked: false,
+            userfault: false,
+            vcpu_threads: vec![],
+        }
+    }
+}
+
 impl TraceTarget {
     /// The numbering of its pages.
     pub(crate) fn layout(&self) -> RamLayout {

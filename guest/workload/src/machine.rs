@@ -7,7 +7,6 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, reboot, sysinfo};
 
 use crate::WorkloadError;
-use crate::settings::Settings;
 
 /// The kernel's setting for huge pages.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
@@ -23,7 +22,7 @@ pub fn is_init() -> bool {
     rustix::process::getpid().is_init()
 }
 
-/// Mounts what an init needs, turns huge pages off, loads drivers of its memory, returns the kernel command line.
+/// Mounts what an init needs, turns huge pages off, returns the kernel command line.
 ///
 /// Huge pages would make one reference of 512 pages. A kernel without them lacks the file.
 pub fn prepare() -> Result<String, WorkloadError> {
@@ -38,7 +37,6 @@ pub fn prepare() -> Result<String, WorkloadError> {
         }
         _ => {}
     }
-    crate::disk::load_drivers()?;
     std::fs::read_to_string("/proc/cmdline").map_err(|source| WorkloadError::Machine {
         what: "reading /proc/cmdline",
         source,
@@ -81,13 +79,12 @@ pub fn start_cpus() -> Result<usize, WorkloadError> {
 }
 
 /// Refuses an array that does not fit: the kernel would end in a panic instead.
-pub fn check_memory(settings: &Settings) -> Result<(), WorkloadError> {
-    let wanted = settings.array_bytes();
+pub fn check_memory(wanted_bytes: u64) -> Result<(), WorkloadError> {
     let memory = sysinfo();
     let free = memory.freeram.saturating_mul(memory.mem_unit.into());
-    if wanted.saturating_add(RESERVE_BYTES) > free {
+    if wanted_bytes.saturating_add(RESERVE_BYTES) > free {
         return Err(WorkloadError::Memory {
-            wanted_mib: wanted >> 20,
+            wanted_mib: wanted_bytes >> 20,
             free_mib: free >> 20,
         });
     }

@@ -87,7 +87,10 @@ fn main() -> ExitCode {
         Line::new("error").rest("message", panic).print();
         machine::power_off();
     }));
-    if let Err(error) = machine::prepare().and_then(|text| run(&text)) {
+    if let Err(error) = machine::prepare().and_then(|text| {
+        disk::load_drivers()?;
+        run(&text)
+    }) {
         report(&error);
     }
     machine::power_off();
@@ -100,7 +103,7 @@ fn run(text: &str) -> Result<(), WorkloadError> {
             disk::swap_for_memory(settings.swap)?;
             disk::load_liar(&settings.lies)?;
             let cpus = machine::start_cpus()?;
-            machine::check_memory(&settings)?;
+            machine::check_memory(settings.array_bytes())?;
             if let Some(ms) = settings.memstat_ms {
                 statistics::tell_each(ms);
             }

@@ -1,7 +1,7 @@
-//! No file of a crate uses, by its imports, a file that uses it.
+//! No file of a crate uses a file that uses it.
 //!
-//! What counts is `use crate::...` and `use super::...` outside of tests. A file that only takes its own submodules'
-//! items up, by `pub use child::...`, uses nobody.
+//! What counts is `use crate::...` and `use super::...`, and paths that begin so, outside of tests. A file that only takes
+//! its own submodules' items up, by `pub use child::...`, uses nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -104,7 +104,7 @@ fn uses(own: &Module, text: &str, files: &BTreeMap<Module, &str>) -> BTreeSet<Mo
     uses
 }
 
-/// The paths that a text imports, each as its words; those of a module of tests at its end are left out.
+/// The paths that a text imports or names, each as its words; those of a module of tests at its end are left out.
 fn imports(text: &str) -> Vec<Vec<String>> {
     let code = text.lines().map(|line| line.split("//").next().unwrap());
     let code = code.collect::<Vec<_>>().join("\n");
@@ -121,6 +121,17 @@ fn imports(text: &str) -> Vec<Vec<String>> {
         let line = statement[..at].rsplit('\n').next().unwrap().trim();
         if line.is_empty() || line.starts_with("pub") {
             expand(&[], &statement[at + 4..], &mut imports);
+        }
+    }
+    for first in ["crate::", "super::"] {
+        for (at, _) in code.match_indices(first) {
+            let is_path = |c: char| c.is_alphanumeric() || "_:".contains(c);
+            let path = code[at..].split(|c| !is_path(c)).next().unwrap();
+            let begins = !code[..at].ends_with(is_path);
+            if begins {
+                let words = path.split("::").filter(|word| !word.is_empty());
+                imports.push(words.map(str::to_owned).collect());
+            }
         }
     }
     imports
@@ -171,7 +182,7 @@ fn a_circle_over_several_files_is_seen() {
         ("lib.rs", "mod a;\npub use a::A;\n"),
         ("a.rs", "use crate::{\n    b::{self, C as D},\n    d,\n};\n"),
         ("b/mod.rs", "pub(crate) use super::c::X;\n"),
-        ("c.rs", "use crate::a::A; // and more\n"),
+        ("c.rs", "fn f() -> crate::a::A {} // and more\n"),
         ("d.rs", "// use crate::a;\nfn f() {}\n"),
     ];
     assert_eq!(circles_of(&files), [["a", "b", "c"]]);
