@@ -1,12 +1,13 @@
 //! Holds what ARCHITECTURE.md says of the crates: who may use whom, where unsafe code may stand,
-//! that every crate takes the workspace's lints, that files of a crate do not use each other in circles, and that a field
-//! with few values is an enum, that the documentation names only files that exist, and that
+//! that every crate takes the workspace's lints and uses what it depends on, that files of a crate do not use each other in
+//! circles, that a field with few values is an enum, that the documentation names only files that exist, and that
 //! no test reports itself as skipped without being counted.
 
 mod circles;
 mod fields;
 mod paths;
 mod units;
+mod unused;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -104,7 +105,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
-            "plimsoll-actuator",
             "plimsoll-observe",
             "plimsoll-pagelog",
             "plimsoll-vm",
@@ -171,9 +171,14 @@ const WITH_UNSAFE: &[&str] = &[
     "plimsoll-workload",
 ];
 
-/// What the rules look at in a crate.
+/// Dependencies that a crate names for their features alone, which another crate's dependency of the same name then has too.
+const FOR_FEATURES: &[(&str, &str)] = &[("plimsoll-disk", "uuid")];
+
+/// The inputs of the rules for one crate.
 struct Member {
     name: String,
+    /// All dependencies, as the sources name them.
+    identifiers: BTreeSet<String>,
     /// Names of the crates it uses to be built and run.
     uses: Vec<String>,
     /// Names of those that its tests use.
@@ -198,6 +203,10 @@ impl Member {
             let names: BTreeSet<_> = chosen.map(|dependency| dependency.name.clone()).collect();
             names.into_iter().collect::<Vec<_>>()
         };
+        let identifiers = package.dependencies.iter().map(|dependency| {
+            let name = dependency.rename.as_ref().unwrap_or(&dependency.name);
+            name.replace('-', "_")
+        });
         let folder = package.manifest_path.parent().unwrap();
         let mut sources = Vec::new();
         read_sources(folder.as_std_path(), &mut sources);
@@ -207,6 +216,7 @@ impl Member {
             .filter(|target| target.is_lib() || target.is_bin());
         Self {
             name: package.name.to_string(),
+            identifiers: identifiers.collect(),
             uses: of_kind(false),
             tests_use: of_kind(true),
             folder: folder.as_std_path().to_owned(),
@@ -229,6 +239,10 @@ impl Member {
         let uses = uses.filter(|name| ours.contains(name) && *name != "plimsoll-skip");
         let in_tests = row(ALLOWED_IN_TESTS, &self.name);
         found.extend(differences(uses, &in_tests, "use in its tests"));
+
+        let unused = unused::unused(&self.identifiers, &self.sources);
+        let unused = unused.filter(|name| !FOR_FEATURES.contains(&(&self.name, name)));
+        found.extend(unused.map(|name| format!("depends on {name}, which no source names")));
 
         let product = self.folder.join("src");
         let circles = circles::circles(&product, &self.sources);
@@ -384,6 +398,7 @@ fn demo_benchmarks_and_tests_share_one_build_of_each_dependency() {
 fn source() -> Member {
     Member {
         name: "plimsoll-source".to_owned(),
+        identifiers: BTreeSet::new(),
         uses: vec!["plimsoll-flow".to_owned(), "thiserror".to_owned()],
         tests_use: vec!["proptest".to_owned()],
         folder: PathBuf::from("crates/source"),
