@@ -105,6 +105,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
+            "plimsoll-actuator",
             "plimsoll-observe",
             "plimsoll-pagelog",
             "plimsoll-vm",

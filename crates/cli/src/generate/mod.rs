@@ -1,4 +1,6 @@
-//! `plimsoll generate`: man pages and shell completions, from the table of verbs.
+//! `plimsoll generate`: man pages and shell completions from the table of verbs, and the reference page from the registries.
+
+mod reference;
 
 use std::fs;
 use std::io::Write;
@@ -8,7 +10,7 @@ use anyhow::Context;
 use clap::{Command, Subcommand};
 use clap_complete::Shell;
 
-/// Write man pages or shell completions of all commands into a directory.
+/// Write man pages, shell completions or the reference page into a directory.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,6 +23,8 @@ enum Artifact {
     Man(OutputDirectory),
     /// Completions for bash, zsh and fish
     Completions(OutputDirectory),
+    /// reference.md: backends, estimators, formats, policies and actuators, with their costs and sources
+    Reference(OutputDirectory),
 }
 
 /// Where to.
@@ -40,11 +44,15 @@ const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 /// The cause with the directory's name; some of the files may have been written.
 pub fn run(args: &Args, mut verbs: Command, out: &mut dyn Write) -> anyhow::Result<()> {
     let (Artifact::Man(OutputDirectory { folder })
-    | Artifact::Completions(OutputDirectory { folder })) = &args.what;
+    | Artifact::Completions(OutputDirectory { folder })
+    | Artifact::Reference(OutputDirectory { folder })) = &args.what;
     let cannot = || format!("cannot write to '{}'", folder.display());
     fs::create_dir_all(folder).with_context(cannot)?;
     match args.what {
         Artifact::Man(_) => clap_mangen::generate_to(verbs, folder).with_context(cannot)?,
+        Artifact::Reference(_) => {
+            fs::write(folder.join(reference::FILE), reference::page()).with_context(cannot)?;
+        }
         Artifact::Completions(_) => {
             for shell in SHELLS {
                 clap_complete::generate_to(shell, &mut verbs, "plimsoll", folder)

@@ -1,0 +1,146 @@
+//! `docs/reference.md`: a table of each registry, written from its rows.
+
+use std::fmt::Write as _;
+
+use plimsoll_actuator::registry::ACTUATORS;
+use plimsoll_estimator::live::LIVE_ESTIMATORS;
+use plimsoll_estimator::registry::{ALGORITHMS, METHODS, OptionSpec};
+use plimsoll_policy::POLICIES;
+use plimsoll_policy::registry::SEARCHES;
+use plimsoll_source::Format;
+use plimsoll_trap::BACKENDS;
+
+/// Name of the file.
+pub(super) const FILE: &str = "reference.md";
+
+const HEAD: &str = "\
+# Reference: what can be chosen, and what it costs
+
+Written by `plimsoll generate reference docs` from the registries of the program; a test compares the two. Keys in brackets are
+those of [papers.md](papers.md).
+";
+
+/// The page.
+pub(super) fn page() -> String {
+    let mut page = HEAD.to_owned();
+    table(
+        &mut page,
+        "Tracing backends (`attach --backend`, `trace.backend`)",
+        ["backend", "observes", "needs", "costs the VM", "misses"],
+        BACKENDS
+            .iter()
+            .map(|row| [row.name(), row.sees, row.needs, row.costs, row.loses].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Live estimators (`attach --estimator` chooses between the first two)",
+        ["estimator", "computes the curve from"],
+        LIVE_ESTIMATORS
+            .iter()
+            .map(|row| [row.name, row.help].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Offline estimators (`mrc --estimator`)",
+        ["estimator", "method", "options", "cost", "source"],
+        ALGORITHMS.iter().map(|row| {
+            let options = options(row.options);
+            [row.name, row.help, &options, row.cost, row.source].map(str::to_owned)
+        }),
+    );
+    table(
+        &mut page,
+        "Working-set estimators (`wss --estimator`)",
+        ["estimator", "counts", "source"],
+        METHODS
+            .iter()
+            .map(|row| [row.name, row.help, row.source].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Trace formats (`--format`; grammars in [formats.md](formats.md))",
+        ["format", "options", "written too"],
+        Format::all().map(|format| {
+            let options = format.options().iter();
+            let options = options.map(|option| format!("`--{}`", option.name()));
+            let written = if format.is_written() { "yes" } else { "no" };
+            [
+                format.name().to_owned(),
+                options.collect::<Vec<_>>().join(", "),
+                written.to_owned(),
+            ]
+        }),
+    );
+    table(
+        &mut page,
+        "Policies (`plan --policy`, `policy.name`)",
+        ["policy", "allocates", "source"],
+        POLICIES
+            .iter()
+            .map(|row| [row.name, row.summary, row.source].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Searches of the policy `isolated` (`plan --search`, `policy.search`)",
+        ["search", "method"],
+        SEARCHES
+            .iter()
+            .map(|row| [row.name, row.summary].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Actuators",
+        ["actuator", "changes"],
+        ACTUATORS
+            .iter()
+            .map(|row| [row.name, row.summary].map(str::to_owned)),
+    );
+    page
+}
+
+/// Options of an algorithm with their defaults.
+fn options(options: &[OptionSpec]) -> String {
+    let options = options.iter().map(|option| {
+        let default = option.default.map_or_else(
+            || "required".to_owned(),
+            |default| format!("default {default}"),
+        );
+        format!("`--{}` ({default})", option.name)
+    });
+    options.collect::<Vec<_>>().join(", ")
+}
+
+/// Appends a table under a heading.
+fn table<const COLUMNS: usize>(
+    page: &mut String,
+    title: &str,
+    head: [&str; COLUMNS],
+    rows: impl Iterator<Item = [String; COLUMNS]>,
+) {
+    write!(page, "\n## {title}\n\n").expect("writing to a string");
+    let mut line = |cells: &[&str]| {
+        page.push('|');
+        for cell in cells {
+            write!(page, " {} |", cell.replace('|', "\\|")).expect("writing to a string");
+        }
+        page.push('\n');
+    };
+    line(&head);
+    line(&["---"; COLUMNS]);
+    for row in rows {
+        line(&row.each_ref().map(String::as_str));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_page_is_that_of_the_registries() {
+        let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference.md");
+        let committed = std::fs::read_to_string(committed).unwrap();
+        let advice = "run `plimsoll generate reference docs`";
+        assert!(committed == page(), "docs/reference.md is out of date: {advice}");
+    }
+}
