@@ -7,7 +7,7 @@ import { app, apply, loadDecisions, rollback, update } from "./store.js";
 import { bytes, change, duration, margins, moment, plural, size, times } from "./units.js";
 
 const KINDS = {
-    divide: "Divide the memory anew",
+    divide: "Reallocate memory",
     "into-caches": "Memory into the disk caches",
     "give-back": "Return the caches' memory",
     rollback: "Take back",

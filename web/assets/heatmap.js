@@ -54,7 +54,7 @@ export function heatPanel(vm) {
         h(
             "div",
             { class: "panel-head" },
-            h("h2", { id: "heat-title" }, "Where it is busy"),
+            h("h2", { id: "heat-title" }, "RAM activity"),
             there && h("p", { class: "sum" }, `a cell is ${bytes(heat.cell_bytes)} of its RAM in one period`),
         ),
         h(

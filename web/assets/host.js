@@ -241,7 +241,7 @@ function memoryPanel({ memory }) {
                 size(memory.total_bytes, { id: "memory-total" }),
                 " of RAM, ",
                 size(memory.divided_bytes, { id: "memory-divided" }),
-                " of it divided by Plimsoll",
+                " of it allocated by Plimsoll",
             ),
             over &&
                 h(
@@ -660,7 +660,7 @@ const SHOWN_MAX = 24;
 const REASONS = {
     kept: "keeps what it has",
     unknown: "curve not known, keeps what it has",
-    gains: "gains most by more",
+    gains: "benefits most from more memory",
     gives: "others gain more than it loses",
     "gives-to-its-bound": "gives as much as its limit allows",
     limits: "below its floor or above its ceiling",

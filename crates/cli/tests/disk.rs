@@ -99,7 +99,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "--disk @/odd.raw,socket=@/s",
             1,
-            "has 1000 bytes: not a multiple of 512",
+            "has 1000 bytes: its size must be a positive multiple of 512 bytes",
         ),
         (
             "--disk @/good.raw,socket=@/file",

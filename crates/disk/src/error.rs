@@ -22,7 +22,7 @@ pub enum DiskError {
         lock: crate::ImageLock,
     },
     /// The size of the image is not valid for a disk.
-    #[error("image {} has {bytes} bytes: not a multiple of {block_bytes}, or none", image.display())]
+    #[error("image {} has {bytes} bytes: its size must be a positive multiple of {block_bytes} bytes", image.display())]
     Size {
         image: PathBuf,
         bytes: u64,

@@ -102,7 +102,7 @@ pub struct DiskStats {
     pub queues: u32,
     /// Requests completed since the start.
     pub requests: u64,
-    /// Reads of which blocks came from storage.
+    /// Reads that needed at least one block from storage.
     pub waited_reads: u64,
     /// Time that they took, from their queue to their completion, added up.
     pub read_wait_ns: u64,

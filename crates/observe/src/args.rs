@@ -228,7 +228,7 @@ impl TracingArgs {
         }
         if self.budget.0.is_none() && self.rate_rule == Rule::Budget {
             bail_usage!(
-                "--budget none leaves --rate-rule budget nothing to follow: add --rate-rule fixed"
+                "--rate-rule budget requires a budget: add --rate-rule fixed, or remove --budget none"
             );
         }
         #[expect(

@@ -23,7 +23,7 @@ use rustix::fs::{
 use crate::check::Checker;
 use crate::description::{DESCRIPTION_BYTES, PAGE_BYTES, VERSION};
 use crate::error::RecordFault;
-use crate::record::{Record, RING_RECORDS_MAX};
+use crate::record::{RING_RECORDS_MAX, Record};
 use crate::sys::{SEALS, SharedMapping};
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
 

@@ -34,7 +34,7 @@ impl BackendSetting {
     /// The name of [`Auto`](Self::Auto) in options and configuration.
     pub const AUTO: &'static str = "auto";
     /// What it means, as a sentence for help.
-    pub const AUTO_HELP: &'static str = "The backend that costs this VM least for the same error of its curve, of those that can attach to it; mostly first-touch";
+    pub const AUTO_HELP: &'static str = "Cheapest backend at equal error of the curve among those that can attach to this VM; usually first-touch";
 
     /// The name in options and configuration.
     #[must_use]

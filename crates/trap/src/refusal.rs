@@ -77,7 +77,7 @@ pub enum Refusal {
     )]
     DescriptorWithheld { pid: u32 },
     /// A migration or a snapshot, which may need a userfaultfd itself and reads all memory.
-    #[error("QEMU has the VM's memory to itself: {why}")]
+    #[error("QEMU is migrating the VM or saving its memory: {why}")]
     MemoryTransfer {
         /// What QEMU does with it.
         why: String,

@@ -19,7 +19,9 @@ pub enum VmError {
     #[error("process {pid} is not a VM of this host: {why}")]
     NotOfThisHost { pid: u32, why: String },
     /// The process id was reused by another process.
-    #[error("process {pid} has another start: the VM has ended, and its process id was used again")]
+    #[error(
+        "process {pid} has another start time: the VM has ended, and its process id was reused"
+    )]
     OtherProcess { pid: u32 },
     /// No running VM has this name.
     #[error("no running VM is named {name:?}; running: {}", list(running))]

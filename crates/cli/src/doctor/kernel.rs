@@ -52,7 +52,7 @@ fn kernel(host: &HostKernel) -> Finding {
         Some(_) => Finding::no(
             subject,
             format!("Linux {release}"),
-            "pages are taken away from a running VM as Linux 6.1 and later can: use a newer kernel",
+            "pages of a running VM can be unmapped only on Linux 6.1 or later: use a newer kernel",
         ),
         None => Finding::limited(
             subject,

@@ -141,6 +141,9 @@ mod tests {
         let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference.md");
         let committed = std::fs::read_to_string(committed).unwrap();
         let advice = "run `plimsoll generate reference docs`";
-        assert!(committed == page(), "docs/reference.md is out of date: {advice}");
+        assert!(
+            committed == page(),
+            "docs/reference.md is out of date: {advice}"
+        );
     }
 }

@@ -118,7 +118,7 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
         decision.id,
         local_time(decision.unix_ms),
         match decision.kind {
-            Kind::Divide => "memory is divided anew".to_owned(),
+            Kind::Divide => "memory is reallocated".to_owned(),
             Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
             Kind::GiveBack => "the caches' memory goes back to the VMs".to_owned(),
             Kind::Rollback => match decision.takes_back {

@@ -64,7 +64,7 @@ fn head(host: &HostView) -> String {
     let paused = if host.paused { ", PAUSED" } else { "" };
     let mut head = format!(
         "host {}: {}{paused}, {}; turn {} of {} at {}\n\
-         {} divided, {} spare; {} could be reclaimed within all limits\n",
+         {} allocated, {} spare; {} could be reclaimed within all limits\n",
         printable(&host.host),
         name_of(host.mode),
         name_of(host.phase),

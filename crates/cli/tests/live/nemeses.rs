@@ -28,7 +28,7 @@ const ENABLING_MAX: Duration = Duration::from_secs(3);
 /// What a tracer may give as its reason to end, or not to begin.
 const REASONS: [&str; 3] = [
     "swap is on",
-    "QEMU has the VM's memory to itself",
+    "QEMU is migrating the VM or saving its memory",
     "another userfaultfd",
 ];
 

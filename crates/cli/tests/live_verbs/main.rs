@@ -36,7 +36,7 @@ fn vms_is_a_line_for_each_vm_with_its_terms_explained() {
     let server = Server::new(Manner::Willing);
     let expected = "\
 host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
-1.5 GiB divided, 128 MiB spare; 120 MiB could be reclaimed within all limits
+1.5 GiB allocated, 128 MiB spare; 120 MiB could be reclaimed within all limits
 ";
     let text = server.text(&["vms"]);
     assert!(text.starts_with(expected), "{text}");
@@ -263,7 +263,7 @@ fn apply_waits_for_the_end_if_asked_and_tells_predicted_beside_measured() {
     let begun = server.text(&["apply"]);
     assert!(
         begun.starts_with(
-            "Decision 12, 2026-11-22 11:21:55: memory is divided anew, by the daemon in mode act.\n"
+            "Decision 12, 2026-11-22 11:21:55: memory is reallocated, by the daemon in mode act.\n"
         ),
         "{begun}"
     );
@@ -532,7 +532,10 @@ fn reports_come_as_tables_values_and_pictures() {
     let (code, said) = failed(&mut server.verb(&["report", "heatmap", "-o", "svg"]));
     assert_eq!(
         (code, &*said),
-        (2, "plimsoll: error: a picture is of one VM: name it\n")
+        (
+            2,
+            "plimsoll: error: a picture shows one VM: give its name\n"
+        )
     );
 }
 

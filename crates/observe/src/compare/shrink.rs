@@ -5,7 +5,6 @@
 //! balloon (major faults, swap-ins). The VM starts at the memory committed to its processes or in use, whichever is
 //! larger. It never gets a target for which the guest, by its own statistics, has neither memory nor swap to make room:
 //! a guest without swap keeps its reserve, and its figure is an upper bound.
-//! without swap keeps its reserve, and its figure is an upper bound.
 //!
 //! The balloon is changed only through the crate `plimsoll-actuator`, and never concurrently with plimsolld: a VM whose
 //! memory it manages is refused ([`ManagedCheck`](super::ManagedCheck)).

@@ -95,7 +95,7 @@ const DISK_COUNTERS: &[DiskFamily] = families! { d =>
     image_no_space_errors: d.no_space_errors, "Transfers that failed for lack of space.";
     image_io_errors: d.io_errors, "Transfers that failed for other reasons.";
     image_connections: d.connections, "Connections of a guest.";
-    image_waited_reads: d.waited_reads, "Reads of which blocks came from storage.";
+    image_waited_reads: d.waited_reads, "Reads that needed at least one block from storage.";
 };
 
 fn sum(machine: &MachineStats, of: fn(&DiskStats) -> u64) -> u64 {

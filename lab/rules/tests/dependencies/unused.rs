@@ -19,7 +19,9 @@ pub fn unused<'a>(
             named.extend(words(&fs::read_to_string(file).unwrap_or_default()));
         }
     }
-    let unused = identifiers.iter().filter(move |name| !named.contains(*name));
+    let unused = identifiers
+        .iter()
+        .filter(move |name| !named.contains(*name));
     unused.map(String::as_str)
 }
 

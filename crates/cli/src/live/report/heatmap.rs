@@ -31,7 +31,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let format = args.output.format();
     if format.is_picture() && args.of.vm.is_none() {
-        bail_usage!("a picture is of one VM: name it");
+        bail_usage!("a picture shows one VM: give its name");
     }
     let daemon = args.of.daemon()?;
     let maps: anyhow::Result<Vec<_>> = args
@@ -96,7 +96,7 @@ fn text(map: &HeatmapView) -> String {
         .unwrap_or(0);
     let cell_bytes = map.cell_bytes.saturating_mul(merged as u64);
     let mut text = format!(
-        "{}: a letter is {} of its RAM, a line a period; █ is {} pages used in it\n",
+        "{}: each character covers {} of its RAM, each line one period; █ is {} pages used in it\n",
         printable(&map.vm),
         size(cell_bytes),
         busiest,
@@ -177,7 +177,7 @@ mod tests {
     fn a_line_is_a_period_and_the_place_that_is_always_busy_is_full_in_each() {
         let text = text(&example::heatmap("web\u{1b}[2J"));
         let lines: Vec<_> = text.lines().collect();
-        let head = "web\u{fffd}[2J: a letter is 8 MiB of its RAM, a line a period; █ is 2048 pages used in it";
+        let head = "web\u{fffd}[2J: each character covers 8 MiB of its RAM, each line one period; █ is 2048 pages used in it";
         assert_eq!((lines.len(), lines[0]), (31, head));
         for (period, line) in lines[1..].iter().enumerate() {
             let (_, row) = line.split_once('│').unwrap();

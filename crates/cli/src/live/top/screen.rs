@@ -224,7 +224,10 @@ impl Screen {
             return;
         }
         let Some(picture) = self.picture.clone() else {
-            let waiting = self.trouble.as_deref().unwrap_or("asking plimsolld ...");
+            let waiting = self
+                .trouble
+                .as_deref()
+                .unwrap_or("waiting for plimsolld ...");
             let waiting = Paragraph::new(printable(waiting)).wrap(Wrap { trim: true });
             frame.render_widget(waiting, area);
             return;
