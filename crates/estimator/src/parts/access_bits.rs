@@ -5,8 +5,12 @@
 //! are counted in the last words of bits; only the others use the tree (Fenwick 1994) of the counts of
 //! 512 bits each.
 //!
+//! Inlined into its callers, which are compiled for the processor (`sys::vectorised`): most of the work is counting bits.
+//!
 //! Cost: O(1) for short distances, O(log(times / 512)) for long ones; 1/8 byte per time.
 //! Not here: the page of each time.
+
+use crate::parts::sys::prefetch;
 
 pub(crate) const WORD_BITS: usize = u64::BITS as usize;
 const BLOCK_WORDS: usize = 8;
@@ -37,8 +41,14 @@ impl AccessBits {
         last
     }
 
-    /// Assigns the next time.
+    /// Prefetches the line of a time; any value is allowed.
     #[inline]
+    pub(crate) fn prefetch(&self, time: u32) {
+        prefetch(&self.words, time as usize / WORD_BITS);
+    }
+
+    /// Assigns the next time.
+    #[inline(always)]
     pub(crate) fn take(&mut self) -> u32 {
         if self.taken == self.words.len() * WORD_BITS {
             self.add_block();
@@ -50,7 +60,7 @@ impl AccessBits {
     }
 
     /// Clears a time that is set, and returns the number of set times after it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn strike(&mut self, time: u32) -> usize {
         let time = time as usize;
         let (word, bit) = (time / WORD_BITS, time % WORD_BITS);
@@ -83,7 +93,7 @@ impl AccessBits {
     }
 
     /// Sum of the counts of the first `blocks` blocks.
-    #[inline]
+    #[inline(always)]
     fn blocks_before(&self, blocks: usize) -> u32 {
         let (mut node, mut count) = (blocks, 0_u32);
         while node > 0 {

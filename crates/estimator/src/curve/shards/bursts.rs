@@ -23,7 +23,7 @@ use crate::parts::access_bits::AccessBits;
 use crate::parts::hash::PageHash;
 use crate::parts::mix::mix;
 use crate::parts::steps::{REPLICATES, UnseenShare};
-use crate::parts::sys::prefetch;
+use crate::parts::sys::{Work, prefetch, vectorised};
 
 /// Positions prefetched ahead of their use.
 const PREFETCHED: usize = 8;
@@ -85,6 +85,21 @@ struct Risk {
     cut_off: u64,
 }
 
+/// Pages of a burst.
+struct BurstPages<'a> {
+    bursts: &'a mut Bursts,
+    pages: &'a [PageNumber],
+}
+
+impl Work for BurstPages<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.bursts.look_at(self.pages);
+    }
+}
+
 impl Bursts {
     /// Measures distances up to `distance_max`, in bursts eight times as long.
     pub(crate) fn new(seed: u64, distance_max: usize) -> Self {
@@ -124,7 +139,10 @@ impl Bursts {
             }
             let wanted = self.length - self.pages.len();
             let (now, later) = pages.split_at(wanted.min(pages.len()));
-            self.look_at(now);
+            vectorised(BurstPages {
+                bursts: self,
+                pages: now,
+            });
             pages = later;
             if self.pages.len() == self.length {
                 self.next_stretch();
@@ -132,6 +150,7 @@ impl Bursts {
         }
     }
 
+    #[inline(always)]
     fn look_at(&mut self, pages: &[PageNumber]) {
         if self.places.is_empty() {
             self.places.resize((2 * self.length).next_power_of_two(), 0);

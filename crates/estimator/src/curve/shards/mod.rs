@@ -81,6 +81,7 @@ use crate::error::EstimatorError;
 use crate::estimator::Estimator;
 use crate::parts::hash::{FILTER_PAGES, PageSample, SampledPage};
 use crate::parts::steps::{NORMAL, REPLICATES, quantile_of, replicate_of};
+use crate::parts::sys::{Work, vectorised};
 use bursts::{Bursts, Shares, TailShares};
 use reuses::{Reference, Reuses, Stream};
 use sampled_stack::{Distances, SampledStack};
@@ -158,8 +159,12 @@ fn near_for(rate: f64) -> usize {
     }
 }
 
-/// Slots prefetched ahead of their use.
+/// Number of references by which a slot is prefetched, and by which the times in it are.
 const PREFETCHED: usize = 8;
+const TIMES_PREFETCHED: usize = 4;
+
+/// Number of references that are collected before they are counted, so that the buckets of their sizes arrive meanwhile.
+const COLLECTED: usize = 64;
 
 /// The references to a sample of the pages, whose rate falls when the sample exceeds its maximum.
 #[derive(Debug, Clone)]
@@ -180,6 +185,33 @@ pub(crate) struct PagesSampled {
     references: u64,
     /// The sampled references of the current block.
     chosen: Vec<SampledPage>,
+    /// Far references whose buckets are being prefetched; empty between batches.
+    collected: Vec<FarReference>,
+}
+
+/// The work of [`PagesSampled::observe`] between filter and bursts.
+struct ChosenPages<'a> {
+    pages: &'a mut PagesSampled,
+    chosen: &'a [SampledPage],
+    count: usize,
+}
+
+impl Work for ChosenPages<'_> {
+    type Output = Range<usize>;
+
+    #[inline(always)]
+    fn run(self) -> Range<usize> {
+        self.pages.observe_chosen(self.chosen, self.count)
+    }
+}
+
+/// A reference to be counted.
+#[derive(Debug, Clone, Copy)]
+struct FarReference {
+    reference: Reference,
+    replicate: usize,
+    /// In the whole sample and in the replicate; `None` for a first reference.
+    sizes: Option<(f64, f64)>,
 }
 
 /// A part of the sample: one of the replicates.
@@ -212,6 +244,7 @@ impl PagesSampled {
             burst_references: 0,
             references: 0,
             chosen: Vec::new(),
+            collected: Vec::new(),
         }
     }
 
@@ -236,15 +269,21 @@ impl PagesSampled {
         let mut chosen = std::mem::take(&mut self.chosen);
         for pages in batch.pages().chunks(FILTER_PAGES) {
             self.sample.select(pages, &mut chosen);
-            let burst_pages = self.observe_chosen(&chosen, pages.len());
+            let burst_pages = vectorised(ChosenPages {
+                pages: self,
+                chosen: &chosen,
+                count: pages.len(),
+            });
             self.burst_references += burst_pages.len() as u64;
             self.bursts.observe(&pages[burst_pages]);
         }
+        self.count_collected();
         self.chosen = chosen;
         self.references += batch.len() as u64;
     }
 
     /// Processes the sampled ones of `count` references. Returns the range of all references that lay within bursts.
+    #[inline(always)]
     fn observe_chosen(&mut self, chosen: &[SampledPage], count: usize) -> Range<usize> {
         let mut scale = self.scale();
         let mut begin = if scale.near.is_some() { 0 } else { count };
@@ -252,6 +291,9 @@ impl PagesSampled {
         for (index, page) in chosen.iter().enumerate() {
             if let Some(ahead) = chosen.get(index + PREFETCHED) {
                 self.stack.prefetch(ahead.hash);
+            }
+            if let Some(ahead) = chosen.get(index + TIMES_PREFETCHED) {
+                self.stack.prefetch_times(ahead.hash);
             }
             if scale.is_exact() {
                 self.touch_exactly(page.hash);
@@ -300,9 +342,10 @@ impl PagesSampled {
     }
 
     /// Counts a reference while only a part of the pages is sampled.
-    #[inline]
+    #[inline(always)]
     fn touch(&mut self, hash: u64, scale: Scale) {
-        let part = &mut self.parts[replicate_of(hash)];
+        let replicate = replicate_of(hash);
+        let part = &mut self.parts[replicate];
         part.references += 1;
         let found = self.stack.touch(hash);
         let size_of = |distance: usize, scale: f64| (distance as f64 + 0.5) * scale + 0.5;
@@ -336,8 +379,28 @@ impl PagesSampled {
         #[expect(clippy::cast_possible_truncation, reason = "in digits only")]
         let weight = (scale.excess * far_share) as f32;
         found.weights.far += weight;
-        self.whole.record(far, sizes.map(|(whole, _)| whole));
-        part.reuses.record(far, sizes.map(|(_, part)| part));
+        if let Some((size, part_size)) = sizes {
+            self.whole.prefetch(size);
+            part.reuses.prefetch(part_size);
+        }
+        self.collected.push(FarReference {
+            reference: far,
+            replicate,
+            sizes,
+        });
+        if self.collected.len() == COLLECTED {
+            self.count_collected();
+        }
+    }
+
+    /// Counts the collected references, in their order.
+    fn count_collected(&mut self) {
+        for far in self.collected.drain(..) {
+            let part = &mut self.parts[far.replicate].reuses;
+            self.whole
+                .record(far.reference, far.sizes.map(|(whole, _)| whole));
+            part.record(far.reference, far.sizes.map(|(_, part)| part));
+        }
     }
 
     /// Drops the pages with the largest hashes, an eighth of the maximum. The remaining ones are a
@@ -357,6 +420,7 @@ impl PagesSampled {
             + self.parts.capacity() * size_of::<Replicate>()
             + self.bursts.memory_bytes()
             + self.chosen.capacity() * size_of::<SampledPage>()
+            + self.collected.capacity() * size_of::<FarReference>()
     }
 
     /// Returns the shares of references that reach each near distance, and those of every replicate.

@@ -18,6 +18,7 @@
 //! Not here: distances (`sampled_stack`), the band (`steps`).
 
 use crate::parts::steps::Steps;
+use crate::parts::sys::prefetch;
 
 /// A deficit of this many standard deviations or more is not attributed to the sampled pages;
 /// one that is smaller by at least one deviation is wholly attributed to them.
@@ -164,6 +165,12 @@ impl Reuses {
         // The variances belong to the first references.
         bucket.covariance += reference.with_earlier_far;
         bucket.size_pages += reference.count * size_pages;
+    }
+
+    /// Prefetches the bucket of a size, so that a later [`record`](Self::record) does not wait for it.
+    #[inline]
+    pub(crate) fn prefetch(&self, size_pages: f64) {
+        prefetch(&self.buckets, self.bucket_of(size_pages));
     }
 
     #[inline]

@@ -118,8 +118,16 @@ impl SampledStack {
         prefetch(&self.slots, self.home_of(hash));
     }
 
-    /// Moves a page to the top.
+    /// Prefetches the times of the page, whose slot should have arrived; without effect if it is not in its home slot.
     #[inline]
+    pub(crate) fn prefetch_times(&self, hash: u64) {
+        let slot = self.slots[self.home_of(hash)];
+        self.whole.prefetch(slot.time);
+        self.parts[replicate_of(hash)].prefetch(slot.part_time);
+    }
+
+    /// Moves a page to the top.
+    #[inline(always)]
     pub(crate) fn touch(&mut self, hash: u64) -> Use<'_> {
         if self.whole.taken() >= self.times {
             self.number_anew();
