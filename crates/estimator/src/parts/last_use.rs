@@ -195,6 +195,24 @@ impl LastUse {
         times.filter(|time| **time != NEVER)
     }
 
+    /// [`times_mut`](Self::times_mut) in this many parts of about equal length, for as many threads.
+    pub(crate) fn times_mut_in(
+        &mut self,
+        parts: usize,
+    ) -> impl Iterator<Item = impl Iterator<Item = &mut u32>> {
+        let length = self.array.len().div_ceil(parts);
+        let mut array = self.array.chunks_mut(length);
+        let length = self.buckets.len().div_ceil(parts);
+        let mut buckets = self.buckets.chunks_mut(length);
+        (0..parts).map(move |_| {
+            let array = array.next().unwrap_or_default();
+            let buckets = buckets.next().unwrap_or_default();
+            let bucketed = buckets.iter_mut().flat_map(|bucket| &mut bucket.times);
+            let times = array.iter_mut().chain(bucketed);
+            times.filter(|time| **time != NEVER)
+        })
+    }
+
     /// The times of all pages, in unspecified order.
     pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
         let bucketed = self.buckets.iter().flat_map(|bucket| &bucket.times);

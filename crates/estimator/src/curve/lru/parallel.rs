@@ -1,6 +1,10 @@
 //! Exact LRU for recorded streams, on several processors.
 //!
-//! The stream is processed in waves. A wave's work is split in two ways, so that every step is parallel:
+//! The stream is processed in waves. **Two threads** relay blocks of a wave: one looks up the pages' last uses, the other
+//! counts in the bit vector of times (`access_tree`) how many last uses follow each. These take about equally long, and
+//! neither repeats or redistributes any work of one thread. Counting the distances is done by whichever thread is ahead.
+//!
+//! The work of **more threads** is split in two ways, so that every step is parallel:
 //!
 //! 1. **By page**: the last use of each reference's page. Pages are split among tables, each of which processes
 //!    all references to its pages, in order. Times are positions in the whole stream.
@@ -9,26 +13,28 @@
 //!    of step 1 without counting: all earlier times are set, and the last uses before them are cleared. This takes one bit
 //!    operation for each reference; each segment then counts in a vector of its own.
 //!
-//! When the vector is used up, the valid times are renumbered, table by table.
+//! When the vector is used up, the valid times are renumbered, each thread a part of them.
 //!
 //! Each thread thus does a share of the work of [`ExactLru`](crate::ExactLru), and only the counts by distance
 //! have to be merged. In [Niu12] (PARDA) a segment finds the distances that lie within it, and
 //! all first references of a segment are then looked up sequentially in the stack of those before: at a million pages,
 //! a quarter of four million references. [Bender23] also splits by time, and sorts.
 //!
-//! Limits: the tables, as in `lru`. Distributing the pages and returning the results costs 5 to 10 ns per reference:
+//! Limits: the tables, as in `lru`. With three threads or more, distributing the pages and returning the results costs 5 to 10 ns per reference:
 //! little where the tables wait for memory, a quarter more where they do not (Zipf-distributed pages). A later segment
 //! has more bits to set than an earlier one (at an eighth of the cost of counting them), and is shorter for that
 //! reason; beyond 8 threads this step gains no more.
 //!
 //! Source: ours; [Olken81] for counting last uses.
-//! Cost: as `lru` per reference. Additional memory: 28 bytes for each reference of a wave, 15 MB per thread, and for
-//! each thread a vector of times (up to 0.6 bytes per page) and counts by distance (8 bytes per page).
+//! Cost: as `lru` per reference. Additional memory: 16 bytes for each reference of a wave with two threads, 28 with more,
+//! 8 or 15 MB per thread; counts by distance for each thread (8 bytes per page), and with more than two
+//! a vector of times (up to 0.6 bytes per page).
 //! Not here: reading the stream.
 
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
 
@@ -44,7 +50,10 @@ const THREADS_MAX: usize = 256;
 /// Default number of references in a wave for each thread.
 const SEGMENT_REFERENCES: usize = 1 << 19;
 
-/// Tables per thread, so that threads finish at about the same time.
+/// Number of references that two threads pass on at once: enough that a thread is rarely woken for the next.
+const RELAYED: usize = 2 * BLOCK;
+
+/// Tables per thread if there are more than two, so that threads finish at about the same time.
 const TABLES_PER_THREAD: usize = 4;
 
 /// Each segment of a wave is shorter than the one before by one part in this number.
@@ -118,12 +127,13 @@ impl Estimator for ParallelLru {
 
 /// Receiver of the distances of a segment.
 trait Sink: Default + Send + Sync {
-    /// Receives the next distances, in order; [`NEVER`] for a first reference.
-    fn take(&mut self, distances: &[u32]);
+    /// Receives distances of consecutive references, the first of which is at this position of the wave; [`NEVER`] for a
+    /// first reference.
+    fn take(&mut self, position: usize, distances: &[u32]);
 }
 
 impl Sink for Distances {
-    fn take(&mut self, distances: &[u32]) {
+    fn take(&mut self, _: usize, distances: &[u32]) {
         self.count(distances);
     }
 }
@@ -136,12 +146,14 @@ struct Waves<S> {
     pending: Vec<PageNumber>,
     /// Assigns pages to tables.
     hash: PageHash,
-    /// The number of tables is a power of two.
+    /// One for up to two threads, else a power of two.
     tables: Vec<LastUse>,
     /// State at the start of the next wave.
     row: AccessTree,
     /// For each reference of a wave the time of its page's previous use, or [`NEVER`].
     before: Vec<AtomicU32>,
+    /// Blocks of a wave that two threads relay.
+    blocks: Vec<Block>,
     /// One for each thread.
     segments: Vec<Segment<S>>,
 }
@@ -158,6 +170,16 @@ struct Segment<S> {
     distances: Vec<u32>,
 }
 
+/// Results for some references of a wave.
+#[derive(Debug, Default)]
+struct Block {
+    before: Vec<u32>,
+    distances: Vec<u32>,
+}
+
+/// A block and the position in the wave at which it begins.
+type Relayed<'wave> = (usize, &'wave mut Block);
+
 /// A reference to be processed by a table.
 #[derive(Debug, Clone, Copy)]
 struct Reference {
@@ -172,7 +194,7 @@ impl<S: Sink> Waves<S> {
         // Fewer than 2^24 in a wave, so that a vector of 2^32 times has room for many waves.
         let wave = threads.saturating_mul(segment_references).min(1 << 24);
         let tables = match threads {
-            1 => 1,
+            1 | 2 => 1,
             several => several.min(1 << 10).next_power_of_two() * TABLES_PER_THREAD,
         };
         let segment = || Segment {
@@ -189,6 +211,7 @@ impl<S: Sink> Waves<S> {
             tables: std::iter::repeat_with(LastUse::new).take(tables).collect(),
             row: AccessTree::new(0, 0),
             before: Vec::new(),
+            blocks: Vec::new(),
             segments: std::iter::repeat_with(segment).take(threads).collect(),
         }
     }
@@ -213,11 +236,13 @@ impl<S: Sink> Waves<S> {
         if self.row.room() < self.pending.len() {
             self.number_anew();
         }
-        if self.segments.len() == 1 {
-            self.touch();
-        } else {
-            self.look_up();
-            self.count();
+        match self.segments.len() {
+            1 => self.touch(),
+            2 => self.relay(),
+            _ => {
+                self.look_up();
+                self.count();
+            }
         }
         self.pending.clear();
         each(&mut self.segments);
@@ -226,12 +251,54 @@ impl<S: Sink> Waves<S> {
     /// Processes everything in one thread, without splitting.
     fn touch(&mut self) {
         let (table, segment) = (&mut self.tables[0], &mut self.segments[0]);
-        for pages in self.pending.chunks(BLOCK) {
+        for (position, pages) in in_blocks(&self.pending, BLOCK) {
             let now = u32::try_from(self.row.next()).expect("times are below 2^32");
             table.replace_batch(pages, now, &mut segment.before);
             self.row.replace(&segment.before, &mut segment.distances);
-            segment.sink.take(&segment.distances);
+            segment.sink.take(position, &segment.distances);
         }
+    }
+
+    /// Processes everything in two threads: this one looks up, the other one counts. Distances are
+    /// counted by the other thread while it has nothing else to do, and by both in the end.
+    fn relay(&mut self) {
+        let [mine, others] = &mut self.segments[..] else {
+            panic!("two threads have two segments");
+        };
+        let (mine, others) = (&mut mine.sink, &mut others.sink);
+        let (table, row) = (&mut self.tables[0], &mut self.row);
+        let blocks = self.pending.len().div_ceil(RELAYED);
+        if self.blocks.len() < blocks {
+            self.blocks.resize_with(blocks, Block::default);
+        }
+        let start = row.next();
+        let (looked_up, to_count) = mpsc::channel::<Relayed<'_>>();
+        let (counted, finished) = mpsc::channel::<Relayed<'_>>();
+        let finished = Mutex::new(finished);
+        let finished = &finished;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while let Some((position, block)) = next_or_drain(&to_count, finished, others) {
+                    row.replace(&block.before, &mut block.distances);
+                    if counted.send((position, block)).is_err() {
+                        break;
+                    }
+                }
+                drop(counted);
+                drain(finished, others);
+            });
+            let work = in_blocks(&self.pending, RELAYED).zip(&mut self.blocks);
+            for ((position, pages), block) in work {
+                let now = u32::try_from(start + position).expect("times are below 2^32");
+                table.replace_batch(pages, now, &mut block.before);
+                // It fails only if the other thread has panicked, as this one then does at the end of the scope.
+                if looked_up.send((position, block)).is_err() {
+                    break;
+                }
+            }
+            drop(looked_up);
+            drain(finished, mine);
+        });
     }
 
     /// Fills `before`.
@@ -269,7 +336,7 @@ impl<S: Sink> Waves<S> {
         let (row, before) = (&self.row, &self.before[..self.pending.len()]);
         let work: Vec<_> = self.segments.iter_mut().zip(starts.windows(2)).collect();
         in_parallel(work, |(segment, range)| {
-            segment.count(row, &before[..range[0]], &before[range[0]..range[1]]);
+            segment.count(row, before, range[0], range[1]);
         });
         let last = &mut self.segments.last_mut().expect("there is a thread").row;
         std::mem::swap(&mut self.row, last);
@@ -278,10 +345,13 @@ impl<S: Sink> Waves<S> {
     /// Renumbers the valid times from 0, in their order, and makes room for a wave.
     fn number_anew(&mut self) {
         let row = &self.row;
-        let tables = Queue::new(self.tables.iter_mut());
+        // A single table in as many parts as there are threads.
+        let parts = self.segments.len().div_ceil(self.tables.len());
+        let tables = self.tables.iter_mut();
+        let parts = Queue::new(tables.flat_map(|table| table.times_mut_in(parts)));
         in_parallel(vec![(); self.segments.len()], |()| {
-            while let Some(table) = tables.next() {
-                row.number(table.times_mut());
+            while let Some(times) = parts.next() {
+                row.number(times);
             }
         });
         let pages = self.row.marked();
@@ -292,7 +362,12 @@ impl<S: Sink> Waves<S> {
     fn memory_bytes(&self) -> usize {
         let tables: usize = self.tables.iter().map(LastUse::memory_bytes).sum();
         let segments: usize = self.segments.iter().map(Segment::memory_bytes).sum();
+        let blocks = self.blocks.iter();
+        let blocks = blocks.map(|block| block.before.capacity() + block.distances.capacity());
+        let blocks =
+            blocks.sum::<usize>() * size_of::<u32>() + self.blocks.capacity() * size_of::<Block>();
         self.pending.capacity() * size_of::<PageNumber>()
+            + blocks
             + self.before.capacity() * size_of::<AtomicU32>()
             + self.tables.capacity() * size_of::<LastUse>()
             + self.segments.capacity() * size_of::<Segment<S>>()
@@ -303,8 +378,9 @@ impl<S: Sink> Waves<S> {
 }
 
 impl<S: Sink> Segment<S> {
-    /// Computes the distances of `mine`, which follow `earlier` in a wave that starts with `row`.
-    fn count(&mut self, row: &AccessTree, earlier: &[AtomicU32], mine: &[AtomicU32]) {
+    /// Computes the distances from `start` to `end` of a wave that starts with `row`.
+    fn count(&mut self, row: &AccessTree, before: &[AtomicU32], start: usize, end: usize) {
+        let earlier = &before[..start];
         self.row.copy_from(row);
         if !earlier.is_empty() {
             self.row.take(earlier.len());
@@ -316,12 +392,12 @@ impl<S: Sink> Segment<S> {
             }
             self.row.count_anew();
         }
-        for block in mine.chunks(BLOCK) {
+        for (position, block) in in_blocks(&before[start..end], BLOCK) {
             self.before.clear();
             let before = block.iter().map(|before| before.load(Ordering::Relaxed));
             self.before.extend(before);
             self.row.replace(&self.before, &mut self.distances);
-            self.sink.take(&self.distances);
+            self.sink.take(start + position, &self.distances);
         }
     }
 
@@ -333,6 +409,41 @@ impl<S: Sink> Segment<S> {
             + self.shares.capacity() * size_of::<Vec<Reference>>()
             + self.row.memory_bytes()
             + (self.before.capacity() + self.distances.capacity()) * size_of::<u32>()
+    }
+}
+
+/// Blocks of so many items, with their positions.
+fn in_blocks<T>(items: &[T], length: usize) -> impl Iterator<Item = (usize, &[T])> {
+    (0..).step_by(length).zip(items.chunks(length))
+}
+
+/// The next block to be counted, `None` after the last. Until it comes, distances of finished ones are counted.
+fn next_or_drain<'wave>(
+    blocks: &Receiver<Relayed<'wave>>,
+    finished: &Mutex<Receiver<Relayed<'wave>>>,
+    sink: &mut impl Sink,
+) -> Option<Relayed<'wave>> {
+    loop {
+        match blocks.try_recv() {
+            Ok(block) => return Some(block),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) => {}
+        }
+        // The other thread waits for finished blocks only when it has no others.
+        let done = finished.try_lock().ok();
+        let Some((position, block)) = done.and_then(|finished| finished.try_recv().ok()) else {
+            return blocks.recv().ok();
+        };
+        sink.take(position, &block.distances);
+    }
+}
+
+/// Counts the distances of finished blocks until there will be no more.
+fn drain(finished: &Mutex<Receiver<Relayed<'_>>>, sink: &mut impl Sink) {
+    loop {
+        let next = finished.lock().expect("no thread panics here").recv();
+        let Ok((position, block)) = next else { return };
+        sink.take(position, &block.distances);
     }
 }
 
@@ -423,9 +534,12 @@ mod tests {
     use crate::parts::streams::{batch_of, curve_of, uniform, zipf};
     use proptest::prelude::*;
 
-    impl Sink for Vec<u32> {
-        fn take(&mut self, distances: &[u32]) {
-            self.extend(distances);
+    /// Distances by their positions in the wave.
+    type Placed = Vec<(usize, Vec<u32>)>;
+
+    impl Sink for Placed {
+        fn take(&mut self, position: usize, distances: &[u32]) {
+            self.push((position, distances.to_vec()));
         }
     }
 
@@ -440,12 +554,15 @@ mod tests {
         batch: usize,
         pages: &[u64],
     ) -> Vec<u32> {
-        let mut waves = Waves::<Vec<u32>>::new(threads, segment_references);
+        let mut waves = Waves::<Placed>::new(threads, segment_references);
         let mut distances = Vec::new();
-        let mut each = |segments: &mut [Segment<Vec<u32>>]| {
+        let mut each = |segments: &mut [Segment<Placed>]| {
+            let mut wave: Placed = Vec::new();
             for segment in segments {
-                distances.append(&mut segment.sink);
+                wave.append(&mut segment.sink);
             }
+            wave.sort_unstable();
+            distances.extend(wave.into_iter().flat_map(|(_, distances)| distances));
         };
         for pages in page_numbers(pages).chunks(batch) {
             waves.observe(pages, &mut each);
