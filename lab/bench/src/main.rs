@@ -10,6 +10,7 @@ mod child;
 mod computed;
 mod disk;
 mod estimators;
+mod file;
 mod first_touch;
 mod hcache;
 mod long;
@@ -51,6 +52,11 @@ enum Part {
     Estimators,
     /// Traces from files in the page cache
     Reading,
+    /// Whole processes from a trace's file to its curve
+    File(file::Args),
+    /// A process of `file` beside which ours are measured
+    #[command(hide = true)]
+    FileYardstick(file::YardstickArgs),
     /// More than 2^32 references of a loop, whose curve is known
     Long,
     /// How often bands hold the exact curve, and how wide they are
@@ -97,6 +103,8 @@ fn main() -> anyhow::Result<()> {
     match &cli.part {
         Some(Part::Estimators) => estimators::run(&cli, &mut out),
         Some(Part::Reading) => reading::run(&cli, &mut out),
+        Some(Part::File(args)) => file::run(&cli, args, &mut out),
+        Some(Part::FileYardstick(args)) => file::run_yardstick(args, &mut out),
         Some(Part::Long) => long::run(&mut out),
         Some(Part::Bands(args)) => bands::run(&cli, args, &mut out),
         Some(Part::Intermittent(args)) => bands::rests::run(&cli, args, &mut out),
@@ -117,6 +125,7 @@ fn main() -> anyhow::Result<()> {
         None => {
             estimators::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
+            file::run(&cli, &file::Args::default(), &mut out)?;
             long::run(&mut out)?;
             bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)?;
