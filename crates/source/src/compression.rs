@@ -6,7 +6,7 @@
 //! `zstd` tool itself accepts.
 
 use std::fmt;
-use std::io::{self, BufReader, Cursor, Read};
+use std::io::{self, Cursor, Read};
 
 use crate::lines::read_full;
 
@@ -73,7 +73,7 @@ pub(crate) fn decompressed<'a>(
             Box::new(liblzma::read::XzDecoder::new_stream(whole, stream))
         }
         Compression::Zstd => {
-            let mut decoder = zstd::stream::read::Decoder::with_buffer(BufReader::new(whole))?;
+            let mut decoder = zstd::stream::read::Decoder::new(whole)?;
             decoder.window_log_max(27)?;
             Box::new(decoder)
         }
