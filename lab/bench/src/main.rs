@@ -20,6 +20,7 @@ mod policy;
 mod random;
 mod reading;
 mod registered;
+mod threads;
 mod trap;
 mod turns;
 mod workload;
@@ -50,6 +51,8 @@ struct Cli {
 enum Part {
     /// Curves from pages in memory
     Estimators,
+    /// Two threads of exact LRU beside one, in turn
+    Threads,
     /// Traces from files in the page cache
     Reading,
     /// Whole processes from a trace's file to its curve
@@ -102,6 +105,7 @@ fn main() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match &cli.part {
         Some(Part::Estimators) => estimators::run(&cli, &mut out),
+        Some(Part::Threads) => threads::run(&cli, &mut out),
         Some(Part::Reading) => reading::run(&cli, &mut out),
         Some(Part::File(args)) => file::run(&cli, args, &mut out),
         Some(Part::FileYardstick(args)) => file::run_yardstick(args, &mut out),
@@ -124,6 +128,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::HcacheCache(args)) => hcache::run_one_cache(args, &mut out),
         None => {
             estimators::run(&cli, &mut out)?;
+            threads::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
             file::run(&cli, &file::Args::default(), &mut out)?;
             long::run(&mut out)?;
