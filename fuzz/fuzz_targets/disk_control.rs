@@ -23,11 +23,16 @@ struct Naive {
 }
 
 impl Naive {
-    fn pool(&mut self, number: u32) -> io::Result<&mut HashMap<u64, Page>> {
+    fn called(&mut self) -> io::Result<()> {
         self.calls += 1;
         if self.calls.is_multiple_of(97) {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
+        Ok(())
+    }
+
+    fn pool(&mut self, number: u32) -> io::Result<&mut HashMap<u64, Page>> {
+        self.called()?;
         Ok(self.pools[number as usize].as_mut().expect("an open pool"))
     }
 }
@@ -43,9 +48,13 @@ impl VictimCache for Naive {
         assert!(closed.is_some(), "closed twice");
     }
 
-    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool> {
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()> {
         self.pool(pool)?.insert(block, *page);
-        Ok(true)
+        Ok(())
+    }
+
+    fn collect_puts(&mut self) -> io::Result<u64> {
+        self.called().map(|()| 0)
     }
 
     fn get(

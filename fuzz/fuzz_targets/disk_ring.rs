@@ -76,6 +76,8 @@ impl BlockSink for Blocks {
     fn forget(&mut self) {
         self.forgotten += 1;
     }
+
+    fn end_of_batch(&mut self) {}
 }
 
 fuzz_target!(|input: &[u8]| {

@@ -93,6 +93,12 @@ impl ControlDisk {
         drained
     }
 
+    /// Position after the last page read from the ring; only increases while the same ring is attached.
+    #[must_use]
+    pub fn pages_read(&self) -> u64 {
+        self.notices.slots_read()
+    }
+
     /// To be called periodically (every 100 ms): checks whether a page store is available again.
     pub fn turn(&mut self) {
         self.pools.turn();

@@ -52,6 +52,11 @@ const TURN: usize = 64;
 /// Interval at which notifications are drained without a request, and the engine runs its periodic work.
 const ALARM: Duration = Duration::from_millis(100);
 
+/// If a batch had this many pages of evictions and puts, the next is taken after [`BURST_INTERVAL`]: a guest that is reclaimed
+/// at once fills its ring faster than it can send requests. At most 160 000 pages a second are left to its requests.
+const BURST_PAGES: u64 = 32;
+const BURST_INTERVAL: Duration = Duration::from_micros(200);
+
 /// Entries of the submission queue.
 const RING_ENTRIES: u32 = 256;
 
@@ -111,6 +116,9 @@ pub struct Machine {
     control: Option<ControlDisk>,
     /// Whether the control disk's queue runs. While it does not (a reset guest), the ring's memory is undefined.
     control_runs: bool,
+    /// [`ControlDisk::pages_read`] at the last pass, and whether the alarm of a burst is set.
+    pages_read: u64,
+    burst: bool,
     log: Option<SharedLog>,
     /// With a log.
     image_times: Option<ImageTimes>,
@@ -260,6 +268,8 @@ impl Machine {
             storages,
             control,
             control_runs: false,
+            pages_read: 0,
+            burst: false,
             log,
             image_times,
             unsynced,
@@ -377,6 +387,10 @@ impl Machine {
             Token::Alarm => {
                 self.tick();
                 self.ring.alarm(ALARM, token.number())?;
+            }
+            Token::Burst => {
+                self.burst = false;
+                self.drain();
             }
             Token::Command => {
                 self.obey();
@@ -504,9 +518,23 @@ impl Machine {
         for index in 0..self.devices.len() {
             self.take_leave(index)?;
         }
+        self.follow_burst()?;
         self.carry_out()?;
         self.publish();
         Ok(busy)
+    }
+
+    /// Drains again soon if the guest is evicting many pages.
+    fn follow_burst(&mut self) -> io::Result<()> {
+        let Some(control) = &self.control else {
+            return Ok(());
+        };
+        let before = std::mem::replace(&mut self.pages_read, control.pages_read());
+        if self.pages_read.saturating_sub(before) < BURST_PAGES || self.burst {
+            return Ok(());
+        }
+        self.burst = true;
+        self.ring.alarm(BURST_INTERVAL, Token::Burst.number())
     }
 
     /// Periodic work, every 100 ms.

@@ -31,6 +31,10 @@ const SLOTS_MAX: u32 = 1 << 16;
 /// Limit on the first position of a ring: far from the point where positions would wrap.
 const POSITION_MAX: u64 = 1 << 62;
 
+/// Number of records after which the guest may reuse their places: it may be waiting for the first of them.
+const RUN: usize = 32;
+const _: () = assert!(RUN * record::BYTES <= PAGE_BYTES);
+
 /// Guest RAM that a ring can be read from.
 pub trait RingMemory: GuestData {
     /// The RAM, mapped.
@@ -69,6 +73,8 @@ pub trait BlockSink {
     fn flush(&mut self, pool: u32, block: u64, count: u32);
     /// Records were lost: no page put so far may be returned any more.
     fn forget(&mut self);
+    /// No record of this batch follows. Puts of the batch may be completed together here.
+    fn end_of_batch(&mut self);
 }
 
 /// Why a ring is not read. Nothing was written to it.
@@ -196,6 +202,12 @@ impl Notices {
         self.ring.as_ref().map(|ring| ring.nonce)
     }
 
+    /// Position after the last slot that was read; only increases while the same ring is attached.
+    #[must_use]
+    pub fn slots_read(&self) -> u64 {
+        self.ring.as_ref().map_or(0, |ring| ring.slot_tail)
+    }
+
     /// Replaces the mapping of RAM. Returns whether the ring, if there is one, is in it; otherwise it was released.
     pub fn remap(&mut self, ram: &Arc<dyn RingMemory>) -> bool {
         let Some(ring) = &mut self.ring else {
@@ -223,6 +235,9 @@ impl Notices {
             forgotten: false,
         };
         let drained = ring.drain(&mut batch, &mut self.run);
+        if !matches!(drained, Ok(DrainResult::Nothing)) {
+            batch.blocks.end_of_batch();
+        }
         if batch.forgotten {
             batch.blocks.forget();
         }
@@ -387,8 +402,14 @@ impl ValidRing {
         Ok(self.ram.mapped().read_slice(bytes, GuestAddress(address))?)
     }
 
+    /// Lets the guest reuse the places of all records and pages read so far.
+    fn release_places(&self) -> Result<(), Fault> {
+        // The tail first: a later reader, if this one dies in between, then finds no record whose slot is gone.
+        self.store(ring::AT_TAIL, self.tail)?;
+        self.store(ring::AT_SLOT_TAIL, self.slot_tail)
+    }
+
     fn drain(&mut self, batch: &mut Batch<'_>, run: &mut Page) -> Result<DrainResult, Fault> {
-        const RUN: u64 = (PAGE_BYTES / record::BYTES) as u64;
         let head = self.load(ring::AT_HEAD, Acquire)?;
         let lost = self.load(ring::AT_LOST, Acquire)?;
         batch.stats.guest_memory_pages = self.load(ring::AT_MEMORY_PAGES, Relaxed)?;
@@ -406,12 +427,12 @@ impl ValidRing {
             self.lost = lost;
             batch.forget();
         }
-        // As the guest sees it until the batch is done: no slot beyond this can have been filled.
+        // As the guest saw it when it published `head`: no slot beyond this can have been filled before.
         let slots_end = self.slot_tail + self.slots;
         while self.tail < head {
             let first = self.tail % self.records;
             let count = (head - self.tail)
-                .min(RUN - first % RUN)
+                .min(RUN as u64 - first % RUN as u64)
                 .min(self.records - first);
             let bytes = &mut run[..usize::try_from(count)? * record::BYTES];
             self.copy(first * record::BYTES as u64, bytes)?;
@@ -440,10 +461,10 @@ impl ValidRing {
                 }
             }
             self.tail += count;
+            self.release_places()?;
         }
-        // The tail first: a later reader, if this one dies in between, then finds no record whose slot is gone.
-        self.store(ring::AT_TAIL, self.tail)?;
-        self.store(ring::AT_SLOT_TAIL, self.slot_tail)?;
+        // Also without a record, if the guest has changed them.
+        self.release_places()?;
         Ok(DrainResult::Records)
     }
 

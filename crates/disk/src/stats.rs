@@ -156,10 +156,14 @@ pub struct VictimCacheStats {
     pub puts: u64,
     /// How many of them were stored.
     pub stored: u64,
+    /// Time that the puts took of this daemon's thread, added up.
+    pub put_ns: u64,
     /// Pages requested.
     pub gets: u64,
     /// How many of them were found.
     pub hits: u64,
+    /// Time that the gets took of this daemon's thread, added up.
+    pub get_ns: u64,
     /// Blocks flushed.
     pub flushed_blocks: u64,
     /// Operations that failed.

@@ -5,6 +5,7 @@
 //! may not have reached it, a pool in which any call failed is not used again: a new one is opened in its place.
 
 use std::io;
+use std::time::Instant;
 
 use crate::protocol::control;
 use crate::{BlockSink, Page, VictimCacheStats};
@@ -35,12 +36,19 @@ pub trait VictimCache: Send {
     /// Closes a pool, reachable or not. The pages of a private pool are dropped.
     fn close(&mut self, pool: u32);
 
-    /// Stores a page in place of the pool's earlier page of the block; returns false if it is not stored, and then the
-    /// pool has no page of the block.
+    /// Submits a page that is to be stored in place of the pool's earlier page of the block. If it is not stored, the
+    /// pool has no page of the block. It takes effect before every later call; many may be in progress.
     ///
     /// # Errors
     /// If the store is out of reach.
-    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool>;
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()>;
+
+    /// Hands the puts submitted so far to the store, without waiting for them. Returns how many were stored of those that
+    /// have completed since the last call.
+    ///
+    /// # Errors
+    /// If the store is out of reach. It is then unknown which puts, to any pool, took effect.
+    fn collect_puts(&mut self) -> io::Result<u64>;
 
     /// Passes those of the `count` blocks from `block` on that the pool has to `found`, each at most once, with its
     /// number counted from `block`.
@@ -153,6 +161,7 @@ impl Pools {
         found: &mut dyn FnMut(u32, &Page),
     ) -> u64 {
         let mut hits = 0u64;
+        let begin = Instant::now();
         self.call(pool, |store, number| {
             store.get(number, block, count, &mut |index, page| {
                 debug_assert!(index < count && hits & 1 << index == 0);
@@ -160,13 +169,31 @@ impl Pools {
                 found(index, page);
             })
         });
+        add_time(&mut self.stats.get_ns, begin);
         self.stats.gets += u64::from(count);
         self.stats.hits += u64::from(hits.count_ones());
         hits
     }
 
+    /// Counts the puts that have completed. If any may have failed, all pools count as failed.
+    fn collect_puts(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        match store.collect_puts() {
+            Ok(stored) => self.stats.stored += stored,
+            Err(_) => {
+                self.stats.errors += 1;
+                for pool in self.pools.iter_mut().flatten() {
+                    if let Some(number) = pool.number.take() {
+                        store.close(number);
+                    }
+                }
+            }
+        }
+    }
+
     /// Reopens pools that failed. To be called periodically.
     pub fn turn(&mut self) {
+        self.collect_puts();
         let Some(store) = &mut self.store else { return };
         let failed = (self.pools.iter_mut().flatten()).filter(|pool| pool.number.is_none());
         for pool in failed {
@@ -205,12 +232,23 @@ impl Pools {
     }
 }
 
+fn add_time(sum_ns: &mut u64, begin: Instant) {
+    let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    *sum_ns = sum_ns.saturating_add(ns);
+}
+
 impl BlockSink for Pools {
     fn put(&mut self, pool: u32, block: u64, page: &Page) {
         self.stats.puts += 1;
-        if self.call(pool, |store, number| store.put(number, block, page)) == Some(true) {
-            self.stats.stored += 1;
-        }
+        let begin = Instant::now();
+        self.call(pool, |store, number| store.put(number, block, page));
+        add_time(&mut self.stats.put_ns, begin);
+    }
+
+    fn end_of_batch(&mut self) {
+        let begin = Instant::now();
+        self.collect_puts();
+        add_time(&mut self.stats.put_ns, begin);
     }
 
     fn flush(&mut self, pool: u32, block: u64, count: u32) {

@@ -5,6 +5,8 @@
 pub(super) enum Token {
     Command,
     Alarm,
+    /// Of [`Machine::follow_burst`].
+    Burst,
     /// Of [`Machine::sockets`].
     Sockets,
     Listener(usize),
@@ -29,6 +31,7 @@ impl Token {
             Self::Connection(device, serial) => pack(4, device, 0, serial),
             Self::Kick(device, queue, run) => pack(5, device, queue, run),
             Self::Submission(index) => pack(6, 0, 0, index as u64),
+            Self::Burst => pack(7, 0, 0, 0),
         }
     }
 
@@ -43,6 +46,7 @@ impl Token {
             3 => Self::Listener(device),
             4 => Self::Connection(device, serial),
             5 => Self::Kick(device, queue, serial),
+            7 => Self::Burst,
             _ => Self::Submission(serial as usize),
         }
     }

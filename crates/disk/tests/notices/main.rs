@@ -78,6 +78,8 @@ impl BlockSink for Notebook {
     fn forget(&mut self) {
         self.0.borrow_mut().push(SinkCall::ForgetBlocks);
     }
+
+    fn end_of_batch(&mut self) {}
 }
 
 /// A guest, its reader, and what came out.
@@ -362,6 +364,35 @@ fn a_head_that_cannot_be_lets_the_ring_go() {
     pair.drain();
     pair.guest.set(ring::AT_HEAD, 0);
     assert_eq!(pair.fault().len(), 2, "a head that falls");
+}
+
+/// Notes how many records the guest may reuse when each flush is passed on.
+struct Progress<'a>(&'a Guest, Vec<u64>);
+
+impl BlockSink for Progress<'_> {
+    fn put(&mut self, _: u32, _: u64, _: &Page) {}
+
+    fn flush(&mut self, _: u32, _: u64, _: u32) {
+        self.1.push(self.0.get(ring::AT_TAIL));
+    }
+
+    fn forget(&mut self) {}
+
+    fn end_of_batch(&mut self) {}
+}
+
+#[test]
+fn a_guest_may_reuse_places_while_its_batch_is_read() {
+    let mut pair = Pair::new();
+    for block in 0..70 {
+        pair.guest.flush(1, block, 1);
+    }
+    let mut progress = Progress(&pair.guest, Vec::new());
+    let drained = (pair.notices).drain(&mut pair.notebook.clone(), &mut progress);
+    assert_eq!(drained, DrainResult::Records);
+    let expected = [[0; 32].as_slice(), &[32; 32], &[64; 6]].concat();
+    assert_eq!(progress.1, expected);
+    assert_eq!(pair.guest.get(ring::AT_TAIL), 70);
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub struct LocalStore {
     client: Client,
     /// Pools by their number.
     pools: Vec<PoolId>,
+    /// Pages stored since the last [`VictimCache::collect_puts`].
+    stored: u64,
     pub away: Arc<AtomicBool>,
     pub calls: Arc<AtomicU32>,
 }
@@ -24,6 +26,7 @@ impl LocalStore {
         Self {
             client: store.create_client(ClientOptions::new("test")).unwrap(),
             pools: Vec::new(),
+            stored: 0,
             away: Arc::default(),
             calls: Arc::default(),
         }
@@ -64,11 +67,18 @@ impl VictimCache for LocalStore {
         self.client.destroy_pool(self.pools[pool as usize]).unwrap();
     }
 
-    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool> {
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()> {
         let pool = self.pool(pool)?;
-        Ok((self.client.put(handle(pool, block), page))
-            .map_err(io::Error::other)?
-            .is_stored())
+        let outcome = self.client.put(handle(pool, block), page);
+        self.stored += u64::from(outcome.map_err(io::Error::other)?.is_stored());
+        Ok(())
+    }
+
+    fn collect_puts(&mut self) -> io::Result<u64> {
+        if self.stored > 0 && self.away.load(Relaxed) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        Ok(std::mem::take(&mut self.stored))
     }
 
     fn get(

@@ -222,20 +222,23 @@ impl Table<'_> {
         if !now.available && now.pools == 0 && now.puts == 0 && now.gets == 0 {
             return;
         }
+        let puts = self.since(|stats| stats.victim_cache.puts);
         let gets = self.since(|stats| stats.victim_cache.gets);
         let _ = writeln!(
             text,
-            "hcache    {}, {} pools; {} put, {} stored; {} got, {} hit; {} flushed, {} errors",
+            "hcache    {}, {} pools; {} put, {} stored, {} ns a put; {} got, {} hit, {} ns a get; {} flushed, {} errors",
             if now.available {
                 "available"
             } else {
                 "unavailable"
             },
             now.pools,
-            short(self.since(|stats| stats.victim_cache.puts) as f64),
+            short(puts as f64),
             short(self.since(|stats| stats.victim_cache.stored) as f64),
+            self.since(|stats| stats.victim_cache.put_ns) / puts.max(1),
             short(gets as f64),
             share(self.since(|stats| stats.victim_cache.hits), gets),
+            self.since(|stats| stats.victim_cache.get_ns) / gets.max(1),
             short(self.since(|stats| stats.victim_cache.flushed_blocks) as f64),
             short(self.since(|stats| stats.victim_cache.errors) as f64),
         );

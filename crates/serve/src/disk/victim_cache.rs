@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use plimsoll_disk::{Page, PoolRequest, VictimCache};
 use plimsoll_hcache::{Handle, PoolId, PoolOptions};
 use plimsoll_ring::protocol::Status;
-use plimsoll_ring::{Completion, ConnectOptions, Connection, Error};
+use plimsoll_ring::{Completion, ConnectOptions, Connection, Error, Slot};
 
 /// How long a server may take for a call.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,6 +21,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Blocks of an object, as a power of two: 4 GiB.
 const OBJECT_SHIFT: u32 = 20;
+/// Pages that may be on their way to the server: so many a guest can put while the server does not run. A power of two less
+/// one, as all ring sizes; the ring's 2 MiB are part of the server's capacity.
+const SLOTS: u32 = 511;
+/// Puts that are published together; each time, a server that sleeps is woken.
+const PUTS_PUBLISHED: u32 = 16;
 /// Blocks that are flushed one by one, in one batch; more are flushed as ranges.
 const FLUSHES_MAX: u32 = 64;
 
@@ -39,6 +44,21 @@ pub struct HcacheClient {
 struct Link {
     connection: Connection,
     pools: HashMap<u32, PoolId>,
+    /// Pages stored by puts since the last [`VictimCache::collect_puts`].
+    stored: u64,
+}
+
+impl Link {
+    /// A free slot; waits for puts in progress if there is none.
+    fn slot(&mut self) -> Result<Slot, Error> {
+        let Some(slot) = self.connection.reserve() else {
+            // Half of them, so that the server has the other half while this process goes on.
+            let left = self.connection.under_way() / 2;
+            finish_puts(self, left)?;
+            return self.connection.reserve().ok_or(LOST_SLOTS);
+        };
+        Ok(slot)
+    }
 }
 
 impl HcacheClient {
@@ -47,6 +67,8 @@ impl HcacheClient {
     pub fn new(socket: &Path, name: &str) -> Self {
         let mut options = ConnectOptions::new(name);
         options.timeout = PATIENCE;
+        options.slots = SLOTS;
+        options.entries = SLOTS + 1;
         Self {
             socket: socket.to_owned(),
             options,
@@ -69,12 +91,14 @@ impl HcacheClient {
             self.link = Some(Link {
                 connection: connected.map_err(io::Error::other)?,
                 pools: HashMap::new(),
+                stored: 0,
             });
         }
         self.link.as_mut().ok_or(io::ErrorKind::NotConnected.into())
     }
 
-    /// Calls `act` with a pool. An error that is not the pool's alone closes the connection.
+    /// Calls `act` with a pool, when no put is in progress any more. An error that is not the pool's alone closes the
+    /// connection.
     fn with<T>(
         &mut self,
         pool: u32,
@@ -82,7 +106,11 @@ impl HcacheClient {
     ) -> io::Result<T> {
         let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         let pool = *link.pools.get(&pool).ok_or(io::ErrorKind::NotFound)?;
-        let done = act(&mut link.connection, pool);
+        let done = finish_puts(link, 0).and_then(|()| act(&mut link.connection, pool));
+        self.judged(done)
+    }
+
+    fn judged<T>(&mut self, done: Result<T, Error>) -> io::Result<T> {
         if let Err(error) = &done {
             self.judge(error);
         } else {
@@ -132,15 +160,28 @@ impl VictimCache for HcacheClient {
         }
     }
 
-    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<bool> {
-        self.with(pool, |connection, pool| {
-            let mut slot = connection.reserve().ok_or(LOST_SLOTS)?;
+    fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()> {
+        let link = self.link.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let pool = *link.pools.get(&pool).ok_or(io::ErrorKind::NotFound)?;
+        let done = link.slot().and_then(|mut slot| {
+            let connection = &mut link.connection;
             connection.page(&mut slot).copy_from_slice(page);
             connection.submit_put(handle(pool, block), slot, 0)?;
-            let mut stored = false;
-            finish(connection, |_, done| stored = done.status == Status::Ok)?;
-            Ok(stored)
-        })
+            if connection.under_way().is_multiple_of(PUTS_PUBLISHED) {
+                connection.publish();
+            }
+            Ok(())
+        });
+        self.judged(done)
+    }
+
+    fn collect_puts(&mut self) -> io::Result<u64> {
+        let Some(link) = &mut self.link else {
+            return Ok(0);
+        };
+        let under_way = link.connection.under_way();
+        let done = finish_puts(link, under_way).map(|()| std::mem::take(&mut link.stored));
+        self.judged(done)
     }
 
     fn get(
@@ -231,14 +272,31 @@ fn is_awake(connection: &mut Connection, pool: PoolId) -> Result<(), Error> {
     finish(connection, |_, _| ())
 }
 
+/// Waits until at most `left` puts are in progress, and nothing else is.
+fn finish_puts(link: &mut Link, left: u32) -> Result<(), Error> {
+    let stored = &mut link.stored;
+    finish_to(&mut link.connection, left, |_, done| {
+        *stored += u64::from(done.status == Status::Ok);
+    })
+}
+
 /// Waits for all operations in flight, up to [`PATIENCE`].
 fn finish(
     connection: &mut Connection,
+    each: impl FnMut(&mut Connection, &mut Completion),
+) -> Result<(), Error> {
+    finish_to(connection, 0, each)
+}
+
+/// Takes what has completed, and waits until at most `left` operations are in flight, up to [`PATIENCE`].
+fn finish_to(
+    connection: &mut Connection,
+    left: u32,
     mut each: impl FnMut(&mut Connection, &mut Completion),
 ) -> Result<(), Error> {
     connection.publish();
     let begin = Instant::now();
-    while connection.under_way() > 0 {
+    loop {
         if let Some(mut done) = connection.reap()? {
             if let Status::NoSuchPool = done.status {
                 return Err(Error::Protocol("a pool has gone"));
@@ -247,13 +305,15 @@ fn finish(
             connection.release(done.slot);
             continue;
         }
+        if connection.under_way() <= left {
+            return Ok(());
+        }
         match begin.elapsed() {
             waited if waited < SPIN => std::hint::spin_loop(),
             waited if waited < PATIENCE => thread::sleep(NAP),
             _ => return Err(Error::Disconnected),
         }
     }
-    Ok(())
 }
 
 /// Time of polling for an answer before sleeping, and length of the sleep.
@@ -305,8 +365,39 @@ mod tests {
     fn put(behind: &mut HcacheClient, pool: u32, blocks: impl IntoIterator<Item = u64>) {
         for block in blocks {
             let content = [block.to_le_bytes()[0]; 4096];
-            assert!(behind.put(pool, block, &content).unwrap());
+            behind.put(pool, block, &content).unwrap();
         }
+    }
+
+    #[test]
+    fn puts_in_progress_are_counted_once_and_precede_every_later_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("hcache");
+        let served = ServerThread::at(&socket);
+        let mut behind = HcacheClient::new(&socket, "test");
+        let pool = behind.open(PoolRequest::Private).unwrap();
+        // More than there are slots.
+        put(&mut behind, pool, 0..1000);
+        // A get waits for them.
+        assert_eq!(found(&mut behind, pool, 1000, 1), []);
+        assert_eq!(behind.collect_puts().unwrap(), 1000);
+        assert_eq!(behind.collect_puts().unwrap(), 0);
+        put(&mut behind, pool, 1000..1003);
+        behind.flush(pool, 1001, 1).unwrap();
+        assert_eq!(
+            found(&mut behind, pool, 999, 4),
+            [(0, 231), (1, 232), (3, 234)]
+        );
+        put(&mut behind, pool, [7]);
+        put(&mut behind, pool, [7]);
+        behind.flush_pool(pool).unwrap();
+        assert_eq!(found(&mut behind, pool, 0, 100), []);
+        assert_eq!(behind.collect_puts().unwrap(), 5);
+        drop(served);
+        put(&mut behind, pool, [1]);
+        assert!(behind.get(pool, 1, 1, &mut |_, _| panic!("found")).is_err());
+        assert!(behind.put(pool, 1, &[0; 4096]).is_err());
+        assert_eq!(behind.collect_puts().unwrap(), 0, "of no connection");
     }
 
     #[test]
