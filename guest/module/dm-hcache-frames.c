@@ -19,7 +19,7 @@
 #include <linux/vmalloc.h>
 
 #include "dm-hcache-frames.h"
-#include "plimsoll_protocol.h"
+#include "plimsoll.h"
 
 #define TARGET_SHIFT	44	/* PLIMSOLL_BLOCKS_MAX is 1 << 44 */
 #define STATE_SHIFT	62
@@ -315,6 +315,9 @@ void frames_evicted(struct page *page, bool uptodate)
 	unsigned long flags;
 	u64 key, place, hash;
 
+	/* Before the lock, for which others must not wait that long. */
+	if (uptodate && is_known(pfn) && READ_ONCE(frames[pfn].key) >= SETTLED)
+		plimsoll_wait_put();
 	bucket = lock_frame(pfn, &flags);
 	if (!bucket)
 		return;

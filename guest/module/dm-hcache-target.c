@@ -39,6 +39,7 @@
 #include <linux/mutex.h>
 #include <linux/pagemap.h>
 #include <linux/slab.h>
+#include <linux/timekeeping.h>
 #include <linux/vmalloc.h>
 #include <linux/workqueue.h>
 
@@ -86,6 +87,10 @@ static unsigned int bounce_pages = 260;
 module_param(bounce_pages, uint, 0444);
 MODULE_PARM_DESC(bounce_pages, "pages reserved for gets (260)");
 
+static bool put_dropped = true;
+module_param(put_dropped, bool, 0644);
+MODULE_PARM_DESC(put_dropped, "put pages that are dropped while memory is free too, by drop_caches or a program's advice (1)");
+
 static bool fault_no_hash;
 module_param(fault_no_hash, bool, 0644);
 MODULE_PARM_DESC(fault_no_hash, "test only, corrupts data under dm-crypt: put pages unchecked");
@@ -110,6 +115,9 @@ enum count {
 	TIMEOUTS,
 	LATE,			/* of these, answered later */
 	ERRORS,			/* gets that failed or had an invalid answer */
+	REQUESTS,		/* of the control disk: gets of up to 64 blocks */
+	NS_GET,			/* mean from request to answer, copies included */
+	NS_PUT,			/* mean of hash, record and copy of a page, without waits */
 	COUNTS
 };
 
@@ -117,7 +125,7 @@ static const char * const count_names[COUNTS] = {
 	"gets", "hits", "misses", "skipped_memory", "skipped_silent", "skipped_busy",
 	"puts", "flushes", "refused_mismatch", "refused_busy", "refused_doubted", "refused_not_uptodate",
 	"refused_no_room", "refused_closed", "refused_disabled", "unaligned",
-	"timeouts", "late", "errors",
+	"timeouts", "late", "errors", "requests", "ns_get", "ns_put",
 };
 
 /*
@@ -197,6 +205,7 @@ struct hcache_io {
  * A get in flight.
  *
  * @io: The read that waits for it; must not be accessed once @given_up.
+ * @begun_ns: When it was submitted; @since in jiffies.
  * @asked: Bit i: block @io->block + i.
  * @first: Lowest bit of @asked, whose page is the first of @count, and its
  *	block @block.
@@ -207,6 +216,7 @@ struct hcache_get {
 	struct hcache_io *io;
 	struct list_head list;
 	unsigned long since;
+	u64 begun_ns;
 	bool given_up;
 	u64 asked;
 	unsigned int first;
@@ -409,6 +419,7 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 {
 	struct hcache *c = targets[target];
 	struct plimsoll_pool pool = pool_of(c);
+	u64 begun_ns;
 
 	switch (verdict) {
 	case FRAME_BUSY:
@@ -431,12 +442,14 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 		count(c, REFUSED_CLOSED);
 		return;
 	}
+	begun_ns = ktime_get_mono_fast_ns();
 	if (!check(c, page, hash))
 		return;
 
 	/* A write takes the bucket's lock before it tests the bit. */
 	if (plimsoll_post_put(pool, block, page)) {
 		count(c, PUTS);
+		count_many(c, NS_PUT, ktime_get_mono_fast_ns() - begun_ns);
 		if (c->maybe)
 			set_bit(block, c->maybe);
 	} else {
@@ -591,6 +604,10 @@ static void get_ended(struct bio *bio)
 		count_many(c, MISSES, hweight64(get->asked & ~hits));
 	}
 	take_hits(io, get, hits);
+	if (sent) {
+		count(c, REQUESTS);
+		count_many(c, NS_GET, ktime_get_mono_fast_ns() - get->begun_ns);
+	}
 	get_free(get);
 	if (io->missing)
 		queue_work(c->workqueue, &io->work);
@@ -725,6 +742,7 @@ static bool ask(struct hcache *c, struct hcache_io *io)
 	kref_get(&c->kref);
 	get->io = io;
 	get->since = jiffies;
+	get->begun_ns = ktime_get_mono_fast_ns();
 	get->given_up = false;
 	get->asked = asked;
 	get->block = io->block + get->first;
@@ -1120,6 +1138,18 @@ static const char *state_name(struct hcache *c)
 	return "open";
 }
 
+/* What the status shows: times are means. */
+static u64 shown(struct hcache *c, enum count what)
+{
+	u64 value = atomic64_read(&c->counts[what]), of = 1;
+
+	if (what == NS_GET)
+		of = atomic64_read(&c->counts[REQUESTS]);
+	else if (what == NS_PUT)
+		of = atomic64_read(&c->counts[PUTS]);
+	return of ? value / of : 0;
+}
+
 static void hcache_status(struct dm_target *ti, status_type_t type, unsigned int flags,
 			  char *result, unsigned int maxlen)
 {
@@ -1130,7 +1160,7 @@ static void hcache_status(struct dm_target *ti, status_type_t type, unsigned int
 	case STATUSTYPE_INFO:
 		DMEMIT("state %s pool %u", state_name(c), pool_of(c).number);
 		for (i = 0; i < COUNTS; i++)
-			DMEMIT(" %s %lld", count_names[i], atomic64_read(&c->counts[i]));
+			DMEMIT(" %s %llu", count_names[i], shown(c, i));
 		break;
 	case STATUSTYPE_TABLE:
 		DMEMIT("%s %llu", c->lower->name, (unsigned long long)c->lower_start);
@@ -1181,8 +1211,17 @@ static struct target_type hcache_type = {
 	.iterate_devices = hcache_iterate_devices,
 };
 
+static void frame_dropped(struct page *page, bool uptodate)
+{
+	if (READ_ONCE(put_dropped))
+		frames_evicted(page, uptodate);
+	else
+		frames_forget(page_to_pfn(page));
+}
+
 static struct plimsoll_client client = {
 	.evicted = frames_evicted,
+	.dropped = frame_dropped,
 	.removed = frames_forget,
 	.added = frames_forget,
 	.migrated = frames_migrated,

@@ -8,7 +8,9 @@
  *   the lock of the page cache held. The cause is reclaim if
  *   workingset_eviction() was entered for this folio just before on this CPU:
  *   between the two, interrupts are off. The folio is then clean, unmapped, and
- *   its reference count is frozen at 0, so its contents cannot change.
+ *   its reference count is frozen at 0, so its contents cannot change. If only
+ *   the count is frozen, the page is dropped while memory is free: all that
+ *   remove_mapping() removes is clean and unmapped. Truncation does not freeze it.
  * - folio_migrate_flags(to, from): contents and cache entry have moved, both
  *   folios are locked.
  * - add_to_swap_cache(), __delete_from_swap_cache(): as the first two, for the
@@ -56,11 +58,29 @@ static void report_evicted(struct page *page, bool uptodate, u16 flags)
 	if (!READ_ONCE(notices))
 		return;
 	if (uptodate) {
+		if (!lazy)
+			ring_wait();
 		ring_post(PLIMSOLL_EVICT, flags, page_to_pfn(page), 0, lazy ? NULL : page);
 	} else {
 		count(COUNT_EVICTED_UNREADY);
 		ring_post(PLIMSOLL_RELEASE, flags, page_to_pfn(page), 0, NULL);
 	}
+}
+
+/* The host's exclusive cache takes only what reclaim evicts. */
+static void report_dropped(struct page *page, bool uptodate)
+{
+	struct plimsoll_client *client;
+
+	list_for_each_entry_rcu(client, &clients, list, true) {
+		if (client->dropped)
+			client->dropped(page, uptodate);
+		else if (client->removed)
+			client->removed(page_to_pfn(page));
+	}
+	count(COUNT_DROPPED);
+	if (READ_ONCE(notices))
+		ring_post(PLIMSOLL_RELEASE, 0, page_to_pfn(page), 0, NULL);
 }
 
 static void report_removed(unsigned long pfn, u16 flags)
@@ -99,7 +119,9 @@ static void folio_added(struct folio *folio, u16 flags)
 		report_added(folio_pfn(folio) + i, flags);
 }
 
-static void folio_removed(struct folio *folio, bool evicted, u16 flags)
+enum removal { EVICTED, DROPPED, REMOVED };
+
+static void folio_removed(struct folio *folio, enum removal removal, u16 flags)
 {
 	bool uptodate = folio_test_uptodate(folio) && !folio_test_dirty(folio) &&
 			!folio_test_writeback(folio);
@@ -107,8 +129,10 @@ static void folio_removed(struct folio *folio, bool evicted, u16 flags)
 
 	events_check_missed();
 	for (i = 0; i < pages; i++) {
-		if (evicted || READ_ONCE(fault_evict))
+		if (removal == EVICTED || READ_ONCE(fault_evict))
 			report_evicted(folio_page(folio, i), uptodate, flags);
+		else if (removal == DROPPED)
+			report_dropped(folio_page(folio, i), uptodate);
 		else
 			report_removed(folio_pfn(folio) + i, flags);
 	}
@@ -124,10 +148,13 @@ static void on_add(void *data, struct folio *folio)
 
 static void on_delete(void *data, struct folio *folio)
 {
-	bool evicted = this_cpu_xchg(reclaimed, NULL) == folio && !folio_ref_count(folio);
+	bool reclaim = this_cpu_xchg(reclaimed, NULL) == folio;
+	enum removal removal = REMOVED;
 
+	if (!folio_ref_count(folio))
+		removal = reclaim ? EVICTED : DROPPED;
 	if (!folio_test_hugetlb(folio))
-		folio_removed(folio, evicted, 0);
+		folio_removed(folio, removal, 0);
 }
 
 static struct folio *folio_argument(struct pt_regs *regs, unsigned int n)
@@ -178,7 +205,7 @@ static int on_swap_delete(struct kprobe *probe, struct pt_regs *regs)
 {
 	struct folio *folio = folio_argument(regs, 0);
 
-	folio_removed(folio, !folio_ref_count(folio), PLIMSOLL_SWAP);
+	folio_removed(folio, folio_ref_count(folio) ? REMOVED : EVICTED, PLIMSOLL_SWAP);
 	return 0;
 }
 

@@ -238,7 +238,8 @@ int host_start(void)
 {
 	int rc;
 
-	queue = alloc_workqueue("plimsoll", WQ_MEM_RECLAIM | WQ_UNBOUND, 0);
+	/* A kick must reach the host before a burst has filled the ring. */
+	queue = alloc_workqueue("plimsoll", WQ_MEM_RECLAIM | WQ_UNBOUND | WQ_HIGHPRI, 0);
 	if (!queue)
 		return -ENOMEM;
 	mutex_lock(&attach_lock);

@@ -19,6 +19,8 @@ extern bool fault_no_add;
 extern bool fault_no_migrate;
 extern bool fault_evict;
 extern uint fault_drop_every;
+extern uint put_wait_us;
+#define PUT_WAIT_US_MAX	10000U
 
 /* stats.c */
 
@@ -26,6 +28,7 @@ enum counter {
 	COUNT_EVICTED,
 	COUNT_EVICTED_SWAP,
 	COUNT_EVICTED_UNREADY,
+	COUNT_DROPPED,
 	COUNT_RELEASED,
 	COUNT_ADDED,
 	COUNT_MIGRATED,
@@ -37,6 +40,9 @@ enum counter {
 	COUNT_LARGE_FOLIOS,
 	COUNT_NO_SLOT,
 	COUNT_RING_FULL,
+	COUNT_WAITS,
+	COUNT_WAITS_IN_VAIN,
+	COUNT_NS_WAITED,
 	COUNT_STALE_POOL,
 	COUNT_PROBES_OFF,
 	COUNT_RESUMES,
@@ -102,6 +108,11 @@ void ring_free(bool host_may_use_it);
 u64 ring_address(void);	/* guest-physical */
 u64 ring_nonce(void);
 
+/*
+ * Waits until there is room for a page, by polling; may return without. Any
+ * context but NMI; preemption is off, and no lock of a client is held.
+ */
+void ring_wait(void);
 /* Posts a record, with the contents of `page` unless NULL. Any context. */
 void ring_post(u16 type, u16 flags, u64 pfn, u64 other, struct page *page);
 /* Adds to the ring's counter `lost`. Any context. */

@@ -24,9 +24,18 @@ static uint records = 16384;
 module_param(records, uint, 0444);
 MODULE_PARM_DESC(records, "records in the ring, a power of two, 128 to 262144");
 
-static uint slots = 512;
-module_param(slots, uint, 0444);
-MODULE_PARM_DESC(slots, "pages in the ring, a power of two up to 65536, or 0");
+/* Without slots=: at most a 32nd of the memory, within limits of pages. */
+#define SLOTS_SHARE	32
+#define SLOTS_LOW	512
+#define SLOTS_HIGH	8192
+
+static int slots = -1;
+module_param(slots, int, 0444);
+MODULE_PARM_DESC(slots, "pages in the ring, a power of two up to 65536, or 0; -1: by the size of the memory (-1)");
+
+uint put_wait_us = 1000;
+module_param(put_wait_us, uint, 0644);
+MODULE_PARM_DESC(put_wait_us, "longest time in us that the removal of a page waits for room in the ring, up to 10000 (1000)");
 
 bool lazy;
 module_param(lazy, bool, 0444);
@@ -67,8 +76,11 @@ static int check_parameters(void)
 		pr_err("records=%u is not a power of two from 128 to 262144\n", records);
 		return -EINVAL;
 	}
-	if (slots && (!is_power_of_2(slots) || slots > 65536)) {
-		pr_err("slots=%u is not a power of two up to 65536\n", slots);
+	if (slots == -1)
+		slots = clamp(rounddown_pow_of_two(totalram_pages() / SLOTS_SHARE + 1),
+			      (unsigned long)SLOTS_LOW, (unsigned long)SLOTS_HIGH);
+	if (slots && (slots < 0 || !is_power_of_2(slots) || slots > 65536)) {
+		pr_err("slots=%d is not a power of two up to 65536\n", slots);
 		return -EINVAL;
 	}
 	if (!slots && !lazy) {

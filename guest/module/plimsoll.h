@@ -29,6 +29,12 @@ struct plimsoll_client {
 	 * `uptodate`.
 	 */
 	void (*evicted)(struct page *page, bool uptodate);
+	/*
+	 * A clean page leaves the page cache while memory is free, because an
+	 * administrator (drop_caches) or a program (POSIX_FADV_DONTNEED) drops it.
+	 * As evicted(); NULL: removed() is called instead.
+	 */
+	void (*dropped)(struct page *page, bool uptodate);
 	/* The frame left the page cache or swap cache in another way. */
 	void (*removed)(unsigned long pfn);
 	/* The frame enters the page cache or swap cache; its I/O comes later. */
@@ -67,6 +73,12 @@ int plimsoll_pool_open(bool shared, u64 key_low, u64 key_high, struct plimsoll_p
 /* Closes a pool; a private one loses its pages. Returns as pool_open(). */
 int plimsoll_pool_close(struct plimsoll_pool pool);
 
+/*
+ * Waits, at most `put_wait_us` and no more than half of the time, until there is
+ * room for a put, if the host is taking records. Polls: for the callbacks
+ * evicted() and dropped(), before they take a lock.
+ */
+void plimsoll_wait_put(void);
 /*
  * Sends a page to a pool of the host. Any context.
  *

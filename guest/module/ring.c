@@ -5,6 +5,13 @@
  * Posting never waits: a record without room increments `lost`, except a PUT,
  * which the host can do without. Words written by the host are only compared;
  * a wrong tail at worst makes the ring appear full.
+ *
+ * Pages leave the page cache with its lock held and interrupts off, so nothing
+ * may sleep for a slot. ring_wait() polls instead, before any lock of ours is
+ * taken: at most `put_wait_us` at once and, on each CPU, for no more than half of
+ * the time; and not again after a wait in vain until the host has taken a record.
+ * So a slow host at most doubles the time of a burst, and one that is gone costs
+ * one wait.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -14,6 +21,8 @@
 #include <linux/io.h>
 #include <linux/log2.h>
 #include <linux/mm.h>
+#include <linux/percpu.h>
+#include <linux/processor.h>
 #include <linux/random.h>
 #include <linux/seq_file.h>
 #include <linux/sizes.h>
@@ -52,6 +61,19 @@ static bool closed;
 static bool kick_asked;
 static u32 since_fault;
 static DEFINE_RAW_SPINLOCK(ring_lock);	/* guards the seven above */
+
+/* The host's tail when a wait was in vain; no position of a record otherwise. */
+static u64 stuck_tail = U64_MAX;
+
+/*
+ * How long this CPU may wait, in ns, as of the end of its last wait. It grows with
+ * the time, up to put_wait_us.
+ */
+struct wait_budget {
+	u64 left_ns;
+	u64 ended_ns;
+};
+static DEFINE_PER_CPU(struct wait_budget, budgets);
 
 static void free_chunks(void)
 {
@@ -145,6 +167,51 @@ static void *ring_at(u64 offset)
 	return chunks[offset >> chunk_shift] + (offset & ((1ULL << chunk_shift) - 1));
 }
 
+static bool has_room(void)
+{
+	u64 slots_used = READ_ONCE(slot_head) - le64_to_cpu(smp_load_acquire(&shared->slot_tail));
+
+	return READ_ONCE(head) - ring_tail() < record_count && slots_used < slot_count;
+}
+
+void ring_wait(void)
+{
+	u64 limit_ns = (u64)min(READ_ONCE(put_wait_us), PUT_WAIT_US_MAX) * NSEC_PER_USEC;
+	u64 tail, begun_ns, spent_ns;
+	struct wait_budget *budget;
+	bool room;
+
+	if (likely(has_room()) || !limit_ns)
+		return;
+	tail = ring_tail();
+	if (tail == READ_ONCE(stuck_tail) || READ_ONCE(closed) || !ring_attached())
+		return;
+	budget = this_cpu_ptr(&budgets);
+	begun_ns = ktime_get_mono_fast_ns();
+	budget->left_ns = min(limit_ns, budget->left_ns + (begun_ns - budget->ended_ns));
+	do {
+		cpu_relax();
+		room = has_room();
+		spent_ns = ktime_get_mono_fast_ns() - begun_ns;
+	} while (!room && spent_ns < budget->left_ns);
+	budget->left_ns -= min(spent_ns, budget->left_ns);
+	budget->ended_ns = begun_ns + spent_ns;
+	count(COUNT_WAITS);
+	count_many(COUNT_NS_WAITED, spent_ns);
+	if (!room) {
+		count(COUNT_WAITS_IN_VAIN);
+		/* Not if the host took records that others have replaced. */
+		if (ring_tail() == tail)
+			WRITE_ONCE(stuck_tail, tail);
+	}
+}
+
+void plimsoll_wait_put(void)
+{
+	ring_wait();
+}
+EXPORT_SYMBOL_GPL(plimsoll_wait_put);
+
 static void publish_lost(u64 events)
 {
 	lost += events;
@@ -197,7 +264,8 @@ static u64 fill_slot(struct page *contents)
 
 	memcpy_from_page(ring_at(offset), contents, 0, PAGE_SIZE);
 	WRITE_ONCE(shared->slot_head, cpu_to_le64(slot_head + 1));
-	return slot_head++;
+	WRITE_ONCE(slot_head, slot_head + 1);
+	return slot_head - 1;
 }
 
 /* With ring_lock held. Returns whether a record is in the ring. */
@@ -253,7 +321,7 @@ static bool post_locked(struct event event)
 	record->page = cpu_to_le64(event.page);
 	record->other = cpu_to_le64(event.other);
 	record->slot = cpu_to_le64(slot);
-	head++;
+	WRITE_ONCE(head, head + 1);
 	smp_store_release(&shared->head, cpu_to_le64(head));
 	count_record(&event, contents);
 	if (sampled) {
@@ -345,7 +413,7 @@ void ring_close(void)
 	unsigned long irqs;
 
 	raw_spin_lock_irqsave(&ring_lock, irqs);
-	closed = true;
+	WRITE_ONCE(closed, true);
 	WRITE_ONCE(generation, generation + 1);
 	raw_spin_unlock_irqrestore(&ring_lock, irqs);
 }

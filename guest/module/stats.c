@@ -13,6 +13,7 @@ static const char *const names[COUNTERS] = {
 	[COUNT_EVICTED] = "evicted",
 	[COUNT_EVICTED_SWAP] = "evicted_swap",
 	[COUNT_EVICTED_UNREADY] = "evicted_unready",
+	[COUNT_DROPPED] = "dropped",
 	[COUNT_RELEASED] = "released",
 	[COUNT_ADDED] = "added",
 	[COUNT_MIGRATED] = "migrated",
@@ -24,6 +25,9 @@ static const char *const names[COUNTERS] = {
 	[COUNT_LARGE_FOLIOS] = "large_folios",
 	[COUNT_NO_SLOT] = "no_slot",
 	[COUNT_RING_FULL] = "ring_full",
+	[COUNT_WAITS] = "waits",
+	[COUNT_WAITS_IN_VAIN] = "waits_in_vain",
+	[COUNT_NS_WAITED] = "ns_waited",
 	[COUNT_STALE_POOL] = "stale_pool",
 	[COUNT_PROBES_OFF] = "probes_off",
 	[COUNT_RESUMES] = "resumes",
@@ -68,6 +72,8 @@ static int stats_show(struct seq_file *file, void *data)
 			show_mean(file, i, COUNT_SAMPLES_RECORD);
 		else if (i == COUNT_NS_COPY)
 			show_mean(file, i, COUNT_SAMPLES_COPY);
+		else if (i == COUNT_NS_WAITED)
+			show_mean(file, i, COUNT_WAITS);
 		else
 			seq_printf(file, "%s %llu\n", names[i], total(i));
 	}
