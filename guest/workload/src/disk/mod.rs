@@ -9,6 +9,7 @@ mod counters;
 mod crash;
 mod dm;
 mod files;
+mod flush;
 mod io;
 mod kernel_log;
 mod serve;

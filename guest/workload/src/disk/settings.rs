@@ -68,6 +68,21 @@ pub struct Signed {
     pub warmup: u64,
     /// Rounds that are measured.
     pub rounds: u64,
+    /// How the page cache is emptied before each round.
+    pub flush: Flush,
+    /// Whether the files are deleted at the end, and their blocks discarded.
+    pub trim: bool,
+}
+
+/// How the page cache is emptied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// It is not.
+    No,
+    /// By `drop_caches`.
+    Drop,
+    /// By reclaim of the workload's control group, all at once.
+    Reclaim,
 }
 
 /// Everything at once, seeded.
@@ -227,7 +242,10 @@ impl Settings {
     /// Takes the keys of the disk workload `name`; `None` if that is another kind of workload.
     pub fn take(name: &str, keys: &mut Keys) -> Result<Option<Self>, SettingsError> {
         let work = match name {
-            "disk-signed" => Work::Signed(signed(keys)?),
+            "disk-signed" => Work::Signed(Signed {
+                trim: flag(keys, "trim")?,
+                ..signed(keys)?
+            }),
             "disk-crypt" => Work::Crypt {
                 pieces: signed(keys)?,
                 cipher: keys
@@ -341,6 +359,15 @@ fn signed(keys: &mut Keys) -> Result<Signed, SettingsError> {
         write_percent: percent.unwrap_or(0),
         warmup: rounds(keys, "warmup", 1)?,
         rounds: rounds(keys, "rounds", 2)?,
+        flush: keys
+            .take("flush", "no, drop or reclaim", |value| match value {
+                "no" => Some(Flush::No),
+                "drop" => Some(Flush::Drop),
+                "reclaim" => Some(Flush::Reclaim),
+                _ => None,
+            })?
+            .unwrap_or(Flush::No),
+        trim: false,
     })
 }
 
@@ -529,6 +556,22 @@ mod tests {
             (signed.files, signed.order),
             (3, Order::Zipf { alpha: 0.5 })
         );
+        assert_eq!((signed.flush, signed.trim), (Flush::No, false));
+    }
+
+    #[test]
+    fn the_page_cache_is_emptied_in_the_way_that_is_named() {
+        for (words, expected) in [
+            ("flush=no", (Flush::No, false)),
+            ("flush=drop trim=1", (Flush::Drop, true)),
+            ("flush=reclaim", (Flush::Reclaim, false)),
+        ] {
+            let settings = parse(&format!("workload=disk-signed {words}")).unwrap();
+            let Work::Signed(signed) = settings.work else {
+                panic!("{:?}", settings.work);
+            };
+            assert_eq!((signed.flush, signed.trim), expected, "{words}");
+        }
     }
 
     #[test]
@@ -597,6 +640,14 @@ mod tests {
             (
                 "workload=disk-signed alpha=1",
                 "plimsoll.alpha is unknown, or of no use",
+            ),
+            (
+                "workload=disk-crypt trim=1",
+                "plimsoll.trim is unknown, or of no use",
+            ),
+            (
+                "workload=disk-signed flush=1",
+                "plimsoll.flush=1: expected no, drop or reclaim",
             ),
             (
                 "workload=disk-signed module.records=1",

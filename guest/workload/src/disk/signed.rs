@@ -1,20 +1,27 @@
 //! Signed files read and overwritten whole: the micro workloads of \[LS07\] §6.1.
 //!
 //! A visit reads a file in chunks of 64 KiB and verifies each of its blocks, or overwrites it with
-//! the next generation. The same on equal pieces of an encrypted device, through its page cache,
+//! the next generation. Before each round the page cache may be emptied, as \[M08\] does before each
+//! compilation of its table 1. The same on equal pieces of an encrypted device, through its page cache,
 //! shows that data decrypted in place is never taken for data of the disk.
 
-use super::Scene;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
 use super::counters::Counters;
 use super::dm::MappedDevice;
 use super::files::{Files, Place};
+use super::flush;
 use super::settings::{Order, Signed};
 use super::setup::device_bytes;
 use super::tally::Tally;
+use super::{MOUNT, Scene};
 use crate::WorkloadError;
 use crate::access::{Random, Scatter, Zipf};
 use crate::clock::Time;
 use crate::console::Line;
+use crate::sys::trim;
 
 /// How much more popular the popular tenth is.
 const CLASS_FACTOR: u64 = 10;
@@ -22,9 +29,29 @@ const CLASS_FACTOR: u64 = 10;
 /// Runs the workload on files.
 pub fn run(scene: &Scene, signed: &Signed) -> Result<Tally, WorkloadError> {
     scene.mount()?;
-    let tally = visit_all(scene, signed, Place::Directory(scene.directory("signed")?))?;
+    let directory = scene.directory("signed")?;
+    let tally = visit_all(scene, signed, Place::Directory(directory.clone()))?;
+    if signed.trim {
+        // What is in a cache behind the page cache then is of no use afterwards.
+        flush::flush(scene, signed.flush)?;
+        scene.phase("trim");
+        discard(&directory).map_err(WorkloadError::during("deleting and trimming"))?;
+    }
     scene.unmount()?;
     Ok(tally)
+}
+
+/// Deletes the files and has the file system discard their blocks.
+fn discard(directory: &Path) -> io::Result<()> {
+    fs::remove_dir_all(directory)?;
+    // A block is free when the journal says so on disk.
+    rustix::fs::sync();
+    let bytes = trim(&File::open(MOUNT)?)?;
+    Line::new("result")
+        .with("name", "trim")
+        .with("pages", bytes / 4096)
+        .print();
+    Ok(())
 }
 
 /// Runs the workload on an encrypted device over the disk; what the disk held is lost.
@@ -56,6 +83,7 @@ pub fn run_encrypted(scene: &Scene, pieces: &Signed, cipher: &str) -> Result<Tal
 }
 
 fn visit_all(scene: &Scene, signed: &Signed, place: Place) -> Result<Tally, WorkloadError> {
+    flush::prepare(signed.flush)?;
     let mut visitor = Visitor::new(signed, place, scene.settings.seed);
     scene.phase("populate");
     let populating = visitor.files.populate();
@@ -67,6 +95,7 @@ fn visit_all(scene: &Scene, signed: &Signed, place: Place) -> Result<Tally, Work
         let (tally, start) = (visitor.files.tally, Time::now());
         for _ in 0..rounds {
             scene.provoke()?;
+            flush::flush(scene, signed.flush)?;
             visitor
                 .round()
                 .map_err(WorkloadError::during("visiting the files"))?;
@@ -166,8 +195,7 @@ impl Visitor {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
+    use super::super::settings::Flush;
     use super::*;
 
     fn visitor(directory: &Path, order: Order, write_percent: u64) -> Visitor {
@@ -178,6 +206,8 @@ mod tests {
             write_percent,
             warmup: 0,
             rounds: 1,
+            flush: Flush::No,
+            trim: false,
         };
         let mut visitor = Visitor::new(&signed, Place::Directory(directory.into()), 5);
         visitor.files.populate().unwrap();
