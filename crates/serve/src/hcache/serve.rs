@@ -13,7 +13,7 @@ use clap::ValueEnum;
 use plimsoll_hcache::{PAGE_BYTES, Sharing, Store, StoreOptions};
 use plimsoll_output::{bail_usage, stop_flag};
 use plimsoll_protocol::size::{ByteSize, Rate};
-use plimsoll_ring::{Server, ServerOptions};
+use plimsoll_ring::{ClientLimits, Server, ServerOptions};
 
 use super::ghosts::{GhostPlan, Ghosts};
 use super::report::{Report, Surroundings};
@@ -60,6 +60,10 @@ pub struct Args {
     /// Numeric ID of a user who may connect, in addition to root and the server's own user; may be repeated
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
+    /// Weight of each client of a user in the division of the capacity, as UID=N, 1 to 1000000; may be repeated
+    /// [default: 100]
+    #[arg(long, value_name = "UID=N", value_parser = weight)]
+    weight: Vec<(u32, u32)>,
     /// Permissions of the socket, in octal
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
@@ -97,6 +101,19 @@ fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok();
     mode.filter(|mode| *mode <= 0o777)
         .ok_or_else(|| format!("'{text}' is not a mode: write it in octal, such as 600 or 660"))
+}
+
+fn weight(text: &str) -> Result<(u32, u32), String> {
+    let parsed = text.split_once('=').and_then(|(uid, weight)| {
+        let weight = weight.parse().ok();
+        let weight = weight.filter(|weight| (1..=1_000_000).contains(weight))?;
+        Some((uid.parse().ok()?, weight))
+    });
+    parsed.ok_or_else(|| {
+        format!(
+            "'{text}' is not the weight of a user: write UID=N with N from 1 to 1000000, such as 1000=300"
+        )
+    })
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
@@ -246,6 +263,13 @@ impl Args {
             options.max_clients = clients.into();
             options.limits.max_clients = clients.into();
         }
+        for &(uid, weight) in &self.weight {
+            let limits = ClientLimits {
+                weight,
+                ..options.limits.clone()
+            };
+            options.user_limits.insert(uid, limits);
+        }
         options
     }
 }
@@ -261,6 +285,51 @@ fn one_in(rate: Rate) -> anyhow::Result<u32> {
         Some(parts) if u32::is_power_of_two(parts) => Ok(parts),
         _ => {
             bail_usage!("--ghost-rate {rate}: it must be 1 over a power of two, such as 1 or 1/16")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(words: &str) -> Result<Args, clap::Error> {
+        let line = format!("x --socket /s --capacity 8M {words}");
+        Ok(Line::try_parse_from(line.split_whitespace())?.args)
+    }
+
+    #[test]
+    fn a_user_with_a_weight_has_the_other_limits_of_all() {
+        let args =
+            parsed("--weight 1001=300 --weight 7=1 --client-max 4M --max-clients 9").unwrap();
+        let options = args.server_options();
+        assert_eq!(options.limits.weight, ClientLimits::default().weight);
+        for (uid, weight) in [(1001, 300), (7, 1)] {
+            let expected = ClientLimits {
+                weight,
+                ceiling_bytes: Some(4 << 20),
+                max_clients: 9,
+                ..ClientLimits::default()
+            };
+            assert_eq!(options.user_limits.get(&uid), Some(&expected));
+        }
+    }
+
+    #[test]
+    fn what_is_no_weight_is_refused() {
+        for text in ["300", "1001=0", "1001=1000001", "root=3", "=3", "1001="] {
+            let error = parsed(&format!("--weight {text}")).unwrap_err().to_string();
+            assert!(
+                error.contains("is not the weight of a user"),
+                "{text}: {error}"
+            );
         }
     }
 }
