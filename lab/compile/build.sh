@@ -55,18 +55,13 @@ step() {
     echo "compile: step $name reads $(($5 - $1)) writes $(($6 - $2)) gets $(($7 - $3)) hits $(($8 - $4))"
 }
 
-# reset: as before each compilation of [M08]: "make clean", and an empty page cache; by reclaim, as if others had needed the
-# memory (drop_caches only forgets pages, and so would put nothing), no faster than the ring takes it.
+# reset: as before each compilation of [M08]: "make clean", and an empty page cache; by reclaim, all at once, as if others
+# had needed the memory.
 reset() {
     make -C /build/lua/src clean >/run/log 2>&1
     sync
-    left_mib=$(awk '$1 == "file" { print int($2 / 1048576) + 8 }' $group/memory.stat)
-    while [ "$left_mib" -gt 0 ]; do
-        # Fails when there is less to reclaim.
-        echo 1M 2>/dev/null >$group/memory.reclaim
-        sleep 0.1
-        left_mib=$((left_mib - 1))
-    done
+    # Fails, because there is less to reclaim.
+    echo 64G 2>/dev/null >$group/memory.reclaim
     echo "compile: cold but for $(awk '$1 == "file" { print int($2 / 4096) }' $group/memory.stat) pages"
 }
 

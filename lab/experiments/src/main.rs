@@ -19,6 +19,7 @@ mod steps;
 mod tracing;
 mod trio;
 mod truth;
+mod victim_cache;
 mod wss;
 
 use std::io;
@@ -48,6 +49,7 @@ enum Experiment {
     Epsilon(epsilon::Args),
     Wss(wss::Args),
     Truth(truth::Args),
+    VictimCache(victim_cache::Args),
     Migration(migration::Args),
 }
 
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         Experiment::Epsilon(args) => epsilon::run(args, &mut out),
         Experiment::Wss(args) => wss::run(args, &mut out),
         Experiment::Truth(args) => truth::run(args, &mut out),
+        Experiment::VictimCache(args) => victim_cache::run(args, &mut out),
         Experiment::Migration(args) => migration::run(args, &mut out),
     };
     out.finish("plimsoll-lab", result, &mut io::stderr())

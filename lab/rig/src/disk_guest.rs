@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -40,6 +42,8 @@ pub struct Setup {
     pub queues: u16,
     /// Whether the guest cannot write its disk.
     pub read_only: bool,
+    /// The user as whom the daemon runs, if not our own; only root may choose one.
+    pub user: Option<u32>,
     /// Arguments of `plimsoll disk serve` besides disks and sockets: `--cache 64M` and so on.
     pub serve: Vec<String>,
     /// What the guest runs: words `key=value` of guest/workload/README.md.
@@ -59,6 +63,7 @@ impl Setup {
             swap_mib: 0,
             queues: 1,
             read_only: false,
+            user: None,
             serve: serve.split_ascii_whitespace().map(str::to_owned).collect(),
             workload: workload.to_owned(),
         }
@@ -138,11 +143,20 @@ impl DiskGuest {
             make_image(&folder.path().join("swap.img"), setup.swap_mib, false)?;
         }
         let state = TempDir::with_prefix_in("plimsoll-disk-", "/dev/shm")?;
-        let daemon = start_daemon(program, folder.path(), state.path(), setup)?;
+        let mut program = program.to_owned();
+        if let Some(user) = setup.user {
+            // Where it can reach it: the directory of a build may be its owner's alone.
+            let copy = folder.path().join("plimsoll");
+            std::fs::copy(&program, &copy)?;
+            program = copy;
+            give_to(user, folder.path())?;
+            give_to(user, state.path())?;
+        }
+        let daemon = start_daemon(&program, folder.path(), state.path(), setup)?;
         Ok(Self {
             folder,
             state,
-            program: program.to_owned(),
+            program,
             setup: setup.clone(),
             daemon,
             guest: None,
@@ -320,6 +334,18 @@ impl DiskGuest {
     }
 }
 
+/// Gives a directory and its files to a user.
+fn give_to(user: u32, folder: &Path) -> anyhow::Result<()> {
+    let give = |path: &Path| {
+        chown(path, Some(user), Some(user)).with_context(|| path.display().to_string())
+    };
+    give(folder)?;
+    for entry in folder.read_dir()? {
+        give(&entry?.path())?;
+    }
+    Ok(())
+}
+
 /// Makes an image of this many MiB, empty or with an ext4 file system of 4 KiB blocks.
 ///
 /// # Errors
@@ -372,6 +398,9 @@ fn start_daemon(
     command.arg("--state").arg(state);
     command.arg("--parent").arg(std::process::id().to_string());
     command.args(&setup.serve);
+    if let Some(user) = setup.user {
+        command.uid(user).gid(user);
+    }
     Server::start(&mut command, &at("daemon.log"), DAEMON_TIMEOUT, |daemon| {
         daemon.log().lines().any(|line| line.starts_with(SERVES))
     })
