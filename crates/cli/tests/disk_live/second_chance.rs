@@ -9,6 +9,7 @@ use plimsoll_hcache::{Handle, PoolOptions};
 use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_vm::ConsoleEvent;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, report, shared_turn};
@@ -109,6 +110,74 @@ fn a_guest_goes_on_without_the_hosts_hcache() {
     assert_sound(&told);
     assert!(hits > 0);
     assert!(!report.machine.victim_cache.available || report.machine.victim_cache.errors > 0);
+}
+
+/// A count of the module's statistics.
+fn of_module(told: &GuestOutput, key: &str) -> u64 {
+    told.number("plimsoll", None, key).unwrap()
+}
+
+#[test]
+fn a_page_cache_flushed_at_once_is_kept() {
+    let Some(_turn) = shared_turn() else { return };
+    for how in ["drop", "reclaim"] {
+        let (_folder, socket) = folder();
+        let _server = serve_at(&socket);
+        let workload = format!(
+            "workload=disk-signed module=copy dm=private files=48 rounds=2 flush={how} trim=1"
+        );
+        let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, &workload)).unwrap();
+        let (told, report) = finish(&mut guest);
+        guest.check_image().unwrap();
+        assert_sound(&told);
+        let (puts, lost) = (
+            of_target(&told, "puts"),
+            of_target(&told, "refused_no_room"),
+        );
+        println!(
+            "{how}: {puts} pages put, {lost} found no slot; {} waits, {} in vain; {:?}",
+            of_module(&told, "waits"),
+            of_module(&told, "waits_in_vain"),
+            report.machine.victim_cache
+        );
+        // 48 MiB, before each of three rounds and before the end.
+        assert!(puts + lost >= 4 * 48 * 256, "{puts} and {lost}");
+        // On a host that runs the daemon at all; at times all are kept.
+        assert!(puts > lost, "{puts} put, {lost} lost");
+        // What the discards covered, and no more than the disk.
+        assert!(report.machine.victim_cache.flushed_blocks >= 48 * 256);
+        assert_eq!(report.machine.victim_cache.errors, 0);
+    }
+}
+
+#[test]
+fn a_daemon_that_stands_still_delays_a_flush_by_one_wait() {
+    let Some(_turn) = shared_turn() else { return };
+    let (_folder, socket) = folder();
+    let _server = serve_at(&socket);
+    // So few that nothing is evicted before.
+    let workload = "workload=disk-signed module=copy dm=private files=32 warmup=0 rounds=1 \
+                    flush=reclaim pause_ms=1000";
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, workload)).unwrap();
+    let flushes =
+        |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "flush");
+    guest.listen(PATIENCE, flushes).unwrap();
+    let daemon = Pid::from_raw(guest.daemon_pid().try_into().unwrap()).unwrap();
+    kill_process(daemon, Signal::STOP).unwrap();
+    let flushed = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Result { name, .. } if name == "flush");
+    let listened = guest.listen(PATIENCE, flushed);
+    kill_process(daemon, Signal::CONT).unwrap();
+    listened.unwrap();
+    let (told, _) = finish(&mut guest);
+    guest.check_image().unwrap();
+    assert_sound(&told);
+    let (waits, in_vain) = (of_module(&told, "waits"), of_module(&told, "waits_in_vain"));
+    println!(
+        "{waits} waits, {in_vain} in vain; {} pages lost",
+        of_module(&told, "no_slot")
+    );
+    assert_eq!((waits, in_vain), (1, 1));
+    assert!(of_module(&told, "no_slot") > 7000);
 }
 
 /// Blocks written and read by the guests of a shared disk.
