@@ -5,14 +5,16 @@
 //! | `primitives` | a hit, a miss, an admission in the engine, beside the costs of \[LS07\] table 1 | |
 //! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.95 x |
 //! | `hit` | latency of a hit beside that of a read from storage | |
+//! | `writes` | pages of I/O of a model guest with part of its memory in the cache, by share of writes: a simulation | |
 //!
-//! The guest is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
+//! The guest of `iops` and `hit` is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
 //! half a second, each first in every other pair, so that other load on the machine affects both.
 
 mod hits;
 mod iops;
 mod primitives;
 mod serve;
+mod writes;
 
 use std::fs::File;
 use std::io::Write;
@@ -35,6 +37,8 @@ pub(crate) struct Args {
     /// Turns of each daemon at each load
     #[arg(long, default_value_t = 11)]
     turns: u32,
+    #[command(flatten)]
+    writes: writes::Args,
 }
 
 impl Default for Args {
@@ -43,6 +47,7 @@ impl Default for Args {
             image_mib: 512,
             folder: PathBuf::from("/var/tmp"),
             turns: 11,
+            writes: writes::Args::default(),
         }
     }
 }
@@ -57,6 +62,9 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     }
     if cli.wants("hit") {
         hits::run(args, out)?;
+    }
+    if cli.wants("writes") {
+        writes::run(&args.writes, out)?;
     }
     Ok(())
 }

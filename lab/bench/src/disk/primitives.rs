@@ -29,8 +29,16 @@ const CACHE_BYTES: u64 = 96 << 20;
 /// What all blocks are filled with.
 const FILL: u8 = 0x5a;
 
-/// RAM in a file.
-struct Memory(File);
+/// RAM in a file, of so many frames.
+pub(super) struct Memory(pub(super) File, u64);
+
+impl Memory {
+    pub(super) fn new(frames: u64) -> anyhow::Result<Self> {
+        let file = File::from(memfd_create("plimsoll-bench", MemfdFlags::CLOEXEC)?);
+        file.set_len(frames * PAGE_BYTES as u64)?;
+        Ok(Self(file, frames))
+    }
+}
 
 impl GuestData for Memory {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
@@ -50,7 +58,7 @@ impl GuestData for Memory {
     }
 
     fn is_ram(&self, frame: u64) -> bool {
-        frame < BLOCKS as u64
+        frame < self.1
     }
 }
 
@@ -64,9 +72,9 @@ struct EngineDriver {
 
 impl EngineDriver {
     fn new(mode: CacheMode) -> anyhow::Result<Self> {
-        let ram = File::from(memfd_create("plimsoll-bench", MemfdFlags::CLOEXEC)?);
+        let ram = Memory::new(BLOCKS as u64)?;
         let contents = vec![[FILL; PAGE_BYTES]; BLOCKS];
-        ram.write_all_at(contents.as_flattened(), 0)?;
+        ram.0.write_all_at(contents.as_flattened(), 0)?;
         let options = EngineOptions {
             cache_bytes: CACHE_BYTES,
             cache_bytes_max: CACHE_BYTES,
@@ -74,7 +82,7 @@ impl EngineDriver {
         };
         Ok(Self {
             engine: Engine::new(options, None)?,
-            ram: Arc::new(Memory(ram)),
+            ram: Arc::new(ram),
             contents,
             next_tag: 0,
         })
