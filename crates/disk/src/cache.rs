@@ -1,9 +1,11 @@
 //! The cache's pages: one private pool of an hcache store with one shard, so that pages leave in exact LRU order.
+//!
+//! Each can be dropped at any time: what storage lacks is in the [dirty log](crate::DirtyPages).
 
 use std::time::Duration;
 
 use plimsoll_hcache::{
-    Client, ClientOptions, Error, Handle, Page, PoolId, PoolOptions, Store, StoreOptions, Version,
+    Client, ClientOptions, Error, Handle, Page, PoolId, PoolOptions, Store, StoreOptions,
 };
 
 use crate::{DiskNumber, Location};
@@ -40,53 +42,26 @@ impl Cache {
         }
     }
 
-    /// Reads a page and removes it, unless it is dirty. Returns whether it was there.
+    /// Reads a page and removes it. Returns whether it was there.
     pub(crate) fn take(&self, location: Location, read: impl FnOnce(&Page)) -> bool {
         self.client
             .get_with(self.handle(location), read)
             .expect("the pool is there as long as its client")
     }
 
-    /// Copies a page.
-    pub(crate) fn peek(&self, location: Location, page: &mut Page) -> Option<Version> {
-        self.client
-            .peek(self.handle(location), page)
-            .expect("the pool is there as long as its client")
-    }
-
-    /// Puts a clean page at the tail. Returns whether the store took it.
+    /// Puts a page at the tail. Returns whether the store took it.
     pub(crate) fn put(&self, location: Location, page: &Page) -> bool {
         self.client
             .put(self.handle(location), page)
             .is_ok_and(plimsoll_hcache::PutOutcome::is_stored)
     }
 
-    /// Puts a dirty page at the tail. Returns whether the store took it.
-    pub(crate) fn put_dirty(&self, location: Location, page: &Page) -> bool {
-        self.client
-            .put_dirty(self.handle(location), page)
-            .is_ok_and(plimsoll_hcache::PutOutcome::is_stored)
+    /// Drops a page, if it is there.
+    pub(crate) fn drop_page(&self, location: Location) {
+        let _ = self.client.flush(self.handle(location));
     }
 
-    /// Makes a page, if it is still cached, the most recently used one.
-    pub(crate) fn move_to_tail(&self, location: Location) {
-        // It may have been dropped meanwhile.
-        let _ = self.client.move_to_tail(self.handle(location));
-    }
-
-    /// Marks the page clean if its contents are still those of `version`.
-    pub(crate) fn mark_clean(&self, location: Location, version: Version) -> bool {
-        self.client
-            .mark_clean(self.handle(location), version)
-            .unwrap_or(false)
-    }
-
-    /// Drops a page, dirty or not. Returns whether it was there.
-    pub(crate) fn drop_page(&self, location: Location) -> bool {
-        self.client.flush(self.handle(location)).unwrap_or(false)
-    }
-
-    /// Drops a disk's pages of these blocks, dirty or not.
+    /// Drops a disk's pages of these blocks.
     pub(crate) fn drop_range(&self, disk: DiskNumber, first: u64, last: u64) {
         const INDICES: u64 = 1 << 32;
         let mut from = first;
@@ -101,7 +76,7 @@ impl Cache {
         }
     }
 
-    /// Drops all pages, dirty or not.
+    /// Drops all pages.
     pub(crate) fn clear(&self) {
         let _ = self.client.flush_pool(self.pool);
     }

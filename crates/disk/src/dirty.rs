@@ -1,15 +1,38 @@
-//! Dirty blocks: cached blocks not yet on storage, in the order in which they must be written.
+//! Dirty blocks: delayed writes not yet on storage, in the order in which they must be written. Their contents are in the
+//! [dirty log](DirtyPages).
 //!
 //! A block is *waiting*, *being written* (and perhaps overwritten meanwhile), or *held* after a failed write until the
 //! next turn; after that it waits to be written *again*. It carries the number of the oldest write that storage lacks. A flush covers all writes up to a number
 //! and is complete when no block has an older one, so a block that is overwritten repeatedly cannot delay it forever.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
 
-use crate::{DiskNumber, Location};
+use crate::{DirtyPages, DiskNumber, Location, Page};
+
+/// Dirty pages of an engine without a log: they end with the process.
+#[derive(Default)]
+pub(crate) struct PagesInMemory(HashMap<Location, Box<Page>, RandomState>);
+
+impl DirtyPages for PagesInMemory {
+    fn record(&mut self, location: Location, page: &Page) -> io::Result<()> {
+        self.0.insert(location, Box::new(*page));
+        Ok(())
+    }
+
+    fn read(&mut self, location: Location, page: &mut Page) -> io::Result<()> {
+        let found = self.0.get(&location).ok_or(io::ErrorKind::NotFound)?;
+        page.copy_from_slice(&found[..]);
+        Ok(())
+    }
+
+    fn clean(&mut self, location: Location) {
+        self.0.remove(&location);
+    }
+}
 
 /// Number of a delayed write, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -100,7 +123,7 @@ impl Dirty {
         self.last
     }
 
-    /// Records that the block was written into the cache.
+    /// Records a write of the block that storage lacks.
     pub(crate) fn write(&mut self, location: Location, now: Duration) {
         self.last.0 += 1;
         let number = self.last;

@@ -20,7 +20,8 @@
 //!
 //! The next daemon goes on with the same file: it frees what it has written to storage, and keeps the rest.
 //!
-//! Cost: a record is two or three `pwrite`s and a hash of the page; 8 bytes a slot and about 24 a dirty page in memory.
+//! Cost: a record is two or three `pwrite`s and a hash of the page, a read a `pread`; 8 bytes a slot and about 24 a dirty
+//! page in memory.
 
 mod header;
 mod leftover;
@@ -266,11 +267,16 @@ fn lock(file: &File, path: &Path) -> Result<(), DirtyLogError> {
 /// The medium of a log. Tests replace it by one that fails.
 trait Medium: Send {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    fn read_all_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
 impl Medium for File {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.write_all_at(bytes, offset)
+    }
+
+    fn read_all_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_exact_at(bytes, offset)
     }
 }
 
@@ -439,6 +445,11 @@ impl DirtyPages for DirtyLog {
             self.release(old);
         }
         Ok(())
+    }
+
+    fn read(&mut self, location: Location, page: &mut Page) -> io::Result<()> {
+        let slot = self.places.get(&location).ok_or(io::ErrorKind::NotFound)?;
+        self.file.read_all_at(page, self.layout.page(*slot))
     }
 
     fn clean(&mut self, location: Location) {

@@ -11,7 +11,8 @@
 //! it is carried out. \[LS07\] §3; the hash is an addition: guests that decrypt in place break the other rules without
 //! a notification.
 //!
-//! **Delayed writes** stay in the cache as dirty pages and in the [dirty log](DirtyPages), which outlives the process.
+//! **Delayed writes** are in the [dirty log](DirtyPages) alone until storage has them. The guest still holds such a page, so
+//! a copy in the cache would displace one that is nowhere else; it is admitted like any other page, when it is evicted.
 
 mod admission;
 mod failures;
@@ -27,18 +28,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::RandomState as FastState;
-use plimsoll_hcache::{Error, Version};
+use plimsoll_hcache::Error;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::admission::InspectionCounts;
 use self::failures::Failures;
-use self::transfer::{BLOCK, Piece};
-use self::write_back::WRITING_BLOCKS_MAX;
+use self::transfer::Piece;
 
 use crate::buffers::Buffers;
 use crate::busy::{BusyBlocks, Use};
 use crate::cache::Cache;
-use crate::dirty::{Dirty, WriteNumber};
+use crate::dirty::{Dirty, PagesInMemory, WriteNumber};
 use crate::frames::{FrameContents, Frames, Ticket};
 use crate::{
     Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions,
@@ -61,10 +61,8 @@ pub struct Engine {
     frames: Frames,
     cache: Option<Cache>,
     cache_bytes: u64,
-    /// The requested size, while dirty pages delay a resize.
-    wanted_bytes: u64,
     dirty: Dirty,
-    log: Option<Box<dyn DirtyPages>>,
+    log: Box<dyn DirtyPages>,
     observer: Option<Box<dyn Observer>>,
     busy: BusyBlocks,
     requests: HashMap<RequestId, PendingRequest, FastState>,
@@ -143,7 +141,7 @@ enum Outstanding {
     /// Dirty blocks.
     WriteBack {
         disk: DiskNumber,
-        blocks: Vec<(Location, Version)>,
+        blocks: Vec<Location>,
     },
     /// A page for the cache ([`CacheMode::FromStorage`]).
     Fill { location: Location },
@@ -165,13 +163,12 @@ impl Engine {
         };
         Ok(Self {
             cache_bytes: options.cache_bytes,
-            wanted_bytes: options.cache_bytes,
             options,
             seed: RandomState::new().hash_one(0),
             frames: Frames::new(),
             cache,
             dirty: Dirty::default(),
-            log: None,
+            log: Box::new(PagesInMemory::default()),
             observer,
             busy: BusyBlocks::default(),
             requests: HashMap::default(),
@@ -194,20 +191,21 @@ impl Engine {
         })
     }
 
-    /// Keeps dirty pages in this log as well, so that they outlive the process. Without one, delayed writes do not.
+    /// Keeps dirty pages in this log, so that they outlive the process. Without one, they are in memory of the engine's own.
+    /// To be called before the first request.
     pub fn set_dirty_log(&mut self, log: Box<dyn DirtyPages>) {
-        self.log = Some(log);
+        self.log = log;
     }
 
-    /// Puts a page that an earlier process had acknowledged, and could not write, into the cache as a dirty page; it is
-    /// in the log already. Returns whether there was room.
-    pub fn restore(&mut self, location: Location, page: &Page) -> bool {
-        let stored = (self.cache.as_ref()).is_some_and(|cache| cache.put_dirty(location, page));
-        if stored {
-            self.dirty.write(location, self.now);
-            self.dirty.fail(location);
+    /// Serves and writes a page of the log that an earlier process had acknowledged, and could not write. To be called
+    /// before the first request. Returns whether that is possible: not without a cache.
+    pub fn restore(&mut self, location: Location) -> bool {
+        if self.cache.is_none() {
+            return false;
         }
-        stored
+        self.dirty.write(location, self.now);
+        self.dirty.fail(location);
+        true
     }
 
     /// Lets all flushes of the disk fail: its storage failed to make earlier writes stable.
@@ -309,9 +307,7 @@ impl Engine {
     pub fn forget_disk(&mut self, disk: DiskNumber) -> u64 {
         self.frames.forget_where(|location| location.disk() == disk);
         let left = self.dirty.of_disk(disk) as u64;
-        if let Some(cache) = &self.cache
-            && left == 0
-        {
+        if let Some(cache) = &self.cache {
             cache.drop_range(disk, 0, Location::BLOCKS_MAX - 1);
         }
         if let Some(observer) = &mut self.observer {
@@ -454,8 +450,7 @@ impl Engine {
     /// Changes the memory of the cache, in bytes. A smaller size takes effect before the call returns.
     ///
     /// # Errors
-    /// If it is too small or too large, or dirty pages prevent it: these are written back from now on, so that the call
-    /// can be repeated. The cache is then unchanged.
+    /// If it is too small or too large. The cache is then unchanged.
     pub fn resize(&mut self, cache_bytes: u64) -> Result<(), Error> {
         let Some(cache) = &self.cache else {
             return Err(Error::CapacityTooLarge {
@@ -463,26 +458,9 @@ impl Engine {
                 most_bytes: 0,
             });
         };
-        let resized = cache.resize(cache_bytes);
-        match &resized {
-            Ok(()) => {
-                self.cache_bytes = cache_bytes;
-                self.wanted_bytes = cache_bytes;
-            }
-            // From now on fewer pages may be dirty, so that the call can be repeated.
-            Err(Error::DirtyPages { .. }) => self.wanted_bytes = cache_bytes,
-            Err(_) => {}
-        }
-        while matches!(resized, Err(Error::DirtyPages { .. }))
-            && self.dirty.writing() < WRITING_BLOCKS_MAX
-        {
-            let oldest = self.dirty.oldest_of_all();
-            let Some(location) = oldest.filter(|oldest| !self.busy.is_written(*oldest)) else {
-                break;
-            };
-            self.write_back(location);
-        }
-        resized
+        cache.resize(cache_bytes)?;
+        self.cache_bytes = cache_bytes;
+        Ok(())
     }
 
     /// Restarts a cache that disabled itself, and lets flushes of disks that failed to sync succeed again.
@@ -521,8 +499,7 @@ impl Engine {
     }
 
     fn dirty_max(&self) -> usize {
-        let half = self.cache_bytes.min(self.wanted_bytes) / BLOCK / 2;
-        usize::try_from(self.options.dirty_pages_max.min(half)).unwrap_or(usize::MAX)
+        usize::try_from(self.options.dirty_pages_max).unwrap_or(usize::MAX)
     }
 
     /// Submits I/O to storage.

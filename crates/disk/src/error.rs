@@ -63,10 +63,11 @@ pub enum DiskError {
         path.display()
     )]
     StateOnDisk { path: PathBuf },
-    /// Pages of an earlier daemon can neither be written to storage nor be kept in the cache. They are still in the log.
+    /// Pages of an earlier daemon cannot be written to storage, and there is no cache, without which they cannot be served.
+    /// They are still in the log.
     #[error(
-        "{pages} acknowledged pages of an earlier daemon, the first of image {}, can neither be written ({reason}) nor \
-         be kept in the cache: make room on the storage, or serve with a cache that holds them",
+        "{pages} acknowledged pages of an earlier daemon, the first of image {}, cannot be written ({reason}), and cannot \
+         be served without a cache: make room on the storage, or serve with a cache",
         image.display()
     )]
     NotRecovered {

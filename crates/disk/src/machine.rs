@@ -225,17 +225,17 @@ impl Machine {
             control = Some(ControlDisk::new(has_cache, options.victim_cache));
         }
         let mut engine = Engine::new(engine_options, options.observer).map_err(DiskError::Cache)?;
-        for (location, page) in kept {
-            if !engine.restore(location, &page) {
+        if let Some(log) = &log {
+            engine.set_dirty_log(Box::new(log.clone()));
+        }
+        for location in kept {
+            if !engine.restore(location) {
                 return Err(DiskError::NotRecovered {
                     image: storages[usize::from(location.disk().0)].path.clone(),
                     pages: recovery.kept_pages,
                     reason: recovery.error.unwrap_or_default(),
                 });
             }
-        }
-        if let Some(log) = &log {
-            engine.set_dirty_log(Box::new(log.clone()));
         }
         for disk in just_failed {
             engine.sync_failed(disk);

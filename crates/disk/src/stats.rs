@@ -20,7 +20,7 @@ pub struct EngineStats {
     pub cache_bytes: u64,
     /// Pages in the cache now.
     pub cached_pages: u64,
-    /// How many of them are not on storage yet.
+    /// Delayed writes that are not on storage yet: pages of the log, and not of the cache.
     pub dirty_pages: u64,
     /// Maximum number of dirty pages.
     pub dirty_pages_max: u64,
@@ -28,7 +28,7 @@ pub struct EngineStats {
     pub mapped_frames: u64,
     /// Whole blocks read by guests.
     pub read_blocks: u64,
-    /// How many of them were served from the cache.
+    /// How many of them were served from the cache, or from the log of delayed writes.
     pub hits: u64,
     /// Whole blocks whose data is not one whole page of guest memory: such blocks are never cached. A high count
     /// suggests a file system whose blocks are smaller than 4 KiB.
@@ -39,7 +39,7 @@ pub struct EngineStats {
     pub written_blocks: u64,
     /// Writes of parts of blocks.
     pub written_parts: u64,
-    /// Blocks written into the cache instead of to storage (delayed).
+    /// Blocks written into the log instead of to storage (delayed).
     pub delayed_blocks: u64,
     /// Dirty blocks written back.
     pub written_back_blocks: u64,

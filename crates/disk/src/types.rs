@@ -350,13 +350,20 @@ pub trait Observer: Send {
     fn cleared(&mut self);
 }
 
-/// Storage of dirty pages that outlives the process.
+/// The dirty pages: delayed writes that storage does not have yet. They are nowhere else in the daemon.
 pub trait DirtyPages: Send {
-    /// Stores the page in place of an earlier one of the location. When this returns, it survives the process.
+    /// Stores the page in place of an earlier one of the location. When this returns, it survives the process, if the
+    /// pages outlive it at all.
     ///
     /// # Errors
     /// If it could not be written. The page kept before, if any, is then still there.
     fn record(&mut self, location: Location, page: &Page) -> std::io::Result<()>;
+
+    /// Copies the location's page.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read; the contents of `page` are then undefined.
+    fn read(&mut self, location: Location, page: &mut Page) -> std::io::Result<()>;
 
     /// Removes the location's page: it is on storage, or no longer needed.
     fn clean(&mut self, location: Location);

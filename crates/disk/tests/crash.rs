@@ -23,8 +23,8 @@ use std::{env, fs, io};
 use fastrand::Rng;
 use plimsoll_disk::{
     Action, Buffer, ByteRange, CacheMode, DirtyLog, DiskIdentity, DiskNumber, Engine,
-    EngineOptions, GuestData, Location, Operation, OutsideRam, PAGE_BYTES, Request, Segment,
-    Status, Submission, Tag, WriteErrorAction, WriteMode,
+    EngineOptions, GuestData, Operation, OutsideRam, PAGE_BYTES, Request, Segment, Status,
+    Submission, Tag, WriteErrorAction, WriteMode,
 };
 use plimsoll_skip::longer;
 
@@ -328,23 +328,22 @@ impl World {
         };
         let slots = self.weather.dirty_pages_max + 4;
         let left = DirtyLog::open(&self.log(), slots, &identity, &boot).unwrap();
-        let mut kept = BTreeMap::new();
+        let mut kept = HashSet::new();
         let pages: Vec<_> = left.pages().map(Result::unwrap).collect();
         for (location, page) in &pages {
             if (self.storage.write(location.block() * 8, &page[..])).is_err() {
-                kept.insert(*location, page.clone());
+                kept.insert(*location);
             }
         }
         if !pages.is_empty() && self.sync().is_err() {
-            kept = pages.into_iter().collect();
+            kept = left.locations().collect();
         }
-        let locations: HashSet<Location> = kept.keys().copied().collect();
-        let log = left.finish(&identity, &locations).unwrap();
-        for (location, page) in &kept {
-            assert!(self.engine.restore(*location, page));
+        let log = left.finish(&identity, &kept).unwrap();
+        self.engine.set_dirty_log(Box::new(log));
+        for location in &kept {
+            assert!(self.engine.restore(*location));
         }
         self.counts.kept += kept.len() as u64;
-        self.engine.set_dirty_log(Box::new(log));
         if self.sync_failed && self.without != Without::FailedSyncs {
             self.engine.sync_failed(DISK);
         }

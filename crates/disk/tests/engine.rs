@@ -54,17 +54,41 @@ impl GuestData for Ram {
 
 /// The dirty log: what outlives the process.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<BTreeMap<u64, Page>>>);
+struct Log {
+    pages: Arc<Mutex<BTreeMap<u64, Page>>>,
+    /// Decides which of its operations fail.
+    failures: Option<Rng>,
+}
+
+impl Log {
+    fn happens(&mut self) -> io::Result<()> {
+        let random = self.failures.as_mut();
+        match random.is_some_and(|random| random.u64(..12) == 0) {
+            true => Err(io::Error::other("broken")),
+            false => Ok(()),
+        }
+    }
+}
 
 impl DirtyPages for Log {
     fn record(&mut self, location: Location, page: &Page) -> io::Result<()> {
         assert_eq!(location.disk(), DISK);
-        self.0.lock().unwrap().insert(location.block(), *page);
+        self.happens()?;
+        self.pages.lock().unwrap().insert(location.block(), *page);
+        Ok(())
+    }
+
+    fn read(&mut self, location: Location, page: &mut Page) -> io::Result<()> {
+        self.happens()?;
+        let pages = self.pages.lock().unwrap();
+        *page = *pages
+            .get(&location.block())
+            .ok_or(io::ErrorKind::NotFound)?;
         Ok(())
     }
 
     fn clean(&mut self, location: Location) {
-        self.0.lock().unwrap().remove(&location.block());
+        self.pages.lock().unwrap().remove(&location.block());
     }
 }
 
@@ -159,7 +183,7 @@ struct Guest {
     tells_migrations: bool,
     /// Changes pages without notification, as dm-crypt does, and loses notifications.
     sly: bool,
-    /// Storage fails sometimes.
+    /// Storage and the log fail sometimes.
     failures: bool,
     lazy: bool,
 }
@@ -212,7 +236,10 @@ struct World {
 impl World {
     fn new(seed: u64, guest: Guest, options: EngineOptions) -> Self {
         let mut engine = Engine::new(options, None).unwrap();
-        let log = Log::default();
+        let log = Log {
+            failures: guest.failures.then(|| Rng::with_seed(!seed)),
+            ..Log::default()
+        };
         engine.set_dirty_log(Box::new(log.clone()));
         let mut storage = vec![0; (SECTORS * SECTOR) as usize];
         stamped(&mut storage, 1);
@@ -654,7 +681,7 @@ impl World {
     /// State that a restarted process finds: storage, overwritten with the log's pages.
     fn recovered(&self) -> Vec<u8> {
         let mut storage = self.storage.clone();
-        for (block, page) in self.log.0.lock().unwrap().iter() {
+        for (block, page) in self.log.pages.lock().unwrap().iter() {
             storage[*block as usize * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
         }
         storage
@@ -779,7 +806,7 @@ fn each_rule_is_needed_without_the_hash_and_none_with_it() {
 }
 
 #[test]
-fn failing_storage_loses_nothing_that_was_acknowledged() {
+fn failing_storage_and_a_failing_log_lose_nothing_that_was_acknowledged() {
     for write in [WriteMode::Through, WriteMode::Delayed] {
         let guest = Guest {
             failures: true,

@@ -279,6 +279,42 @@ fn memory_and_cache_are_one_lru_memory() {
     }
 }
 
+#[test]
+fn what_the_guest_writes_and_still_holds_takes_no_room_from_what_it_evicted() {
+    const DIRECT: u64 = 100;
+    let mut options = options(WriteMode::Delayed);
+    options.dirty_pages_max = DIRECT;
+    let mut guest = Guest::new(DIRECT, options, None);
+    for block in 0..1000 {
+        guest.reference(block, false);
+    }
+    let before = guest.stats();
+    assert!(before.dropped > 100, "the cache is full: {before:?}");
+    for round in 0..3 {
+        for block in 900..1000 {
+            guest.reference(block, true);
+            guest.transfer(block, true);
+        }
+        let stats = guest.stats();
+        assert!(stats.dirty_pages > 20, "{stats:?}");
+        assert_eq!(stats.delayed_blocks, (round + 1) * 100);
+        assert_eq!(
+            (stats.cached_pages, stats.dropped),
+            (before.cached_pages, before.dropped)
+        );
+    }
+    // They enter the cache when they are evicted, whether storage has them or not, and are served from it.
+    for block in 0..100 {
+        guest.reference(block, false);
+    }
+    let reads = guest.storage_reads;
+    for block in 900..1000 {
+        guest.reference(block, false);
+    }
+    assert_eq!(guest.storage_reads, reads);
+    assert_eq!(guest.stats().refused_mismatch, 0);
+}
+
 /// Feeds a ghost buffer.
 struct Ghost(Arc<Mutex<GhostBuffer>>);
 

@@ -60,6 +60,11 @@ impl LeftoverPages {
         self.set_aside.as_ref()
     }
 
+    /// The locations of the pages, in no order.
+    pub fn locations(&self) -> impl Iterator<Item = Location> + '_ {
+        self.pages.keys().copied()
+    }
+
     /// The pages, in the order of their locations.
     pub fn pages(&self) -> impl Iterator<Item = io::Result<(Location, Box<Page>)>> + '_ {
         let mut places: Vec<_> = self

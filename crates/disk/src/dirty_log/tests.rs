@@ -81,6 +81,10 @@ impl Medium for FailingWriter {
             _ => self.file.write_at(bytes, offset),
         }
     }
+
+    fn read_all_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        Medium::read_all_at(&self.file, bytes, offset)
+    }
 }
 
 proptest! {
@@ -117,6 +121,11 @@ proptest! {
                 let recorded = log.record(location, &page(byte));
                 prop_assert!(recorded.is_ok() || writes_left.load(Relaxed) == 0);
                 twin.insert(location, byte);
+                if recorded.is_ok() {
+                    let mut read = [0; PAGE_BYTES];
+                    log.read(location, &mut read).unwrap();
+                    prop_assert_eq!(read, page(byte));
+                }
             }
             if writes_left.load(Relaxed) == 0 {
                 allowed.push(twin);

@@ -94,9 +94,7 @@ impl Engine {
             }
         }
         let Some(cache) = &self.cache else { return };
-        if self.dirty.contains(location) {
-            cache.move_to_tail(location);
-        } else if !cache.put(location, page) {
+        if !cache.put(location, page) {
             self.stats.refused_other += 1;
             return;
         }
@@ -106,9 +104,19 @@ impl Engine {
         }
     }
 
-    /// Submits the read of a page for the cache.
+    /// Submits the read of a page for the cache, or takes it from the log if storage does not have it yet.
     pub(super) fn fill(&mut self, location: Location) {
-        if self.dirty.contains(location) || self.fills == FILLS_MAX {
+        if self.dirty.contains(location) {
+            let read = self.log.read(location, &mut self.scratch).is_ok();
+            let cache = self.cache.as_ref().filter(|_| read);
+            if cache.is_some_and(|cache| cache.put(location, &self.scratch)) {
+                self.stats.admitted += 1;
+            } else {
+                self.stats.refused_other += 1;
+            }
+            return;
+        }
+        if self.fills == FILLS_MAX {
             self.stats.refused_other += 1;
             return;
         }
@@ -131,15 +139,7 @@ impl Engine {
             self.looks.mismatches, self.looks.looks
         ));
         self.frames.clear();
-        self.clear_if_clean();
-    }
-
-    /// Clears a disabled cache, which holds only dirty pages, when these are written.
-    pub(super) fn clear_if_clean(&mut self) {
-        if let Some(cache) = &self.cache
-            && self.disabled.is_some()
-            && self.dirty.len() == 0
-        {
+        if let Some(cache) = &self.cache {
             cache.clear();
         }
     }

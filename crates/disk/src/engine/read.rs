@@ -10,7 +10,11 @@ use super::{Engine, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 use crate::busy::Use;
 use crate::frames::{FrameContents, Ticket};
 use crate::segments::Cursor;
-use crate::{Action, DiskNumber, GuestData, Location, OutsideRam, PAGE_BYTES, Segment};
+use crate::{Action, DiskNumber, GuestData, Location, PAGE_BYTES, Segment};
+
+/// A block in the daemon's memory cannot be served: the log or the guest's memory failed.
+#[derive(Debug)]
+struct CannotServe;
 
 impl Engine {
     pub(super) fn read(
@@ -57,19 +61,16 @@ impl Engine {
         self.read_run(request, disk, ram, &mut run, 0);
     }
 
-    /// Serves a whole block from the cache, if it is there.
+    /// Serves a whole block from the cache or the log, if it is there.
     fn serve(
         &mut self,
         location: Location,
         ram: &dyn GuestData,
         parts: &[Segment],
         frame: Option<u64>,
-    ) -> Option<Result<(), OutsideRam>> {
+    ) -> Option<Result<(), CannotServe>> {
         let cache = self.cache.as_ref()?;
         let is_dirty = self.dirty.contains(location);
-        if self.disabled.is_some() && !is_dirty {
-            return None;
-        }
         let seed = self.seed;
         let mut hash = 0;
         let mut copied = Ok(());
@@ -78,7 +79,14 @@ impl Engine {
             hash = xxh3_64_with_seed(page, seed);
         });
         if !found {
-            return None;
+            if !is_dirty {
+                return None;
+            }
+            if self.log.read(location, &mut self.scratch).is_err() {
+                return Some(Err(CannotServe));
+            }
+            copied = copy_to(ram, parts, &self.scratch[..]);
+            hash = self.hash(&self.scratch[..]);
         }
         self.stats.hits += 1;
         if let Some(frame) = frame.filter(|_| self.disabled.is_none()) {
@@ -95,25 +103,24 @@ impl Engine {
             let verify = Outstanding::Verify { location, hash };
             self.submit_io(location.disk(), action, verify);
         }
-        Some(copied)
+        Some(copied.map_err(|_| CannotServe))
     }
 
-    /// Serves part of a block from the cache, if storage does not have its contents yet.
+    /// Serves part of a block from the log, if storage does not have its contents yet.
     fn serve_part(
         &mut self,
         location: Location,
         ram: &dyn GuestData,
         parts: &[Segment],
         start: usize,
-    ) -> Option<Result<(), OutsideRam>> {
-        let cache = self.cache.as_ref()?;
+    ) -> Option<Result<(), CannotServe>> {
         if !self.dirty.contains(location) {
             return None;
         }
-        cache.peek(location, &mut self.scratch)?;
-        let copied = copy_to(ram, parts, &self.scratch[start..]);
         self.release_frames(parts);
-        Some(copied)
+        let read = self.log.read(location, &mut self.scratch);
+        let copied = read.is_ok() && copy_to(ram, parts, &self.scratch[start..]).is_ok();
+        Some(copied.then_some(()).ok_or(CannotServe))
     }
 
     pub(super) fn release_frames(&mut self, parts: &[Segment]) {

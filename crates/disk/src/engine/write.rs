@@ -1,4 +1,4 @@
-//! Writes, discards and zeroing: through to storage, or into the cache as dirty pages.
+//! Writes, discards and zeroing: through to storage, or into the log as dirty pages.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Engine {
                     && self.knows_frames()
                     && self.dirty.len() < self.dirty_max());
             if delay {
-                match self.write_cached(location, &**ram, &parts, within.start, frame) {
+                match self.write_dirty(location, &**ram, &parts, within.start, frame) {
                     Ok(true) => {
                         if durable {
                             self.want_flush(request);
@@ -58,7 +58,7 @@ impl Engine {
                         self.write_run(request, disk, ram, &mut run, within.end(), durable);
                         continue;
                     }
-                    // The cache does not take it.
+                    // The log does not take it.
                     Ok(false) => {}
                     Err(_) => {
                         self.fail(request);
@@ -79,9 +79,9 @@ impl Engine {
         self.write_run(request, disk, ram, &mut run, 0, durable);
     }
 
-    /// Writes a block, or from `start` on a part of a dirty one, into the cache. Returns whether that was done;
+    /// Writes a block, or from `start` on a part of a dirty one, into the log. Returns whether that was done;
     /// never `Ok(false)` for a dirty block.
-    fn write_cached(
+    fn write_dirty(
         &mut self,
         location: Location,
         ram: &dyn GuestData,
@@ -92,9 +92,8 @@ impl Engine {
         let whole = parts.iter().map(|part| part.bytes as usize).sum::<usize>() == PAGE_BYTES;
         let mut page = [0; PAGE_BYTES];
         let result = (|| {
-            let cache = self.cache.as_ref().ok_or(CannotWrite)?;
             if !whole {
-                cache.peek(location, &mut page).ok_or(CannotWrite)?;
+                (self.log.read(location, &mut page)).map_err(|_| CannotWrite)?;
             }
             copy_from(ram, parts, &mut page[start..]).map_err(|_| CannotWrite)?;
             self.store_dirty(location, &page)
@@ -113,30 +112,18 @@ impl Engine {
         result
     }
 
-    /// Makes a page the newest contents of a block, in the log and then in the cache.
+    /// Makes a page the newest contents of a block: in the log, and no more in the cache.
     fn store_dirty(&mut self, location: Location, page: &Page) -> Result<bool, CannotWrite> {
-        let is_dirty = self.dirty.contains(location);
-        let cache = self.cache.as_ref().ok_or(CannotWrite)?;
-        if let Some(log) = &mut self.log
-            && log.record(location, page).is_err()
-        {
+        if self.log.record(location, page).is_err() {
             self.stats.storage_errors += 1;
-            return if is_dirty {
+            return if self.dirty.contains(location) {
                 Err(CannotWrite)
             } else {
                 Ok(false)
             };
         }
-        if !cache.put_dirty(location, page) {
-            // A page that is there is replaced, never refused, so there is none.
-            if let Some(log) = &mut self.log {
-                log.clean(location);
-            }
-            return if is_dirty {
-                Err(CannotWrite)
-            } else {
-                Ok(false)
-            };
+        if let Some(cache) = &self.cache {
+            cache.drop_page(location);
         }
         self.dirty.write(location, self.now);
         self.busy.disturb(location);
@@ -218,11 +205,10 @@ impl Engine {
             for location in self.dirty_in(disk, touched) {
                 // Contents may be anything from now on: even what is being written, and what was to be.
                 if Blocks::within(range).contains(location) && self.dirty.drop_block(location) {
-                    self.was_cleaned(location);
+                    self.log.clean(location);
                 }
             }
-            self.drop_clean(disk, touched);
-            self.clear_if_clean();
+            self.drop_cached(disk, touched);
         }
         self.change(request, disk, range, Action::Discard(range));
     }
@@ -242,26 +228,25 @@ impl Engine {
             self.forget_blocks(disk, touched);
             for location in self.dirty_in(disk, touched) {
                 // Zeros are written after any write of it in progress.
-                if self.zero_cached(location, range).is_err() {
+                if self.zero_dirty(location, range).is_err() {
                     self.fail(request);
                     return;
                 }
             }
-            self.drop_clean(disk, touched);
+            self.drop_cached(disk, touched);
         }
         self.change(request, disk, range, Action::Zero { range, unmap });
     }
 
     /// Zeroes the part of a dirty block that lies in the range.
-    fn zero_cached(&mut self, location: Location, range: ByteRange) -> Result<(), CannotWrite> {
+    fn zero_dirty(&mut self, location: Location, range: ByteRange) -> Result<(), CannotWrite> {
         let begin = location.block() * BLOCK;
         let from = range.offset.saturating_sub(begin).min(BLOCK);
         let to = (range.offset + range.bytes)
             .saturating_sub(begin)
             .min(BLOCK);
         let mut page = [0; PAGE_BYTES];
-        let cache = self.cache.as_ref().ok_or(CannotWrite)?;
-        cache.peek(location, &mut page).ok_or(CannotWrite)?;
+        (self.log.read(location, &mut page)).map_err(|_| CannotWrite)?;
         page[index(from)..index(to)].fill(0);
         self.store_dirty(location, &page).map(|_| ())
     }
@@ -312,24 +297,12 @@ impl Engine {
         }
     }
 
-    /// Drops the cached pages of these blocks that are not dirty.
-    fn drop_clean(&self, disk: DiskNumber, blocks: Blocks) {
-        let Some(cache) = &self.cache else { return };
-        let mut dirty: Vec<u64> = self
-            .dirty_in(disk, blocks)
-            .into_iter()
-            .map(Location::block)
-            .collect();
-        dirty.sort_unstable();
-        let mut from = blocks.first;
-        for number in dirty {
-            if from < number {
-                cache.drop_range(disk, from, number - 1);
-            }
-            from = number + 1;
-        }
-        if from < blocks.end {
-            cache.drop_range(disk, from, blocks.end - 1);
+    /// Drops the cached pages of these blocks.
+    fn drop_cached(&self, disk: DiskNumber, blocks: Blocks) {
+        if let Some(cache) = &self.cache
+            && blocks.count() > 0
+        {
+            cache.drop_range(disk, blocks.first, blocks.end - 1);
         }
     }
 }

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_hcache::Version;
-
 use super::transfer::BLOCK;
 use super::{Engine, Outstanding, RequestId};
 
@@ -13,19 +11,9 @@ use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
 /// Maximum number of blocks written back by one submission, and of blocks being written back at a time.
 const WRITE_BACK_BLOCKS: usize = 64;
 
-pub(super) const WRITING_BLOCKS_MAX: usize = 16 * WRITE_BACK_BLOCKS;
+const WRITING_BLOCKS_MAX: usize = 16 * WRITE_BACK_BLOCKS;
 
 impl Engine {
-    /// Records that a dirty block became clean by being dropped.
-    pub(super) fn was_cleaned(&mut self, location: Location) {
-        if let Some(cache) = &self.cache {
-            cache.drop_page(location);
-        }
-        if let Some(log) = &mut self.log {
-            log.clean(location);
-        }
-    }
-
     /// Starts everything that can start: flushes whose blocks are written, and write-backs.
     pub(super) fn pump(&mut self) {
         let (dirty, syncing) = (&self.dirty, &self.syncing);
@@ -80,8 +68,7 @@ impl Engine {
     }
 
     /// Submits the write of a dirty block and of those that follow it.
-    pub(super) fn write_back(&mut self, first: Location) {
-        let Some(cache) = &self.cache else { return };
+    fn write_back(&mut self, first: Location) {
         let disk = first.disk();
         let mut locations = vec![first];
         // A block that failed is written alone, so that it keeps no neighbour from storage.
@@ -94,14 +81,29 @@ impl Engine {
             locations.push(next);
         }
         let mut buffer = self.buffers.take(locations.len() * PAGE_BYTES);
-        let mut blocks = Vec::with_capacity(locations.len());
-        for (location, bytes) in locations.iter().zip(buffer.chunks_exact_mut(PAGE_BYTES)) {
+        let pages = buffer.chunks_exact_mut(PAGE_BYTES);
+        let mut read = locations.iter().zip(pages).map(|(location, bytes)| {
             let page = <&mut Page>::try_from(bytes).expect("of a page's length");
-            let version = cache
-                .peek(*location, page)
-                .expect("a dirty page is not dropped");
+            self.log.read(*location, page)
+        });
+        let readable = read.position(|read| read.is_err());
+        let blocks = match readable {
+            None => locations,
+            Some(0) => {
+                // As if storage had refused it: it stays dirty, and flushes fail.
+                self.buffers.give_back(buffer);
+                self.dirty.start(first);
+                self.was_written_back(disk, &[first], false);
+                return;
+            }
+            // What cannot be read is written alone, later.
+            Some(count) => {
+                buffer.set_len(count * PAGE_BYTES);
+                locations[..count].to_vec()
+            }
+        };
+        for location in &blocks {
             self.dirty.start(*location);
-            blocks.push((*location, version));
         }
         let action = Action::Write {
             offset: first.block() * BLOCK,
@@ -111,13 +113,8 @@ impl Engine {
         self.submit_io(disk, action, Outstanding::WriteBack { disk, blocks });
     }
 
-    pub(super) fn was_written_back(
-        &mut self,
-        disk: DiskNumber,
-        blocks: &[(Location, Version)],
-        ok: bool,
-    ) {
-        for &(location, version) in blocks {
+    pub(super) fn was_written_back(&mut self, disk: DiskNumber, blocks: &[Location], ok: bool) {
+        for &location in blocks {
             let had_failed = self.dirty.has_failed(location);
             if had_failed == ok {
                 self.failures.has_news();
@@ -126,19 +123,9 @@ impl Engine {
                 continue;
             }
             self.stats.written_back_blocks += 1;
-            if let Some(cache) = &self.cache {
-                cache.mark_clean(location, version);
-                if self.frames.newest(location).is_some() {
-                    // The guest holds it, and will report when it evicts it.
-                    cache.drop_page(location);
-                }
-            }
-            if let Some(log) = &mut self.log {
-                log.clean(location);
-            }
+            self.log.clean(location);
         }
         if ok {
-            self.clear_if_clean();
             return;
         }
         if blocks.len() > 1 {

@@ -49,6 +49,13 @@ impl DirtyPages for SharedLog {
             .record(location, page)
     }
 
+    fn read(&mut self, location: Location, page: &mut Page) -> io::Result<()> {
+        let mut log = self.lock();
+        log.as_mut()
+            .ok_or(io::ErrorKind::BrokenPipe)?
+            .read(location, page)
+    }
+
     fn clean(&mut self, location: Location) {
         if let Some(log) = self.lock().as_mut() {
             log.clean(location);
@@ -61,7 +68,7 @@ impl DirtyPages for SharedLog {
 pub struct Recovery {
     /// Pages of the dirty log that were written to storage.
     pub written_pages: u64,
-    /// Pages that could not be written. They are served from the cache, and the writes are repeated.
+    /// Pages that could not be written. They are served from the log, and the writes are repeated.
     pub kept_pages: u64,
     /// The first error of those.
     pub error: Option<String>,
@@ -75,7 +82,7 @@ pub struct Recovery {
 #[derive(Default)]
 pub(super) struct Recovered {
     pub(super) log: Option<SharedLog>,
-    pub(super) kept: Vec<(Location, Box<Page>)>,
+    pub(super) kept: Vec<Location>,
     /// Disks whose storage could not make the pages stable; it may have dropped other writes as well.
     pub(super) unsynced: Vec<DiskNumber>,
     pub(super) recovery: Recovery,
@@ -142,7 +149,7 @@ pub(super) fn recover(
                 .recovery
                 .error
                 .get_or_insert_with(|| format!("image {}: {error}", storage.path.display()));
-            found.kept.push((location, page));
+            found.kept.push(location);
         }
     }
     for disk in touched {
@@ -154,19 +161,15 @@ pub(super) fn recover(
                 .recovery
                 .error
                 .get_or_insert_with(|| format!("image {}: {error}", storage.path.display()));
-            found.kept.retain(|(location, _)| location.disk() != disk);
-            for page in left.pages() {
-                let page = page.map_err(unreadable)?;
-                found
-                    .kept
-                    .extend(Some(page).filter(|page| page.0.disk() == disk));
-            }
+            found.kept.retain(|location| location.disk() != disk);
+            let all = left.locations();
+            found.kept.extend(all.filter(|at| at.disk() == disk));
         }
     }
     found.recovery.kept_pages = found.kept.len() as u64;
     found.recovery.written_pages = left.len() as u64 - found.recovery.kept_pages;
     found.recovery.set_aside = left.set_aside().cloned();
-    let kept = found.kept.iter().map(|(location, _)| *location).collect();
+    let kept = found.kept.iter().copied().collect();
     let nothing = !delayed && found.kept.is_empty();
     if nothing && found.recovery.set_aside.is_some() {
         return Ok(found);
