@@ -62,6 +62,11 @@ impl<T: Slot> Arena<T> {
         self.live
     }
 
+    /// One above the highest number ever assigned.
+    pub(crate) fn end(&self) -> u32 {
+        self.end
+    }
+
     /// Number of frames it holds.
     pub(crate) fn frames(&self) -> usize {
         self.blocks.len()

@@ -179,6 +179,8 @@ pub(crate) struct Shard {
     table: Table,
     tree: Tree,
     descriptors: Arena<Descriptor>,
+    /// Descriptors below this one are known to be of pages below the end of the frames, in a shrink in steps.
+    swept: u32,
     packed: Packed,
     /// Set if the store compresses.
     compressor: Option<Compressor>,
@@ -207,6 +209,7 @@ impl Shard {
             table: Table::new(),
             tree: Tree::new(),
             descriptors: Arena::new(),
+            swept: 0,
             packed: Packed::new(),
             pools: Vec::new(),
             stamp: 0,

@@ -18,6 +18,7 @@ mod pages;
 mod pools;
 mod registry;
 mod statistics;
+mod steps;
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -195,17 +196,37 @@ impl Store {
     /// [`Error::CapacityTooSmall`] and [`Error::CapacityTooLarge`]; [`Error::DirtyPages`] if more are dirty than
     /// three quarters of the new capacity. The capacity is then unchanged.
     pub fn resize(&self, capacity_bytes: u64) -> Result<(), Error> {
-        let most_bytes = self.inner.options.max_capacity_bytes;
-        if capacity_bytes > most_bytes {
-            return Err(Error::CapacityTooLarge {
-                asked_bytes: capacity_bytes,
-                most_bytes,
-            });
-        }
+        self.check_most(capacity_bytes)?;
         let mut bound = lock(&self.inner.bound);
         let outside_bytes = bound.outside_bytes;
         self.inner
             .set_bound(&mut bound, capacity_bytes, outside_bytes)
+    }
+
+    /// Changes the capacity by a step, for a caller that must not wait for a whole [`resize`](Self::resize): to be repeated until it returns
+    /// `true`. A step of a reduction moves or drops about `pages_max` pages, or returns the memory of as many to the
+    /// kernel; the capacity that [`stats`](Self::stats) reports falls as memory is returned. If an earlier reduction is
+    /// unfinished, it is finished first.
+    ///
+    /// A store that compresses or shares contents is reduced in one step.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize). With [`Error::DirtyPages`] a reduction may be unfinished: it goes on with the next step.
+    pub fn resize_step(&self, capacity_bytes: u64, pages_max: usize) -> Result<bool, Error> {
+        self.check_most(capacity_bytes)?;
+        let mut bound = lock(&self.inner.bound);
+        (self.inner).resize_step(&mut bound, capacity_bytes, pages_max.max(1))
+    }
+
+    fn check_most(&self, asked_bytes: u64) -> Result<(), Error> {
+        let most_bytes = self.inner.options.max_capacity_bytes;
+        if asked_bytes > most_bytes {
+            return Err(Error::CapacityTooLarge {
+                asked_bytes,
+                most_bytes,
+            });
+        }
+        Ok(())
     }
 
     /// Sets how much memory outside the store counts towards its capacity (an observer's), in bytes.

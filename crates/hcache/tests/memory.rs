@@ -35,7 +35,7 @@ fn resident_memory_follows_the_capacity() {
         }
         resident_bytes()
     };
-    for _ in 0..3 {
+    for in_steps in [false, true, false] {
         store.resize(256 * MIB).unwrap();
         let full = fill();
         let grown = full - empty;
@@ -43,7 +43,11 @@ fn resident_memory_follows_the_capacity() {
             (230 * MIB..=272 * MIB).contains(&grown),
             "full, it takes {grown} bytes"
         );
-        store.resize(16 * MIB).unwrap();
+        if in_steps {
+            while !store.resize_step(16 * MIB, 1024).unwrap() {}
+        } else {
+            store.resize(16 * MIB).unwrap();
+        }
         let small = resident_bytes();
         assert!(full - small >= 216 * MIB, "of {full} bytes, {small} stay");
         let refilled = fill();

@@ -91,14 +91,80 @@ impl Shard {
         outcome
     }
 
+    /// Moves at most `left` pages, metadata included, out of frames from `top` on, and counts it down. Returns whether
+    /// nothing is left there. Only if pages are neither compressed nor shared.
+    pub(crate) fn relocate_some(&mut self, top: u32, left: &mut usize) -> Result<bool, NoFrame> {
+        /// Descriptors visited that count like a page.
+        const VISITED: u32 = 64;
+        self.magazine.spill();
+        let Self {
+            table,
+            tree,
+            descriptors,
+            magazine,
+            common,
+            swept,
+            ..
+        } = self;
+        let mut take = || {
+            let fewer = left.checked_sub(1)?;
+            let frame = magazine.take()?;
+            *left = fewer;
+            Some(frame)
+        };
+        let moved = table
+            .relocate(top, &mut take)
+            .and_then(|()| tree.relocate(top, &mut take))
+            .and_then(|()| descriptors.relocate(top, &mut take));
+        if moved.is_err() {
+            return if *left == 0 {
+                Ok(false)
+            } else {
+                moved.map(|()| false)
+            };
+        }
+        while *swept < descriptors.end() {
+            if *left == 0 {
+                return Ok(false);
+            }
+            if let Place::Frame(frame) = descriptors[*swept].place()
+                && frame >= top
+            {
+                let to = magazine.take().ok_or(NoFrame)?;
+                common.slab.copy(frame, to);
+                descriptors[*swept].set_place(Place::Frame(to));
+                *left -= 1;
+            }
+            *swept += 1;
+            if swept.is_multiple_of(VISITED) {
+                *left = left.saturating_sub(1);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets [`relocate_some`](Self::relocate_some) visit all descriptors.
+    pub(crate) fn restart_sweep(&mut self) {
+        self.swept = 0;
+    }
+
     /// Rebuilds the metadata if much of its memory is unused.
     pub(crate) fn trim(&mut self) -> Result<(), NoFrame> {
-        let needed = self.table.frames_needed()
-            + self.tree.frames_needed()
-            + self.descriptors.frames_needed();
-        if self.metadata_frames() <= needed + needed / 4 + 2 {
+        self.trim_if_above(self.metadata_needed() / 4 + 2)
+    }
+
+    fn metadata_needed(&self) -> usize {
+        self.table.frames_needed() + self.tree.frames_needed() + self.descriptors.frames_needed()
+    }
+
+    /// Rebuilds the metadata if more than so many of its frames are unused.
+    pub(crate) fn trim_if_above(&mut self, unused: usize) -> Result<(), NoFrame> {
+        let needed = self.metadata_needed();
+        if self.metadata_frames() <= needed + unused {
             return Ok(());
         }
+        // The pages get other numbers.
+        self.restart_sweep();
         let mut reserve = Reserve {
             common: self.common.clone(),
             frames: Vec::new(),

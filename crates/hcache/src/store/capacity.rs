@@ -1,6 +1,7 @@
 //! The store's capacity: how it is set, maintained and divided, and whose pages are evicted.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use super::registry::{ClientRecord, PoolRecord, Registry};
@@ -25,6 +26,8 @@ const BATCH: usize = 16;
 pub(super) struct Bound {
     pub(super) capacity_bytes: u64,
     pub(super) outside_bytes: u64,
+    /// The capacity that the last resize requested.
+    pub(super) target_bytes: u64,
     /// Subtracted for memory outside the frames; a resize sets it anew.
     pub(super) allowed_heap_bytes: u64,
     /// End of the frames.
@@ -33,6 +36,8 @@ pub(super) struct Bound {
     pub(super) given_back_to: u32,
     /// A shrink met more dirty pages than it could move: some may still be beyond `top`.
     pub(super) unfinished: bool,
+    /// Nothing is left beyond `top`; of a shrink in steps.
+    pub(super) cleared: bool,
 }
 
 impl Inner {
@@ -81,6 +86,26 @@ impl Inner {
                 .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
             self.give_back(bound)?;
         }
+        let excess_frames = self.move_top(bound, capacity_bytes, outside_bytes)?;
+        if bound.unfinished {
+            self.drop_frames(u64::from(excess_frames));
+            self.clear_beyond(bound.top)
+                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
+            self.give_back(bound)?;
+        }
+        bound.capacity_bytes = capacity_bytes;
+        self.retarget(&mut lock(&self.registry));
+        Ok(())
+    }
+
+    /// Moves the end of the frames to where a capacity has it; frames beyond a lower one are held as before, and the shrink is
+    /// [unfinished](Bound::unfinished). Returns by how many the frames held exceed those that remain.
+    pub(super) fn move_top(
+        &self,
+        bound: &mut Bound,
+        capacity_bytes: u64,
+        outside_bytes: u64,
+    ) -> Result<u32, Error> {
         let heap_bytes = self.heap_bytes();
         let allowed_heap_bytes =
             allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
@@ -119,23 +144,22 @@ impl Inner {
         sync::wait_for_readers(&common.in_flight);
         let old_top = std::mem::replace(&mut bound.top, top);
         bound.capacity_bytes = bound.capacity_bytes.max(capacity_bytes);
+        bound.target_bytes = capacity_bytes;
         bound.outside_bytes = outside_bytes;
         bound.allowed_heap_bytes = allowed_heap_bytes;
         if top < old_top {
             bound.unfinished = true;
+            bound.cleared = false;
+            for shard in 0..self.shards.len() {
+                self.shard(shard).restart_sweep();
+            }
             bound.given_back_to = bound.given_back_to.max(old_top);
             self.retarget(&mut lock(&self.registry));
-            self.drop_frames(u64::from(held.saturating_sub(top)));
-            self.clear_beyond(top)
-                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
-            self.give_back(bound)?;
         }
-        bound.capacity_bytes = capacity_bytes;
-        self.retarget(&mut lock(&self.registry));
-        Ok(())
+        Ok(held.saturating_sub(top))
     }
 
-    fn dirty_error(&self, asked_bytes: u64) -> Error {
+    pub(super) fn dirty_error(&self, asked_bytes: u64) -> Error {
         let dirty_pages = self.common.dirty_pages.load(Ordering::Relaxed);
         Error::DirtyPages {
             asked_bytes,
@@ -143,13 +167,17 @@ impl Inner {
         }
     }
 
-    fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
-        // Nothing remains beyond the end, but a thread may still be reading a frame that it took from there.
-        sync::wait_for_readers(&self.common.in_flight);
-        let given = self.common.slab.give_back(bound.top..bound.given_back_to);
+    pub(super) fn return_frames(&self, frames: Range<u32>) -> Result<(), Error> {
+        let given = self.common.slab.give_back(frames);
         given.map_err(|error| Error::CannotGiveBack {
             reason: error.to_string(),
-        })?;
+        })
+    }
+
+    pub(super) fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
+        // Nothing remains beyond the end, but a thread may still be reading a frame that it took from there.
+        sync::wait_for_readers(&self.common.in_flight);
+        self.return_frames(bound.top..bound.given_back_to)?;
         bound.given_back_to = bound.top;
         bound.unfinished = false;
         Ok(())
@@ -167,7 +195,7 @@ impl Inner {
     }
 
     /// Moves everything out of frames from `top` on.
-    fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
+    pub(super) fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
         for shard in 0..self.shards.len() {
             self.with_room(|| {
                 let mut shard = self.shard(shard);

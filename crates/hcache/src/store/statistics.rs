@@ -119,7 +119,9 @@ impl Inner {
         let bound = lock(&self.bound);
         let free = u64::from(lock(&self.common.free).len()) + shards.free_frames;
         let frame_bytes = PAGE_BYTES as u64;
-        let held = u64::from(bound.top).saturating_sub(free) * frame_bytes;
+        // Of a shrink that is not finished, all that was not returned yet.
+        let top = bound.top.max(bound.given_back_to);
+        let held = u64::from(top).saturating_sub(free) * frame_bytes;
         let outside = heap_bytes + bound.outside_bytes;
         StoreStats {
             age_seconds,
