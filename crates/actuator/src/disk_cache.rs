@@ -25,7 +25,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
 
 /// Time limit of a query: a turn may wait for the VM's monitor as well.
 const QUERY_MAX: Duration = Duration::from_millis(700);
-/// Time limit of a resize: the daemon waits up to 10 s for dirty pages that it must write back.
+/// Time limit of a resize: a daemon returns many GiB in steps, between which it serves its disks.
 const RESIZE_MAX: Duration = Duration::from_secs(15);
 
 /// Sends a request to the daemon that listens at `socket`, if its peer is permitted; returns answer and process.

@@ -1,14 +1,17 @@
 //! The cache's pages: one private pool of an hcache store with one shard, so that pages leave in exact LRU order.
 //!
 //! Each can be dropped at any time: what storage lacks is in the [dirty log](crate::DirtyPages).
-
-use std::time::Duration;
+//!
+//! The store's periodic work is not done: there is one client, and rebuilding its metadata takes long.
 
 use plimsoll_hcache::{
     Client, ClientOptions, Error, Handle, Page, PoolId, PoolOptions, Store, StoreOptions,
 };
 
 use crate::{DiskNumber, Location};
+
+/// Pages moved, dropped or returned in a step of a resize: about a millisecond.
+const STEP_PAGES: usize = 1024;
 
 pub(crate) struct Cache {
     store: Store,
@@ -81,14 +84,14 @@ impl Cache {
         let _ = self.client.flush_pool(self.pool);
     }
 
-    /// Changes the capacity in bytes.
-    pub(crate) fn resize(&self, bytes: u64) -> Result<(), Error> {
-        self.store.resize(bytes)
+    /// Changes the capacity in bytes by a step. Returns whether it is the one requested.
+    pub(crate) fn resize_step(&self, bytes: u64) -> Result<bool, Error> {
+        self.store.resize_step(bytes, STEP_PAGES)
     }
 
-    /// Runs the store's periodic maintenance.
-    pub(crate) fn turn(&self, now: Duration) {
-        self.store.turn(now);
+    /// The capacity in bytes: while it is reduced, the memory that may be in use.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.store.stats().capacity_bytes
     }
 
     /// Pages held, and pages dropped since the start because there was no room.

@@ -60,7 +60,6 @@ pub struct Engine {
     seed: u64,
     frames: Frames,
     cache: Option<Cache>,
-    cache_bytes: u64,
     dirty: Dirty,
     log: Box<dyn DirtyPages>,
     observer: Option<Box<dyn Observer>>,
@@ -82,7 +81,6 @@ pub struct Engine {
     scratch: Box<Page>,
     next_number: u64,
     now: Duration,
-    turned: Duration,
     disabled: Option<String>,
     looks: InspectionCounts,
     stats: EngineStats,
@@ -162,7 +160,6 @@ impl Engine {
             }
         };
         Ok(Self {
-            cache_bytes: options.cache_bytes,
             options,
             seed: RandomState::new().hash_one(0),
             frames: Frames::new(),
@@ -184,7 +181,6 @@ impl Engine {
             scratch: Box::new([0; PAGE_BYTES]),
             next_number: 0,
             now: Duration::ZERO,
-            turned: Duration::ZERO,
             disabled: None,
             looks: InspectionCounts::default(),
             stats: EngineStats::default(),
@@ -436,7 +432,7 @@ impl Engine {
             mode: self.options.mode,
             write: self.options.write,
             disabled: self.disabled.clone(),
-            cache_bytes: self.cache.as_ref().map_or(0, |_| self.cache_bytes),
+            cache_bytes: self.cache.as_ref().map_or(0, Cache::capacity_bytes),
             cached_pages,
             dirty_pages: self.dirty.len() as u64,
             dirty_pages_max: self.dirty_max() as u64,
@@ -447,20 +443,21 @@ impl Engine {
         }
     }
 
-    /// Changes the memory of the cache, in bytes. A smaller size takes effect before the call returns.
+    /// Changes the memory of the cache, in bytes, by a step of about a millisecond; to be repeated until it returns `true`.
+    /// Requests are served between the steps. The size in the [statistics](Self::stats) is the memory that may be in
+    /// use, and falls as it is returned to the kernel. A reduction that was begun is finished before one to another size
+    /// begins.
     ///
     /// # Errors
     /// If it is too small or too large. The cache is then unchanged.
-    pub fn resize(&mut self, cache_bytes: u64) -> Result<(), Error> {
+    pub fn resize_step(&mut self, cache_bytes: u64) -> Result<bool, Error> {
         let Some(cache) = &self.cache else {
             return Err(Error::CapacityTooLarge {
                 asked_bytes: cache_bytes,
                 most_bytes: 0,
             });
         };
-        cache.resize(cache_bytes)?;
-        self.cache_bytes = cache_bytes;
-        Ok(())
+        cache.resize_step(cache_bytes)
     }
 
     /// Restarts a cache that disabled itself, and lets flushes of disks that failed to sync succeed again.
@@ -474,12 +471,6 @@ impl Engine {
     /// from the engine's start.
     pub fn turn(&mut self, now: Duration) {
         self.now = now;
-        if let Some(cache) = &self.cache
-            && now.saturating_sub(self.turned) >= Duration::from_secs(1)
-        {
-            self.turned = now;
-            cache.turn(now);
-        }
         self.repeat();
         self.pump();
     }

@@ -16,6 +16,7 @@ mod recovery;
 mod requests;
 mod token;
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,7 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use self::device::{Device, InFlight, Link, lock};
-use self::handle::Command;
+use self::handle::{Command, Resize};
 use self::recovery::{ImageTimes, Recovered, SharedLog, Unsynced, recover};
 use self::requests::QueueProgress;
 use self::token::{Slab, Token};
@@ -138,6 +139,8 @@ pub struct Machine {
     pieces: Vec<Piece>,
     commands: Option<Receiver<Command>>,
     handle: MachineHandle,
+    /// Resizes of the cache: the first is in progress.
+    resizes: VecDeque<Resize>,
     stopping: bool,
     /// Image whose last flush failed.
     not_flushed: Option<PathBuf>,
@@ -285,6 +288,7 @@ impl Machine {
             pieces: Vec::new(),
             commands: Some(receiver),
             handle,
+            resizes: VecDeque::new(),
             stopping: false,
             not_flushed: None,
         };
@@ -312,6 +316,7 @@ impl Machine {
         let ran = self.serve().map_err(DiskError::Ring);
         // Queries sent from now on return that the machine has ended.
         self.commands = None;
+        self.resizes.clear();
         self.devices.clear();
         ran?;
         if let Some(image) = self.not_flushed.take() {
@@ -521,7 +526,24 @@ impl Machine {
         self.follow_burst()?;
         self.carry_out()?;
         self.publish();
-        Ok(busy)
+        Ok(busy | self.resize_step())
+    }
+
+    /// Does a step of the first resize; returns whether there is more to do.
+    fn resize_step(&mut self) -> bool {
+        let Some(Resize { cache_bytes, .. }) = self.resizes.front() else {
+            return false;
+        };
+        let resized = match self.engine.resize_step(*cache_bytes) {
+            Ok(false) => return true,
+            Ok(true) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Some(Resize { answer, .. }) = self.resizes.pop_front() {
+            // The requester may have gone.
+            let _ = answer.send(resized);
+        }
+        !self.resizes.is_empty()
     }
 
     /// Drains again soon if the guest is evicting many pages.
@@ -578,9 +600,7 @@ impl Machine {
                 Command::Stats(answer) => {
                     let _ = answer.send(self.stats());
                 }
-                Command::Resize(bytes, answer) => {
-                    let _ = answer.send(self.engine.resize(bytes));
-                }
+                Command::Resize(resize) => self.resizes.push_back(resize),
                 Command::Enable(answer) => {
                     self.engine.enable();
                     let _ = answer.send(());

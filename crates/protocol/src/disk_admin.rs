@@ -157,7 +157,7 @@ pub fn curve(socket: &Path, timeout: Duration) -> Result<Option<CurveJson>, Disk
     ask(socket, Request::Curve, timeout)
 }
 
-/// Changes the memory of a daemon's cache; complete when this returns. Writing back dirty pages may take up to 10 s.
+/// Changes the memory of a daemon's cache; complete when this returns, after seconds if many GiB are returned.
 ///
 /// # Errors
 ///

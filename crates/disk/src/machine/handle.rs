@@ -3,8 +3,6 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use crate::{DiskError, MachineStats};
 
@@ -15,9 +13,15 @@ pub struct MachineHandle {
     pub(super) wake: Arc<OwnedFd>,
 }
 
+/// A resize of the cache, and who waits for it.
+pub(super) struct Resize {
+    pub(super) cache_bytes: u64,
+    pub(super) answer: Sender<Result<(), plimsoll_hcache::Error>>,
+}
+
 pub(super) enum Command {
     Stats(Sender<MachineStats>),
-    Resize(u64, Sender<Result<(), plimsoll_hcache::Error>>),
+    Resize(Resize),
     Enable(Sender<()>),
     Stop,
 }
@@ -45,21 +49,20 @@ impl MachineHandle {
         self.ask(Command::Stats)
     }
 
-    /// Changes the memory of the cache, in bytes. Waits up to 10 s for the write-back of dirty pages that prevent it.
+    /// Changes the memory of the cache, in bytes. Returns when it is done: memory that a smaller cache does not need is
+    /// returned to the kernel by then. The disks are served meanwhile. Of several resizes each begins when the one
+    /// before it is done.
     ///
     /// # Errors
     /// [`DiskError::Resize`] if the size is not possible, [`DiskError::Ended`].
     pub fn resize(&self, cache_bytes: u64) -> Result<(), DiskError> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let resized = self.ask(|answer| Command::Resize(cache_bytes, answer))?;
-            match resized {
-                Err(plimsoll_hcache::Error::DirtyPages { .. }) if Instant::now() < deadline => {
-                    thread::sleep(Duration::from_millis(20));
-                }
-                resized => return resized.map_err(DiskError::Resize),
-            }
-        }
+        let command = |answer| {
+            Command::Resize(Resize {
+                cache_bytes,
+                answer,
+            })
+        };
+        self.ask(command)?.map_err(DiskError::Resize)
     }
 
     /// Restarts a cache that disabled itself.

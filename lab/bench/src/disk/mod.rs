@@ -5,6 +5,7 @@
 //! | `primitives` | a hit, a miss, an admission in the engine, beside the costs of \[LS07\] table 1 | |
 //! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.95 x |
 //! | `hit` | latency of a hit beside that of a read from storage | |
+//! | `resize` | the longest step of a cache that becomes smaller, beside a resize at once | |
 //! | `writes` | pages of I/O of a model guest with part of its memory in the cache, by share of writes: a simulation | |
 //!
 //! The guest of `iops` and `hit` is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
@@ -13,6 +14,7 @@
 mod hits;
 mod iops;
 mod primitives;
+mod resize;
 mod serve;
 mod writes;
 
@@ -62,6 +64,9 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     }
     if cli.wants("hit") {
         hits::run(args, out)?;
+    }
+    if cli.wants("resize") {
+        resize::run(out)?;
     }
     if cli.wants("writes") {
         writes::run(&args.writes, out)?;
