@@ -89,7 +89,10 @@ pub(super) struct Lab<'a> {
     pub(super) program: PathBuf,
     pub(super) guests: Vec<Kind>,
     pub(super) orders: Vec<Order>,
+    /// Shares of visits that write, in percent; empty: the default of the part.
     pub(super) writes: Vec<u64>,
+    /// Shares of the memory in the cache, in percent; empty: all.
+    pub(super) shares: Vec<f64>,
     pub(super) rounds: u32,
     pub(super) measured: BTreeMap<String, Cost>,
 }
@@ -140,6 +143,14 @@ impl Cost {
 }
 
 impl Lab<'_> {
+    /// The shares of visits that write.
+    pub(super) fn writes_or(&self, default: &[u64]) -> Vec<u64> {
+        match &self.writes[..] {
+            [] => default.to_vec(),
+            given => given.to_vec(),
+        }
+    }
+
     /// Runs a guest of signed files to its end and returns the cost of its measured rounds; for a repeated configuration, immediately.
     ///
     /// # Errors

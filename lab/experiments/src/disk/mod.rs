@@ -32,9 +32,12 @@ pub struct Args {
     /// Only this order of visits [default: all]
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Vec<Order>,
-    /// Only this share of visits that write, in percent, in the part prediction [default: 0 and 10]
+    /// Only this share of visits that write, in percent [default: 0 and 10 in the part prediction, 0 to 50 in io]
     #[arg(long, value_name = "PERCENT")]
     writes: Vec<u64>,
+    /// Only this share of the memory in the cache, in percent, in the part io: 12.5, 25, 50 or 75 [default: all]
+    #[arg(long, value_name = "PERCENT")]
+    share: Vec<f64>,
     /// Measured rounds; a round has as many visits as there are files
     #[arg(long, default_value_t = 2)]
     rounds: u32,
@@ -73,10 +76,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         program: program("plimsoll")?,
         guests: given_or_all(&args.guest),
         orders: given_or_all(&args.order),
-        writes: match &args.writes[..] {
-            [] => vec![0, 10],
-            given => given.to_vec(),
-        },
+        writes: args.writes.clone(),
+        shares: args.share.clone(),
         rounds: args.rounds,
         measured: BTreeMap::new(),
     };

@@ -13,7 +13,9 @@ const CACHES_MIB: [(f64, u64); 4] = [(12.5, 22), (25.0, 45), (50.0, 90), (75.0, 
 const SIZES_MIB: [u64; 6] = [120, 152, 184, 200, 232, 248];
 /// Files, each of 512 KiB: 224 MiB.
 const FILES: u64 = 448;
-const WRITE_PERCENTS: [u64; 3] = [0, 10, 50];
+/// Percentages of visits that write.
+const PREDICTION_WRITES: [u64; 2] = [0, 10];
+const IO_WRITES: [u64; 6] = [0, 10, 20, 30, 40, 50];
 
 /// A guest that visits files in some order; `cache_mib` of the memory are in the cache in the measured rounds, 0: there
 /// is none.
@@ -56,7 +58,7 @@ pub(super) fn prediction(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         // Below and above what there is now.
         let mut worst = [0.0_f64; 2];
         for order in lab.orders.clone() {
-            for write_percent in lab.writes.clone() {
+            for write_percent in lab.writes_or(&PREDICTION_WRITES) {
                 let setup =
                     |ram_mib, cache_mib| setup(kind, order, write_percent, ram_mib, cache_mib);
                 let observed = lab.measure(&setup(TOTAL_MIB - cache_mib, cache_mib))?;
@@ -178,21 +180,28 @@ pub(super) fn lru(lab: &mut Lab<'_>) -> anyhow::Result<()> {
 /// Pages moved between host and storage per page that the guest's programs requested.
 pub(super) fn io(lab: &mut Lab<'_>) -> anyhow::Result<()> {
     let kind = lab.guests[0];
-    let shares: Vec<_> = CACHES_MIB
+    let wanted = |(share, _): &(f64, u64)| lab.shares.is_empty() || lab.shares.contains(share);
+    let caches: Vec<_> = CACHES_MIB.into_iter().filter(wanted).collect();
+    anyhow::ensure!(
+        !caches.is_empty(),
+        "--share: 12.5, 25, 50 and 75 % are measured"
+    );
+    let shares: Vec<_> = caches
         .iter()
         .map(|(share, _)| format!("{:>14}", format!("{share} %")))
         .collect();
     writeln!(
         lab.out,
         "io: {}; {TOTAL_MIB} MiB; disk I/O per page asked for, in pages, by share of memory in the cache\n\
-         ([LS07]: -11 to +5 %; delayed writes add none, write-through about 7 % at 50 % of writes)\n\
+         ([LS07]: -11 to +5 %; delayed writes add none, write-through about 7 % at 50 % of writes; the log of delayed \
+         writes takes up to a quarter of the cache besides)\n\
          order        writes             none{}",
         kind.text(),
         shares.concat()
     )?;
     let per_page = |cost: &Cost| cost.storage as f64 / cost.asked as f64;
     for order in lab.orders.clone() {
-        for write_percent in WRITE_PERCENTS {
+        for write_percent in lab.writes_or(&IO_WRITES) {
             let alone = lab.measure(&setup(kind, order, write_percent, TOTAL_MIB, 0))?;
             for write in ["through", "delayed"] {
                 if write == "delayed" && write_percent == 0 {
@@ -205,7 +214,7 @@ pub(super) fn io(lab: &mut Lab<'_>) -> anyhow::Result<()> {
                     write_percent,
                     per_page(&alone),
                 )?;
-                for (_, cache_mib) in CACHES_MIB {
+                for &(_, cache_mib) in &caches {
                     let ram_mib = TOTAL_MIB - cache_mib;
                     let mut setup = setup(kind, order, write_percent, ram_mib, cache_mib);
                     if write == "delayed" {
