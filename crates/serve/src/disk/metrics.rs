@@ -19,7 +19,7 @@ type DiskFamily = (&'static str, &'static str, fn(&DiskStats) -> u64);
 const GAUGES: &[MachineFamily] = families! { m =>
     cache_limit_bytes: m.engine.cache_bytes, "Capacity of the cache.";
     cached_bytes: m.engine.cached_pages * PAGE_BYTES as u64, "Pages in the cache.";
-    dirty_bytes: m.engine.dirty_pages * PAGE_BYTES as u64, "Pages in the cache that are not on storage yet.";
+    dirty_bytes: m.engine.dirty_pages * PAGE_BYTES as u64, "Delayed writes that are not on storage yet.";
     dirty_limit_bytes: m.engine.dirty_pages_max * PAGE_BYTES as u64, "Limit of dirty_bytes.";
     cache_disabled: m.engine.disabled.is_some().into(), "Whether the cache switched itself off.";
     pause_wanted: m.engine.wants_pause.into(), "Whether the VM is to be paused, because storage refuses its writes.";

@@ -143,7 +143,7 @@ pub struct CacheArgs {
     /// When writes reach storage [default: through]
     #[arg(long, value_enum, value_name = "WHEN")]
     pub write: Option<WriteWhen>,
-    /// With --write delayed: share of the cache that may be dirty [default: 25%]
+    /// With --write delayed: size of the log of delayed writes, as a share of the cache, and beside it [default: 25%]
     #[arg(long, value_name = "RATE")]
     pub dirty: Option<Rate>,
     /// With --write delayed: how long a page may stay dirty [default: 30s]
