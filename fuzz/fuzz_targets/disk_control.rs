@@ -12,7 +12,8 @@ use guest::{Guest, HEADER, NONCE, command, get_offset};
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::protocol::{control, ring};
 use plimsoll_disk::{
-    Contents, ControlDisk, DrainResult, FrameSink, Notice, Page, PoolRequest, VictimCache,
+    Contents, ControlDisk, DrainResult, FrameSink, Notice, Page, PoolRequest, ServedImages,
+    VictimCache,
 };
 
 /// A store that keeps everything and fails now and then.
@@ -95,7 +96,11 @@ impl FrameSink for NullSink {
 
 fuzz_target!(|input: &[u8]| {
     let mut guest = Guest::new();
-    let mut disk = ControlDisk::new(true, Some(Box::new(Naive::default())));
+    let mut disk = ControlDisk::new(
+        true,
+        Some(Box::new(Naive::default())),
+        ServedImages::default(),
+    );
     disk.set_ram(guest.ram.clone(), &mut NullSink);
     // What was put last, by pool and block; what may not be found is not in it.
     let mut twin: HashMap<(u64, u64), u8> = HashMap::new();

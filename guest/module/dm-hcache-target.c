@@ -4,7 +4,7 @@
  * the host's hcache. See DM-HCACHE.md.
  *
  *	<start> <length> hcache <lower device> <lower start>
- *		[private | shared <key, 32 hex digits>]
+ *		[private | shared <serial number of the disk>]
  *
  * Contents of the pool: `maybe` has a bit for each block of a private target, set
  * when the block has been put, cleared when it is requested, flushed or could not
@@ -148,7 +148,8 @@ struct hcache {
 	sector_t lower_start;
 	u64 blocks;
 	bool shared;
-	u64 key_low, key_high;
+	char serial[PLIMSOLL_SERIAL_BYTES + 1];
+	u64 first_block;
 
 	u64 pool;
 	struct delayed_work open_work;
@@ -359,7 +360,7 @@ static void open_pool(struct work_struct *work)
 
 	if (pool_is_open(pool_of(c)))
 		return;
-	r = plimsoll_pool_open(c->shared, c->key_low, c->key_high, &pool);
+	r = plimsoll_pool_open(c->shared ? c->serial : NULL, c->first_block, &pool);
 	if (r == -ENOTCONN || r == -ETIMEDOUT || r == -EIO || r == -EPROTO) {
 		queue_delayed_work(system_long_wq, &c->open_work, HZ);
 		return;
@@ -965,21 +966,42 @@ static int hcache_end_io(struct dm_target *ti, struct bio *bio, blk_status_t *er
 
 static int parse_pool(struct hcache *c, struct dm_target *ti, unsigned int argc, char **argv)
 {
-	__be64 key[2];
-
 	if (!argc || (argc == 1 && !strcmp(argv[0], "private")))
 		return 0;
 	if (argc != 2 || strcmp(argv[0], "shared")) {
-		ti->error = "Pool must be private, or shared with a key";
+		ti->error = "Pool must be private, or shared with a serial number";
 		return -EINVAL;
 	}
-	if (strlen(argv[1]) != 32 || hex2bin((u8 *)key, argv[1], sizeof(key))) {
-		ti->error = "Key of a shared pool must have 32 hexadecimal digits";
+	if (!*argv[1] || strscpy(c->serial, argv[1], sizeof(c->serial)) < 0) {
+		ti->error = "Serial number of a disk must have 1 to 20 characters";
 		return -EINVAL;
 	}
-	c->key_high = be64_to_cpu(key[0]);
-	c->key_low = be64_to_cpu(key[1]);
 	c->shared = true;
+	return 0;
+}
+
+/*
+ * Where the target begins on the disk, of which the host knows the blocks: the lower
+ * device must be the disk itself or a partition, without a mapping in between.
+ */
+static int find_first_block(struct hcache *c, struct dm_target *ti)
+{
+	struct block_device *lower = c->lower->bdev;
+	sector_t start = get_start_sect(lower) + c->lower_start;
+
+	if ((dm_table_get_mode(ti->table) & TABLE_WRITE) && !bdev_read_only(lower)) {
+		ti->error = "Shared pools are for read-only tables or devices";
+		return -EINVAL;
+	}
+	if (lower->bd_disk->fops != plimsoll_control_bdev()->bd_disk->fops) {
+		ti->error = "Shared pools are for a disk of the host or a partition of one";
+		return -EINVAL;
+	}
+	if (start % BLOCK_SECTORS) {
+		ti->error = "Shared pools are for targets that begin with a block of the disk";
+		return -EINVAL;
+	}
+	c->first_block = start / BLOCK_SECTORS;
 	return 0;
 }
 
@@ -1069,12 +1091,9 @@ static int hcache_ctr(struct dm_target *ti, unsigned int argc, char **argv)
 		ti->error = "Lower device cannot be opened";
 		goto free;
 	}
-	if (c->shared && (dm_table_get_mode(ti->table) & TABLE_WRITE) &&
-	    !bdev_read_only(c->lower->bdev)) {
-		ti->error = "Shared pools are for read-only tables or devices";
-		r = -EINVAL;
+	r = c->shared ? find_first_block(c, ti) : 0;
+	if (r)
 		goto put_device;
-	}
 	r = enlist(c);
 	if (r) {
 		ti->error = "Too many targets";
@@ -1165,7 +1184,7 @@ static void hcache_status(struct dm_target *ti, status_type_t type, unsigned int
 	case STATUSTYPE_TABLE:
 		DMEMIT("%s %llu", c->lower->name, (unsigned long long)c->lower_start);
 		if (c->shared)
-			DMEMIT(" shared %016llx%016llx", c->key_high, c->key_low);
+			DMEMIT(" shared %s", c->serial);
 		else
 			DMEMIT(" private");
 		break;

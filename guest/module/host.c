@@ -13,6 +13,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/reboot.h>
+#include <linux/string.h>
 #include <linux/suspend.h>
 #include <linux/workqueue.h>
 
@@ -178,12 +179,19 @@ static int pool_command(u32 command, const u64 arg[4], u32 *generation, u64 *val
 	return rc > 0 ? -rc : rc;
 }
 
-int plimsoll_pool_open(bool shared, u64 key_low, u64 key_high, struct plimsoll_pool *pool)
+int plimsoll_pool_open(const char *serial, u64 first_block, struct plimsoll_pool *pool)
 {
-	const u64 arg[4] = { shared, key_low, key_high };
+	u64 arg[4] = { PLIMSOLL_POOL_PRIVATE };
+	__le64 words[3] = {};
 	u64 number;
-	int rc;
+	int i, rc;
 
+	if (serial) {
+		strscpy((char *)words, serial, PLIMSOLL_SERIAL_BYTES + 1);
+		arg[0] = PLIMSOLL_POOL_IMAGE | first_block << PLIMSOLL_POOL_KIND_BITS;
+		for (i = 0; i < 3; i++)
+			arg[1 + i] = le64_to_cpu(words[i]);
+	}
 	rc = pool_command(PLIMSOLL_POOL_OPEN, arg, &pool->generation, &number);
 	if (rc)
 		return rc;

@@ -63,13 +63,15 @@ struct plimsoll_pool {
 };
 
 /*
- * Opens a pool, private or shared by all guests that give the same key.
+ * Opens a pool: a private one, or, with the serial number of a disk that the host
+ * serves read-only, the one of its image, from that block of the disk on. The serial
+ * number has at most PLIMSOLL_SERIAL_BYTES.
  * Process context; waits at most 5 s for the host.
  *
  * Returns 0; -ETIMEDOUT, -EIO, -EPROTO or -ENOTCONN (no host is attached), after
  * which a retry may succeed; another negative errno if the host refuses.
  */
-int plimsoll_pool_open(bool shared, u64 key_low, u64 key_high, struct plimsoll_pool *pool);
+int plimsoll_pool_open(const char *serial, u64 first_block, struct plimsoll_pool *pool);
 /* Closes a pool; a private one loses its pages. Returns as pool_open(). */
 int plimsoll_pool_close(struct plimsoll_pool pool);
 

@@ -126,9 +126,19 @@ enum {
 	PLIMSOLL_ATTACH     = 1,	/* arg: guest-physical address of the ring, its nonce */
 	PLIMSOLL_DETACH     = 2,	/* arg: nonce; the host stops using the ring */
 	PLIMSOLL_KICK       = 3,	/* take all records of the ring */
-	PLIMSOLL_POOL_OPEN  = 4,	/* arg: 0 private or 1 shared, key low, key high; value: pool */
+	PLIMSOLL_POOL_OPEN  = 4,	/* arg: kind and first block, serial number; value: pool */
 	PLIMSOLL_POOL_CLOSE = 5,	/* arg: pool; its pages are dropped if private */
 };
+
+/*
+ * A pool is of this guest alone, or of a read-only image of which all guests share the
+ * blocks. arg[0] has its kind, and above that the number of the image's block that is its
+ * block 0; the other three have the serial number of the image's disk, padded with zeros.
+ */
+#define PLIMSOLL_POOL_PRIVATE	0
+#define PLIMSOLL_POOL_IMAGE	2
+#define PLIMSOLL_POOL_KIND_BITS	8
+#define PLIMSOLL_SERIAL_BYTES	20
 
 struct plimsoll_answer {
 	__le64 magic;

@@ -12,7 +12,9 @@ use rustix::io::Errno;
 
 use crate::notices::{DrainResult, FrameSink, Notices, RingMemory};
 use crate::protocol::{SECTOR_BYTES, VERSION, control, set_u32, set_u64, u32_at, u64_at};
-use crate::{PAGE_BYTES, Page, PoolRequest, Pools, RingStats, VictimCache, VictimCacheStats};
+use crate::{
+    GuestPool, PAGE_BYTES, Page, Pools, RingStats, ServedImages, VictimCache, VictimCacheStats,
+};
 
 /// An unknown request of the control disk. Nothing was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -34,10 +36,15 @@ impl ControlDisk {
     /// Size of the disk in bytes.
     pub const BYTES: u64 = control::SECTORS * SECTOR_BYTES as u64;
 
-    /// Creates a control disk; the guest reads from `has_cache` whether its notifications are useful.
+    /// Creates a control disk; the guest reads from `has_cache` whether its notifications are useful. It can open pools
+    /// of `images`.
     #[must_use]
-    pub fn new(has_cache: bool, victim_cache: Option<Box<dyn VictimCache>>) -> Self {
-        let pools = Pools::new(victim_cache);
+    pub fn new(
+        has_cache: bool,
+        victim_cache: Option<Box<dyn VictimCache>>,
+        images: ServedImages,
+    ) -> Self {
+        let pools = Pools::new(victim_cache, images);
         let mut info = [0; SECTOR_BYTES];
         let mut features = 0;
         if has_cache {
@@ -207,14 +214,15 @@ impl ControlDisk {
                 if self.notices.nonce().is_none() {
                     return Err(errno(Errno::NOTCONN));
                 }
-                let request = match arg(0) {
-                    0 => PoolRequest::Private,
-                    1 => PoolRequest::Shared {
-                        key: u128::from(arg(2)) << 64 | u128::from(arg(1)),
+                let request = match arg(0) & ((1 << control::POOL_KIND_BITS) - 1) {
+                    control::POOL_PRIVATE => GuestPool::Private,
+                    control::POOL_IMAGE => GuestPool::Image {
+                        serial: serial(&bytes[control::COMMAND_ARG + 8..]),
+                        first_block: arg(0) >> control::POOL_KIND_BITS,
                     },
                     _ => return Err(errno(Errno::INVAL)),
                 };
-                let pool = self.pools.open(request).map_err(|error| {
+                let pool = self.pools.open(&request).map_err(|error| {
                     let code = if error.kind() == std::io::ErrorKind::Unsupported {
                         Errno::OPNOTSUPP
                     } else {
@@ -243,6 +251,13 @@ impl ControlDisk {
     pub fn victim_cache_stats(&self) -> VictimCacheStats {
         self.pools.stats()
     }
+}
+
+/// The serial number at the beginning of the bytes.
+fn serial(bytes: &[u8]) -> String {
+    let bytes = &bytes[..control::SERIAL_BYTES];
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
 /// A read that is a get of pages.

@@ -43,7 +43,7 @@ use crate::frames::{FrameContents, Frames, Ticket};
 use crate::{
     Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions,
     EngineStats, GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request,
-    RequestResult, Status, Submission, SubmissionId, Tag,
+    RequestResult, ServedImages, Status, Submission, SubmissionId, Tag,
 };
 
 pub use self::failures::StorageErrors;
@@ -63,6 +63,7 @@ pub struct Engine {
     dirty: Dirty,
     log: Box<dyn DirtyPages>,
     observer: Option<Box<dyn Observer>>,
+    images: ServedImages,
     busy: BusyBlocks,
     requests: HashMap<RequestId, PendingRequest, FastState>,
     submissions: HashMap<SubmissionId, (DiskNumber, Outstanding), FastState>,
@@ -167,6 +168,7 @@ impl Engine {
             dirty: Dirty::default(),
             log: Box::new(PagesInMemory::default()),
             observer,
+            images: ServedImages::default(),
             busy: BusyBlocks::default(),
             requests: HashMap::default(),
             submissions: HashMap::default(),
@@ -191,6 +193,11 @@ impl Engine {
     /// To be called before the first request.
     pub fn set_dirty_log(&mut self, log: Box<dyn DirtyPages>) {
         self.log = log;
+    }
+
+    /// Records in `images` what is read from storage.
+    pub fn record_reads(&mut self, images: ServedImages) {
+        self.images = images;
     }
 
     /// Serves and writes a page of the log that an earlier process had acknowledged, and could not write. To be called

@@ -18,6 +18,7 @@ mod notices;
 pub mod protocol;
 mod queue;
 mod segments;
+mod served_images;
 mod source;
 mod stats;
 mod storage;
@@ -36,6 +37,7 @@ pub use image_lock::ImageLock;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Recovery, Socket};
 pub use memory::{GuestRam, RamError, RamRegion};
 pub use notices::{AttachError, BlockSink, DrainResult, FrameSink, Notices, RingMemory};
+pub use served_images::{ImageNumber, ServedImages, Verdict, image_pool_key};
 pub use source::{MissObserver, Misses, misses};
 pub use stats::{DiskStats, EngineStats, MachineStats, RingStats, VictimCacheStats};
 pub use storage::Direct;
@@ -45,7 +47,7 @@ pub use types::{
     Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request, RequestResult,
     Segment, Status, Submission, SubmissionId, Tag, WriteErrorAction, WriteMode,
 };
-pub use victim_cache::{PoolRequest, Pools, VictimCache};
+pub use victim_cache::{GuestPool, PoolRequest, Pools, VictimCache};
 
 /// Entry points of private code for the fuzz targets.
 #[doc(hidden)]

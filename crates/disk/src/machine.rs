@@ -38,7 +38,7 @@ use crate::storage::{PendingSubmission, Storage};
 use crate::vhost::Geometry;
 use crate::{
     CacheMode, ControlDisk, Direct, DiskError, DiskNumber, DiskStats, Engine, EngineOptions,
-    Location, MachineStats, Observer, Ring, RingCompletion, VictimCache,
+    Location, MachineStats, Observer, Ring, RingCompletion, ServedImages, VictimCache,
 };
 
 pub use self::handle::MachineHandle;
@@ -176,11 +176,16 @@ impl Machine {
             Some(folder) => Some(Unsynced::read(folder, &storages)?),
             None => None,
         };
+        let images = ServedImages::default();
         let mut devices = Vec::new();
         let mut streams = Vec::new();
         for ((number, disk), storage) in (0..).zip(options.disks).zip(&storages) {
             if number >= Location::DISKS_MAX {
                 return Err(DiskError::Options("too many disks"));
+            }
+            if storage.read_only && !disk.serial.is_empty() {
+                let file = storage.file();
+                images.add(DiskNumber(number), &disk.serial, file, storage.size_bytes);
             }
             let geometry = Geometry {
                 size_bytes: storage.size_bytes,
@@ -225,9 +230,14 @@ impl Machine {
             streams.extend(stream.map(|stream| (devices.len(), stream)));
             devices.push(device);
             let has_cache = engine_options.mode != CacheMode::None;
-            control = Some(ControlDisk::new(has_cache, options.victim_cache));
+            control = Some(ControlDisk::new(
+                has_cache,
+                options.victim_cache,
+                images.clone(),
+            ));
         }
         let mut engine = Engine::new(engine_options, options.observer).map_err(DiskError::Cache)?;
+        engine.record_reads(images);
         if let Some(log) = &log {
             engine.set_dirty_log(Box::new(log.clone()));
         }

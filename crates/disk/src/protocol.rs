@@ -134,6 +134,15 @@ pub mod control {
     /// Command: close a pool.
     pub const POOL_CLOSE: u32 = 5;
 
+    /// Kind of a pool: of this guest alone.
+    pub const POOL_PRIVATE: u64 = 0;
+    /// Kind of a pool: of a read-only image, shared by all guests of the image.
+    pub const POOL_IMAGE: u64 = 2;
+    /// Bits of a pool's kind; above them is its first block on the disk.
+    pub const POOL_KIND_BITS: u32 = 8;
+    /// Bytes of a disk's serial number.
+    pub const SERIAL_BYTES: usize = 20;
+
     /// In the info sector: u64.
     pub const INFO_MAGIC: usize = 0;
     /// In the info sector: u32.
@@ -317,6 +326,10 @@ mod tests {
             ("PLIMSOLL_KICK", control::KICK.into()),
             ("PLIMSOLL_POOL_OPEN", control::POOL_OPEN.into()),
             ("PLIMSOLL_POOL_CLOSE", control::POOL_CLOSE.into()),
+            ("PLIMSOLL_POOL_PRIVATE", control::POOL_PRIVATE),
+            ("PLIMSOLL_POOL_IMAGE", control::POOL_IMAGE),
+            ("PLIMSOLL_POOL_KIND_BITS", control::POOL_KIND_BITS.into()),
+            ("PLIMSOLL_SERIAL_BYTES", size(control::SERIAL_BYTES)),
             ("sizeof(struct plimsoll_info)", size(SECTOR_BYTES)),
             (
                 "offsetof(struct plimsoll_info, magic)",

@@ -156,6 +156,10 @@ pub struct VictimCacheStats {
     pub puts: u64,
     /// How many of them were stored.
     pub stored: u64,
+    /// Pages put into the pool of an image that are not what this daemon read there, and were refused.
+    pub refused_different: u64,
+    /// Pages put into the pool of an image at blocks that this daemon has not read, and refused.
+    pub refused_unread: u64,
     /// Time that the puts took of this daemon's thread, added up.
     pub put_ns: u64,
     /// Pages requested.

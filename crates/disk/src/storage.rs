@@ -180,6 +180,11 @@ impl Storage {
             .map_err(|error| self.failed(error))
     }
 
+    /// The open image.
+    pub(crate) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
     /// When the image was last modified, if it tells.
     pub(crate) fn modified_ns(&self) -> Option<i64> {
         let identity = self.identity(DiskNumber(0)).ok()?;

@@ -8,17 +8,32 @@ use std::io;
 use std::time::Instant;
 
 use crate::protocol::control;
-use crate::{BlockSink, Page, VictimCacheStats};
+use crate::{BlockSink, ImageNumber, Page, ServedImages, Verdict, VictimCacheStats};
 
-/// The kind of pool to open.
+/// The kind of pool to open in a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolRequest {
     /// Of this VM alone; a get removes the page.
     Private,
-    /// Of all VMs that have its key; a get leaves the page. The contents of a block must never change.
+    /// Of all daemons that serve the same image; a get leaves the page. Only what a daemon has read from the image is
+    /// put into it.
     Shared {
-        /// Shared secret: clients that have it may put and get.
+        /// Identity of the image ([`image_pool_key`](crate::image_pool_key)).
         key: u128,
+    },
+}
+
+/// The kind of pool that a guest opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestPool {
+    /// Of this guest alone.
+    Private,
+    /// Of all guests of a read-only image.
+    Image {
+        /// Serial number of its disk.
+        serial: String,
+        /// Number of the image's block that is the pool's block 0.
+        first_block: u64,
     },
 }
 
@@ -79,6 +94,8 @@ pub trait VictimCache: Send {
 /// A pool the guest has opened.
 struct Pool {
     request: PoolRequest,
+    /// The image whose blocks it holds, and the number of the first of them.
+    image: Option<(ImageNumber, u64)>,
     /// Its number in the store; `None` after a failure.
     number: Option<u32>,
 }
@@ -86,20 +103,22 @@ struct Pool {
 /// The pools of a guest, under the guest's own numbers.
 pub struct Pools {
     store: Option<Box<dyn VictimCache>>,
+    images: ServedImages,
     pools: [Option<Pool>; control::POOLS_MAX as usize],
     stats: VictimCacheStats,
 }
 
 impl Pools {
-    /// Creates the pools, with a store or without.
+    /// Creates the pools, with a store or without. Guests can share those of `images`.
     #[must_use]
-    pub fn new(store: Option<Box<dyn VictimCache>>) -> Self {
+    pub fn new(store: Option<Box<dyn VictimCache>>, images: ServedImages) -> Self {
         let stats = VictimCacheStats {
             available: store.is_some(),
             ..VictimCacheStats::default()
         };
         Self {
             store,
+            images,
             pools: [const { None }; control::POOLS_MAX as usize],
             stats,
         }
@@ -114,9 +133,23 @@ impl Pools {
     /// Opens a pool and returns the guest's number for it.
     ///
     /// # Errors
-    /// If there is no store, no number is left, or the store refuses.
-    pub fn open(&mut self, request: PoolRequest) -> io::Result<u32> {
+    /// If there is no store, no number is left, the store refuses, or there is no such image to be shared.
+    pub fn open(&mut self, pool: &GuestPool) -> io::Result<u32> {
         let store = self.store.as_mut().ok_or(io::ErrorKind::Unsupported)?;
+        let (request, image) = match pool {
+            GuestPool::Private => (PoolRequest::Private, None),
+            GuestPool::Image {
+                serial,
+                first_block,
+            } => {
+                let image = self.images.open(serial)?;
+                if *first_block >= self.images.blocks(image) {
+                    return Err(rustix::io::Errno::INVAL.into());
+                }
+                let key = self.images.key(image).ok_or(io::ErrorKind::Unsupported)?;
+                (PoolRequest::Shared { key }, Some((image, *first_block)))
+            }
+        };
         let mut numbers = (1..).zip(&mut self.pools);
         let (ours, place) = (numbers.find(|(_, pool)| pool.is_none()))
             .ok_or_else(|| io::Error::from(rustix::io::Errno::MFILE))?;
@@ -125,6 +158,7 @@ impl Pools {
             .inspect_err(|_| self.stats.errors += 1)?;
         *place = Some(Pool {
             request,
+            image,
             number: Some(number),
         });
         self.stats.pools += 1;
@@ -162,13 +196,16 @@ impl Pools {
     ) -> u64 {
         let mut hits = 0u64;
         let begin = Instant::now();
-        self.call(pool, |store, number| {
-            store.get(number, block, count, &mut |index, page| {
-                debug_assert!(index < count && hits & 1 << index == 0);
-                hits |= 1 << index;
-                found(index, page);
-            })
-        });
+        if let Some((at, left)) = self.place(pool, block) {
+            let most = count.min(u32::try_from(left).unwrap_or(u32::MAX));
+            self.call(pool, |store, number| {
+                store.get(number, at, most, &mut |index, page| {
+                    debug_assert!(index < most && hits & 1 << index == 0);
+                    hits |= 1 << index;
+                    found(index, page);
+                })
+            });
+        }
         add_time(&mut self.stats.get_ns, begin);
         self.stats.gets += u64::from(count);
         self.stats.hits += u64::from(hits.count_ones());
@@ -191,17 +228,62 @@ impl Pools {
         }
     }
 
-    /// Reopens pools that failed. To be called periodically.
+    /// Reopens pools that failed, and those of images that have changed under other keys. To be called periodically.
     pub fn turn(&mut self) {
         self.collect_puts();
         let Some(store) = &mut self.store else { return };
-        let failed = (self.pools.iter_mut().flatten()).filter(|pool| pool.number.is_none());
-        for pool in failed {
-            match store.open(pool.request) {
-                Ok(number) => pool.number = Some(number),
-                Err(_) => return,
+        let mut reachable = true;
+        for pool in self.pools.iter_mut().flatten() {
+            let request = match pool.image {
+                None => Some(pool.request),
+                Some((image, _)) => (self.images.key(image)).map(|key| PoolRequest::Shared { key }),
+            };
+            if request != Some(pool.request)
+                && let Some(number) = pool.number.take()
+            {
+                store.close(number);
+            }
+            // A pool of an image that does not tell its state stays closed.
+            let Some(request) = request else { continue };
+            pool.request = request;
+            if pool.number.is_none() && reachable {
+                pool.number = store.open(request).ok();
+                reachable = pool.number.is_some();
             }
         }
+    }
+
+    /// The block of the store's pool that is this block of a guest's pool, and how many there are from it on. `None` for a
+    /// pool that is not open, and a block outside of its image.
+    fn place(&self, pool: u32, block: u64) -> Option<(u64, u64)> {
+        let place = (pool as usize).wrapping_sub(1);
+        let Some((image, first_block)) = self.pools.get(place)?.as_ref()?.image else {
+            return Some((block, control::BLOCKS_MAX - block));
+        };
+        let at = first_block.checked_add(block)?;
+        let left = self.images.blocks(image).checked_sub(at)?;
+        (left > 0).then_some((at, left))
+    }
+
+    /// Whether a page may be put at a block of the store's pool.
+    fn admits(&mut self, pool: u32, at: u64, page: &Page) -> bool {
+        let place = (pool as usize).wrapping_sub(1);
+        let pool = self.pools.get(place).and_then(Option::as_ref);
+        let Some((image, _)) = pool.and_then(|pool| pool.image) else {
+            return true;
+        };
+        match self.images.judge(image, at, page) {
+            Verdict::Same => return true,
+            Verdict::Different => self.stats.refused_different += 1,
+            Verdict::NotRead => self.stats.refused_unread += 1,
+        }
+        false
+    }
+
+    fn is_private(&self, pool: u32) -> bool {
+        let place = (pool as usize).wrapping_sub(1);
+        let pool = self.pools.get(place).and_then(Option::as_ref);
+        pool.is_some_and(|pool| pool.request == PoolRequest::Private)
     }
 
     /// Statistics of the pools.
@@ -241,7 +323,11 @@ impl BlockSink for Pools {
     fn put(&mut self, pool: u32, block: u64, page: &Page) {
         self.stats.puts += 1;
         let begin = Instant::now();
-        self.call(pool, |store, number| store.put(number, block, page));
+        if let Some((at, _)) = self.place(pool, block)
+            && self.admits(pool, at, page)
+        {
+            self.call(pool, |store, number| store.put(number, at, page));
+        }
         add_time(&mut self.stats.put_ns, begin);
     }
 
@@ -251,19 +337,18 @@ impl BlockSink for Pools {
         add_time(&mut self.stats.put_ns, begin);
     }
 
+    /// Of a private pool. The contents of an image's blocks never change, and other VMs use its pool too.
     fn flush(&mut self, pool: u32, block: u64, count: u32) {
         self.stats.flushed_blocks += u64::from(count);
-        self.call(pool, |store, number| store.flush(number, block, count));
+        if self.is_private(pool) {
+            self.call(pool, |store, number| store.flush(number, block, count));
+        }
     }
 
-    /// Empties the private pools. Shared ones stay: the contents of their blocks never change, and other VMs use them
-    /// too.
+    /// Empties the private pools, as [`flush`](Self::flush).
     fn forget(&mut self) {
         for pool in 1..=control::POOLS_MAX {
-            let private = self.pools[pool as usize - 1]
-                .as_ref()
-                .is_some_and(|pool| pool.request == PoolRequest::Private);
-            if private {
+            if self.is_private(pool) {
                 self.call(pool, |store, number| store.flush_pool(number));
             }
         }

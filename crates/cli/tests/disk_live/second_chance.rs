@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use plimsoll_disk::image_pool_key;
 use plimsoll_hcache::{Handle, PoolOptions};
 use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup};
 use plimsoll_ring::{ConnectOptions, Connection};
@@ -182,7 +183,6 @@ fn a_daemon_that_stands_still_delays_a_flush_by_one_wait() {
 
 /// Blocks written and read by the guests of a shared disk.
 const BLOCKS: u32 = 2048;
-const KEY: u128 = 0x0123_4567_89ab_cdef_0f1e_2d3c_4b5a_6978;
 
 #[test]
 fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
@@ -199,10 +199,11 @@ fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
 
     guest.setup().read_only = true;
     guest.restart_daemon().unwrap();
-    // A client of the same key puts every second block, as a guest that evicts them does.
+    // A client of the same image puts every second block, as the daemon of a guest that evicts them does.
     let mut client = Connection::connect(&socket, &ConnectOptions::new("client")).unwrap();
-    let pool = client.create_pool(PoolOptions::shared(KEY)).unwrap();
     let image = File::open(guest.folder().join("disk.img")).unwrap();
+    let key = image_pool_key(&image).unwrap();
+    let pool = client.create_pool(PoolOptions::shared(key)).unwrap();
     for index in (0..BLOCKS).step_by(2) {
         let mut page = [0; 4096];
         image
@@ -216,7 +217,7 @@ fn guests_of_a_read_only_disk_share_what_the_host_keeps_of_it() {
         client.put(handle, &page).unwrap();
     }
     for name in ["first", "second"] {
-        let shared = format!("module=copy dm=shared:{KEY:032x}");
+        let shared = "module=copy dm=shared:plimsoll-disk";
         guest
             .boot(&format!("{about} verify=1 upto={writes} {shared}"))
             .unwrap();

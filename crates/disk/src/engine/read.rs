@@ -190,6 +190,9 @@ impl Engine {
         ticket: Ticket,
         bytes: Option<&[u8]>,
     ) -> bool {
+        if let Some(bytes) = bytes {
+            self.record_whole_blocks(pieces, bytes);
+        }
         let copied = bytes.is_some_and(|bytes| copy_to_stretches(ram, pieces, bytes).is_ok());
         if self.cache.is_none() {
             return copied;
@@ -210,5 +213,24 @@ impl Engine {
             at = end;
         }
         copied
+    }
+
+    /// Records the blocks that were read as a whole, for pools of images.
+    fn record_whole_blocks(&self, pieces: &[Piece], bytes: &[u8]) {
+        let Some(first) = pieces.first() else { return };
+        let disk = first.location.disk();
+        if !self.images.records(disk) {
+            return;
+        }
+        // The pieces are consecutive; only the first block and the last one may be partial.
+        let mut at = 0;
+        for block in pieces.chunk_by(|one, next| one.location == next.location) {
+            let length: usize = block.iter().map(|piece| piece.bytes as usize).sum();
+            if length == PAGE_BYTES {
+                let block = block[0].location.block();
+                self.images.was_read(disk, block, &bytes[at..at + length]);
+            }
+            at += length;
+        }
     }
 }

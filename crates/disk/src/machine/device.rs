@@ -12,12 +12,10 @@ use vhost::vhost_user::BackendReqHandler;
 
 use super::{QUEUES_MAX, Socket};
 
+use crate::protocol::control::SERIAL_BYTES;
 use crate::storage::in_time;
 use crate::vhost::{Geometry, Vhost};
 use crate::{DiskError, DiskNumber, DiskStats};
-
-/// Bytes of a disk's serial number.
-const SERIAL_BYTES: usize = 20;
 
 /// A disk, or the control disk, as frontends see it.
 pub(super) struct Device {

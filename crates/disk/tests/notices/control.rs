@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use plimsoll_disk::protocol::{control, record, ring};
-use plimsoll_disk::{BadRequest, ControlDisk, DrainResult, PAGE_BYTES, VictimCache};
+use plimsoll_disk::{BadRequest, ControlDisk, DrainResult, PAGE_BYTES, ServedImages, VictimCache};
 
 use crate::guest::{Guest, HEADER, NONCE, Record, command, get_offset};
 use crate::store::{LocalStore, store};
@@ -12,6 +12,7 @@ use crate::{Notebook, SinkCall};
 const EINVAL: u64 = 22;
 const ENOENT: u64 = 2;
 const EFAULT: u64 = 14;
+const ENODEV: u64 = 19;
 const EMFILE: u64 = 24;
 const ENOSYS: u64 = 38;
 const EPROTONOSUPPORT: u64 = 93;
@@ -30,7 +31,7 @@ impl Machine {
     fn new(victim_cache: Option<LocalStore>) -> Self {
         let guest = Guest::new();
         let victim_cache = victim_cache.map(|store| Box::new(store) as Box<dyn VictimCache>);
-        let mut disk = ControlDisk::new(true, victim_cache);
+        let mut disk = ControlDisk::new(true, victim_cache, ServedImages::default());
         let mut notebook = Notebook::default();
         disk.set_ram(guest.ram.clone(), &mut notebook);
         Self {
@@ -191,7 +192,13 @@ fn commands_that_cannot_be_done_say_why() {
     machine.guest.set_u32(ring::AT_VERSION, 1);
     assert_eq!(machine.command(control::ATTACH, &[HEADER, NONCE]), Ok(0));
     assert_eq!(machine.command(control::KICK, &[]), Ok(0));
-    assert_eq!(machine.command(control::POOL_OPEN, &[2]), Err(EINVAL));
+    for kind in [1, 3, 0xff] {
+        assert_eq!(machine.command(control::POOL_OPEN, &[kind]), Err(EINVAL));
+    }
+    assert_eq!(
+        machine.command(control::POOL_OPEN, &[control::POOL_IMAGE]),
+        Err(ENODEV)
+    );
     for pool in [0, 1, 32, u64::MAX] {
         assert_eq!(machine.command(control::POOL_CLOSE, &[pool]), Err(ENOENT));
     }
@@ -239,33 +246,13 @@ fn a_get_gives_the_last_put_once_and_leaves_the_rest_alone() {
 }
 
 #[test]
-fn a_shared_pool_is_found_by_its_key_by_other_guests() {
-    let store = store();
-    let mut machines = [(); 2].map(|()| Machine::attached(Some(LocalStore::new(&store))));
-    let key = [1, 0x1111, 0x2222];
-    let pools = machines
-        .each_mut()
-        .map(|machine| machine.command(control::POOL_OPEN, &key).unwrap());
-    machines[0].guest.put(pools[0], 3, &[6; PAGE_BYTES]);
-    for (machine, pool) in machines.iter_mut().zip(pools) {
-        assert_eq!(machine.get(pool, 3, 1), (vec![6; PAGE_BYTES], 1));
-        machine.notebook.take();
-    }
-    let other = machines[1].command(control::POOL_OPEN, &[1, 0x1111, 0x2223]);
-    assert_eq!(machines[1].get(other.unwrap(), 3, 1).1, 0, "another key");
-}
-
-#[test]
-fn a_loss_empties_private_pools_only() {
+fn a_loss_empties_private_pools() {
     let mut machine = Machine::attached(Some(LocalStore::new(&store())));
     let private = machine.open();
-    let shared = machine.command(control::POOL_OPEN, &[1, 7, 7]).unwrap();
     machine.guest.put(private, 1, &[1; PAGE_BYTES]);
-    machine.guest.put(shared, 1, &[2; PAGE_BYTES]);
     machine.guest.lose(1);
     machine.guest.put(private, 2, &[3; PAGE_BYTES]);
     assert_eq!(machine.get(private, 1, 2).1, 0);
-    assert_eq!(machine.get(shared, 1, 1).1, 1);
     machine.guest.put(private, 2, &[3; PAGE_BYTES]);
     assert_eq!(machine.get(private, 1, 2).1, 2, "and goes on");
 }

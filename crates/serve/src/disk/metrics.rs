@@ -67,6 +67,10 @@ const COUNTERS: &[MachineFamily] = families! { m =>
     notices_faults: m.ring.faults, "Times that the ring was invalid and was detached.";
     hcache_puts: m.victim_cache.puts, "Pages put into the second-level cache.";
     hcache_stored: m.victim_cache.stored, "Pages that the second-level cache stored.";
+    hcache_refused_different: m.victim_cache.refused_different,
+        "Pages put into the pool of an image that differ from what was read from it.";
+    hcache_refused_unread: m.victim_cache.refused_unread,
+        "Pages put into the pool of an image at blocks that were not read from it.";
     hcache_gets: m.victim_cache.gets, "Pages requested from the second-level cache.";
     hcache_hits: m.victim_cache.hits, "Pages that the second-level cache returned.";
     hcache_flushed_blocks: m.victim_cache.flushed_blocks, "Blocks flushed from the second-level cache.";

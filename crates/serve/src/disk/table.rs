@@ -242,6 +242,16 @@ impl Table<'_> {
             short(self.since(|stats| stats.victim_cache.flushed_blocks) as f64),
             short(self.since(|stats| stats.victim_cache.errors) as f64),
         );
+        let different = self.since(|stats| stats.victim_cache.refused_different);
+        let unread = self.since(|stats| stats.victim_cache.refused_unread);
+        if different > 0 || unread > 0 {
+            let _ = writeln!(
+                text,
+                "          {} refused as not what the image holds, {} as not read from it",
+                short(different as f64),
+                short(unread as f64),
+            );
+        }
     }
 
     fn disks(&self, text: &mut String) {

@@ -309,11 +309,11 @@ fn machine(keys: &mut Keys) -> Result<Machine, SettingsError> {
         parameters.extend(keys.take_all("module."));
         parameters
     });
-    let hcache = keys.take("dm", "private or shared:KEY", |value| match value {
+    let hcache = keys.take("dm", "private or shared:SERIAL", |value| match value {
         "private" => Some("private".to_owned()),
         _ => value
             .strip_prefix("shared:")
-            .map(|key| format!("shared {key}")),
+            .map(|serial| format!("shared {serial}")),
     })?;
     let swap = Swap::take(keys)?;
     Ok(Machine {
@@ -692,7 +692,7 @@ mod tests {
             ),
             (
                 "workload=disk-io dm=public",
-                "plimsoll.dm=public: expected private or shared:KEY",
+                "plimsoll.dm=public: expected private or shared:SERIAL",
             ),
         ] {
             let message = parse(words).unwrap_err();
