@@ -44,9 +44,10 @@ impl VictimCache for Naive {
         Ok(self.pools.len() as u32 - 1)
     }
 
-    fn close(&mut self, pool: u32) {
+    fn close(&mut self, pool: u32) -> io::Result<()> {
         let closed = self.pools[pool as usize].take();
         assert!(closed.is_some(), "closed twice");
+        Ok(())
     }
 
     fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()> {

@@ -172,6 +172,8 @@ pub struct VictimCacheStats {
     pub flushed_blocks: u64,
     /// Operations that failed.
     pub errors: u64,
+    /// Operations that the server did not answer in time. The connection was given up each time, with all pools.
+    pub timeouts: u64,
 }
 
 /// A VM's disks.

@@ -37,9 +37,11 @@ pub enum GuestPool {
     },
 }
 
-/// A page store with pools. Calls return within a short time: a store that does not answer has failed.
+/// A page store with pools. It is called by the thread that serves the VM's I/O: each call returns within a second, all
+/// calls while the store does not answer in much less, together.
 ///
-/// After an error it is unknown whether the call took effect; the pool is then only closed.
+/// After an error it is unknown whether the call took effect; the pool is then only closed. A store that did not answer
+/// in time gives [`TimedOut`](io::ErrorKind::TimedOut).
 pub trait VictimCache: Send {
     /// Opens a pool and returns its number, which is never reused: after a store was unreachable, calls with an
     /// earlier number fail. A private pool is empty.
@@ -48,8 +50,11 @@ pub trait VictimCache: Send {
     /// If the store is out of reach or refuses.
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32>;
 
-    /// Closes a pool, reachable or not. The pages of a private pool are dropped.
-    fn close(&mut self, pool: u32);
+    /// Closes a pool, reachable or not. The pages of a private pool are dropped, or never returned again.
+    ///
+    /// # Errors
+    /// If the store is out of reach; the pool is closed all the same.
+    fn close(&mut self, pool: u32) -> io::Result<()>;
 
     /// Submits a page that is to be stored in place of the pool's earlier page of the block. If it is not stored, the
     /// pool has no page of the block. It takes effect before every later call; many may be in progress.
@@ -153,9 +158,9 @@ impl Pools {
         let mut numbers = (1..).zip(&mut self.pools);
         let (ours, place) = (numbers.find(|(_, pool)| pool.is_none()))
             .ok_or_else(|| io::Error::from(rustix::io::Errno::MFILE))?;
-        let number = store
-            .open(request)
-            .inspect_err(|_| self.stats.errors += 1)?;
+        let opened = store.open(request);
+        note(&mut self.stats, &opened);
+        let number = opened?;
         *place = Some(Pool {
             request,
             image,
@@ -173,7 +178,7 @@ impl Pools {
         };
         self.stats.pools -= 1;
         if let (Some(store), Some(number)) = (&mut self.store, pool.number) {
-            store.close(number);
+            note(&mut self.stats, &store.close(number));
         }
         true
     }
@@ -215,13 +220,15 @@ impl Pools {
     /// Counts the puts that have completed. If any may have failed, all pools count as failed.
     fn collect_puts(&mut self) {
         let Some(store) = &mut self.store else { return };
-        match store.collect_puts() {
+        let collected = store.collect_puts();
+        note(&mut self.stats, &collected);
+        match collected {
             Ok(stored) => self.stats.stored += stored,
             Err(_) => {
-                self.stats.errors += 1;
                 for pool in self.pools.iter_mut().flatten() {
                     if let Some(number) = pool.number.take() {
-                        store.close(number);
+                        // Out of reach, it has closed it already.
+                        let _ = store.close(number);
                     }
                 }
             }
@@ -241,13 +248,16 @@ impl Pools {
             if request != Some(pool.request)
                 && let Some(number) = pool.number.take()
             {
-                store.close(number);
+                note(&mut self.stats, &store.close(number));
             }
             // A pool of an image that does not tell its state stays closed.
             let Some(request) = request else { continue };
             pool.request = request;
             if pool.number.is_none() && reachable {
-                pool.number = store.open(request).ok();
+                let opened = store.open(request);
+                // Until it is in reach, one failure is counted, not one each time.
+                self.stats.timeouts += u64::from(is_timeout(&opened));
+                pool.number = opened.ok();
                 reachable = pool.number.is_some();
             }
         }
@@ -302,21 +312,30 @@ impl Pools {
         let place = (pool as usize).wrapping_sub(1);
         let pool = self.pools.get_mut(place)?.as_mut()?;
         let number = pool.number?;
-        match call(store, number) {
-            Ok(answer) => Some(answer),
-            Err(_) => {
-                self.stats.errors += 1;
-                pool.number = None;
-                store.close(number);
-                None
-            }
+        let answer = call(store, number);
+        note(&mut self.stats, &answer);
+        if answer.is_err() {
+            pool.number = None;
+            // Out of reach, it has closed it already.
+            let _ = store.close(number);
         }
+        answer.ok()
     }
 }
 
 fn add_time(sum_ns: &mut u64, begin: Instant) {
     let ns = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
     *sum_ns = sum_ns.saturating_add(ns);
+}
+
+/// Counts a call that failed.
+fn note<T>(stats: &mut VictimCacheStats, result: &io::Result<T>) {
+    stats.errors += u64::from(result.is_err());
+    stats.timeouts += u64::from(is_timeout(result));
+}
+
+fn is_timeout<T>(result: &io::Result<T>) -> bool {
+    (result.as_ref()).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut)
 }
 
 impl BlockSink for Pools {

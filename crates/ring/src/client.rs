@@ -15,7 +15,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use plimsoll_hcache::{ClientId, Handle, Page, PoolId, PoolKind, PoolOptions, PutOutcome};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -116,6 +116,8 @@ pub struct Connection {
     /// Distinguishes its slots from those of other connections.
     serial: u32,
     spin: Duration,
+    /// When a wait fails.
+    deadline: Option<Instant>,
     /// Number of entries written.
     written: u32,
     /// Number of entries published.
@@ -169,6 +171,7 @@ impl Connection {
             client: ClientId(client),
             serial: SERIAL.fetch_add(1, Relaxed),
             spin: options.spin,
+            deadline: None,
             written: 0,
             published: 0,
             reaped: 0,
@@ -184,12 +187,18 @@ impl Connection {
         self.client
     }
 
+    /// Lets every wait that lasts beyond `deadline` fail with [`Error::TimedOut`], until another is set. Then the
+    /// connection can only be dropped: its ring is the server's until it notices that.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
     /// Creates a pool, or joins the shared pool of that key.
     ///
     /// # Errors
     ///
-    /// [`Error::TooManyPools`] and what every call may fail with: [`Error::Disconnected`], [`Error::Protocol`],
-    /// [`Error::Io`].
+    /// [`Error::TooManyPools`] and what every call may fail with: [`Error::Disconnected`], [`Error::TimedOut`],
+    /// [`Error::Protocol`], [`Error::Io`].
     pub fn create_pool(&mut self, options: PoolOptions) -> Result<PoolId, Error> {
         let (shared, key) = match options.kind {
             PoolKind::PrivateExclusive => (0, 0),
@@ -448,10 +457,18 @@ impl Connection {
         }
     }
 
-    /// Waits for a byte from the server, or its end.
+    /// Waits for a byte from the server, its end, or the deadline.
     fn sleep(&self) -> Result<(), Error> {
         let mut socket = [PollFd::new(&self.socket, PollFlags::IN)];
-        match poll(&mut socket, None) {
+        let left = self.deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: left.as_secs().cast_signed(),
+                tv_nsec: left.subsec_nanos().into(),
+            }
+        });
+        match poll(&mut socket, left.as_ref()) {
+            Ok(0) => return Err(Error::TimedOut),
             Ok(_) | Err(Errno::INTR) => (),
             Err(error) => return Err(error.into()),
         }

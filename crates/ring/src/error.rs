@@ -52,7 +52,7 @@ impl Refusal {
     }
 }
 
-/// Why a call of a client failed. Except after `Disconnected`, `Protocol` and `Io` the connection remains usable.
+/// Why a call of a client failed. Except after `Disconnected`, `TimedOut`, `Protocol` and `Io` the connection remains usable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "each field is part of the message")]
@@ -71,6 +71,10 @@ pub enum Error {
     /// without a completion may or may not have been executed.
     #[error("the hcache server has closed the connection")]
     Disconnected,
+    /// The server did not answer before the [deadline](crate::Connection::set_deadline). Operations without a completion
+    /// may still be executed, until the connection is dropped.
+    #[error("the hcache server does not answer in time")]
+    TimedOut,
     /// The server violates the protocol.
     #[error("the hcache server violates the protocol: {0}")]
     Protocol(&'static str),

@@ -63,8 +63,9 @@ impl VictimCache for LocalStore {
         Ok(self.pools.len() as u32 - 1)
     }
 
-    fn close(&mut self, pool: u32) {
+    fn close(&mut self, pool: u32) -> io::Result<()> {
         self.client.destroy_pool(self.pools[pool as usize]).unwrap();
+        Ok(())
     }
 
     fn put(&mut self, pool: u32, block: u64, page: &Page) -> io::Result<()> {

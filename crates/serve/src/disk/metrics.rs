@@ -75,6 +75,8 @@ const COUNTERS: &[MachineFamily] = families! { m =>
     hcache_hits: m.victim_cache.hits, "Pages that the second-level cache returned.";
     hcache_flushed_blocks: m.victim_cache.flushed_blocks, "Blocks flushed from the second-level cache.";
     hcache_errors: m.victim_cache.errors, "Operations of the second-level cache that failed.";
+    hcache_timeouts: m.victim_cache.timeouts,
+        "Operations that the second-level cache did not answer in time.";
     requests: sum(m, |disk| disk.requests), "Requests of all disks.";
     resubmitted: sum(m, |disk| disk.resubmitted),
         "Requests of an earlier daemon or connection that were repeated.";

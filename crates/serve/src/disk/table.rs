@@ -226,7 +226,7 @@ impl Table<'_> {
         let gets = self.since(|stats| stats.victim_cache.gets);
         let _ = writeln!(
             text,
-            "hcache    {}, {} pools; {} put, {} stored, {} ns a put; {} got, {} hit, {} ns a get; {} flushed, {} errors",
+            "hcache    {}, {} pools; {} put, {} stored, {} ns a put; {} got, {} hit, {} ns a get; {} flushed, {} errors, {} of them timeouts",
             if now.available {
                 "available"
             } else {
@@ -241,6 +241,7 @@ impl Table<'_> {
             self.since(|stats| stats.victim_cache.get_ns) / gets.max(1),
             short(self.since(|stats| stats.victim_cache.flushed_blocks) as f64),
             short(self.since(|stats| stats.victim_cache.errors) as f64),
+            short(self.since(|stats| stats.victim_cache.timeouts) as f64),
         );
         let different = self.since(|stats| stats.victim_cache.refused_different);
         let unread = self.since(|stats| stats.victim_cache.refused_unread);

@@ -158,6 +158,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("plimsoll-disk", &["plimsoll-estimator", "plimsoll-driver"]),
     ("plimsoll-actuator", &["plimsoll-hcache", "plimsoll-rig"]),
     ("plimsoll", &["plimsoll-rig"]),
+    ("plimsoll-serve", &["plimsoll-driver"]),
 ];
 
 /// Crates that may hold unsafe code, in files named `sys.rs` alone; the others forbid it.
