@@ -15,6 +15,8 @@ pub(crate) struct Account {
     used_bytes: AtomicI64,
     pub(crate) id: ClientId,
     pub(crate) group: u64,
+    /// Held for it outside of the store, from its first day to its last; part of what it uses.
+    pub(crate) outside_bytes: u64,
     ceiling_bytes: AtomicU64,
     floor_bytes: AtomicU64,
     target_bytes: AtomicU64,
@@ -26,9 +28,10 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) fn new(id: ClientId, options: ClientOptions) -> Self {
         Self {
-            used_bytes: AtomicI64::new(0),
+            used_bytes: AtomicI64::new(i64::try_from(options.outside_bytes).unwrap_or(i64::MAX)),
             id,
             group: options.group,
+            outside_bytes: options.outside_bytes,
             ceiling_bytes: AtomicU64::new(options.ceiling_bytes.unwrap_or(UNLIMITED)),
             floor_bytes: AtomicU64::new(options.floor_bytes),
             target_bytes: AtomicU64::new(options.floor_bytes),
@@ -50,6 +53,11 @@ impl Account {
             .load(Ordering::Relaxed)
             .max(0)
             .cast_unsigned()
+    }
+
+    /// Whether it has memory in the store.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.used_bytes() > self.outside_bytes
     }
 
     pub(crate) fn floor_bytes(&self) -> u64 {

@@ -85,8 +85,10 @@ pub struct ClientStats {
     pub ceiling_bytes: Option<u64>,
     /// Its current target, in bytes.
     pub target_bytes: u64,
-    /// Memory of its pages, in bytes.
+    /// Memory of its pages and outside of the store, in bytes.
     pub used_bytes: u64,
+    /// Memory held for it outside of the store (the server's: its ring), in bytes.
+    pub outside_bytes: u64,
     /// Pages charged to it.
     pub pages: u64,
     /// Gets a second, decayed.

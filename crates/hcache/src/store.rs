@@ -138,12 +138,16 @@ impl Store {
     /// Makes a client.
     ///
     /// # Errors
-    /// [`Error::TooManyClients`]; [`Error::OutOfRange`] for a weight outside 1 to 1 000 000 or a floor above the
-    /// ceiling.
+    /// [`Error::TooManyClients`]; [`Error::OutOfRange`] for a weight outside 1 to 1 000 000, or a floor or memory outside
+    /// of the store above the ceiling; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for that memory.
     pub fn create_client(&self, options: ClientOptions) -> Result<Client, Error> {
         check_client(&options)?;
+        let outside_bytes = options.outside_bytes;
+        self.inner.hold_outside(outside_bytes)?;
         let mut registry = lock(&self.inner.registry);
         if registry.clients.len() >= CLIENTS {
+            drop(registry);
+            self.inner.release_outside(outside_bytes);
             return Err(Error::TooManyClients(CLIENTS));
         }
         let id = ClientId(registry.next_number());
@@ -169,7 +173,7 @@ impl Store {
         Ok(client)
     }
 
-    /// Changes a client's name, weight, floor and ceiling (not its group). A lower ceiling takes effect before the
+    /// Changes a client's name, weight, floor and ceiling (not its group or its memory outside). A lower ceiling takes effect before the
     /// call returns, but for dirty pages.
     ///
     /// # Errors
@@ -227,6 +231,12 @@ impl Store {
             });
         }
         Ok(())
+    }
+
+    /// The capacity in bytes.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        lock(&self.inner.bound).capacity_bytes
     }
 
     /// Sets how much memory outside the store counts towards its capacity (an observer's), in bytes.
@@ -302,11 +312,13 @@ fn check_client(options: &ClientOptions) -> Result<(), Error> {
         });
     }
     match options.ceiling_bytes {
-        Some(ceiling) if ceiling < options.floor_bytes => Err(Error::OutOfRange {
-            what: "the ceiling",
-            value: ceiling,
-            range: "at least the floor",
-        }),
+        Some(ceiling) if ceiling < options.floor_bytes.max(options.outside_bytes) => {
+            Err(Error::OutOfRange {
+                what: "the ceiling",
+                value: ceiling,
+                range: "at least the floor, and the memory outside of the store (a ring)",
+            })
+        }
         _ => Ok(()),
     }
 }

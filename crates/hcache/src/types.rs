@@ -98,6 +98,9 @@ pub struct ClientOptions {
     pub ceiling_bytes: Option<u64>,
     /// Only clients of one group can share a pool (the server has one group for each user).
     pub group: u64,
+    /// Memory held for it outside of the store in bytes (the server's: its ring). It counts in the capacity, and to the
+    /// client as if it were pages: in what it uses, against its target and its maximum.
+    pub outside_bytes: u64,
 }
 
 impl ClientOptions {
@@ -113,6 +116,7 @@ impl ClientOptions {
             floor_bytes: 0,
             ceiling_bytes: None,
             group: 0,
+            outside_bytes: 0,
         }
     }
 }

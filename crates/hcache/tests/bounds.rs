@@ -339,6 +339,70 @@ fn memory_outside_counts_in_the_bound() {
 }
 
 #[test]
+fn memory_held_for_a_client_is_its_own_share_of_the_bound() {
+    for options in configurations(32 * MIB) {
+        let store = Store::new(options).unwrap();
+        let (small, small_in) = client(&store, ClientOptions::new("small"));
+        let holding = |mib| ClientOptions {
+            outside_bytes: mib * MIB,
+            ..ClientOptions::new("holds")
+        };
+        let (large, large_in) = client(&store, holding(8));
+        let (idle, _) = client(&store, holding(2));
+        for turn in 0..16 {
+            store.turn(Duration::from_secs(10 * turn));
+            let start = turn * 4 * PAGES_IN_MIB;
+            for page in start..start + 4 * PAGES_IN_MIB {
+                read(&small, small_in, page);
+                read(&large, large_in, page);
+            }
+        }
+        let stats = store.stats();
+        assert!(stats.used_bytes <= 32 * MIB, "{stats:?}");
+        let targets: u64 = stats.clients.iter().map(|client| client.target_bytes).sum();
+        assert!((28 * MIB..=32 * MIB).contains(&targets), "{targets}");
+        let [of_small, of_large] = [&small, &large].map(|client| stats_of(&store, client.id()));
+        assert_eq!(
+            (of_small.outside_bytes, of_large.outside_bytes),
+            (0, 8 * MIB)
+        );
+        // Both are as busy: what the one holds outside, it has less of in the store.
+        let difference = of_small.used_bytes.abs_diff(of_large.used_bytes);
+        assert!(difference <= 4 * MIB, "{of_small:?} {of_large:?}");
+        assert!(of_large.pages + 1000 < of_small.pages);
+        assert!(of_small.used_bytes > 10 * MIB, "{of_small:?}");
+        // There is room for so much, and the rest of a ceiling is for pages.
+        let too_much = store.create_client(holding(30)).err();
+        assert!(
+            matches!(too_much, Some(Error::CapacityTooSmall { .. })),
+            "{too_much:?}"
+        );
+        assert_eq!(store.stats().capacity_bytes, 32 * MIB);
+        let above = ClientOptions {
+            ceiling_bytes: Some(MIB),
+            ..holding(2)
+        };
+        let above = store.create_client(above).err();
+        assert!(matches!(above, Some(Error::OutOfRange { .. })), "{above:?}");
+        let low = ClientOptions {
+            ceiling_bytes: Some(3 * MIB),
+            ..holding(2)
+        };
+        let (low, low_in) = client(&store, low);
+        fill(&low, low_in, 0..4 * PAGES_IN_MIB);
+        let of_low = stats_of(&store, low.id());
+        assert!(
+            of_low.used_bytes <= 3 * MIB && of_low.pages > 0,
+            "{of_low:?}"
+        );
+        // When they leave, it is the others'.
+        drop((low, large, idle));
+        (0..32 * PAGES_IN_MIB).for_each(|page| read(&small, small_in, 1 << 40 | page));
+        assert!(stats_of(&store, small.id()).used_bytes > 28 * MIB);
+    }
+}
+
+#[test]
 fn a_million_objects_are_flushed_at_once() {
     const OBJECTS: u64 = 1_000_000;
     let options = StoreOptions {

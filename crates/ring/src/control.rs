@@ -34,6 +34,9 @@ const TURN: Duration = Duration::from_secs(1);
 /// Number of connections in addition to those of clients: of all users, and of each that is not privileged.
 const SPARE_CONNECTIONS: usize = 64;
 const SPARE_CONNECTIONS_OF_USER: usize = 8;
+/// All rings together take at most one part in this many of the capacity, those of a user that is not privileged at
+/// most half of that.
+const RINGS_ONE_IN: u64 = 2;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_CONNECTION: u64 = 2;
@@ -55,8 +58,17 @@ struct Connection {
     closing: bool,
     /// When it is closed if nothing happens, unless it has a ring.
     deadline: Instant,
-    /// The ring, if it has one: how to notify its worker of the end.
-    ring: Option<(Arc<AtomicBool>, usize)>,
+    /// When it is closed in any case, unless it has a ring.
+    last_deadline: Instant,
+    ring: Option<ConnectionRing>,
+}
+
+/// The ring of a connection.
+struct ConnectionRing {
+    /// Notifies its worker of the end.
+    gone: Arc<AtomicBool>,
+    worker: usize,
+    bytes: u64,
 }
 
 /// The state of [`Server::run`].
@@ -191,6 +203,7 @@ impl<'a> Control<'a> {
         let full = !is_privileged(uid)
             && (self.connections.len() >= server.options.max_clients + SPARE_CONNECTIONS
                 || own.count() >= server.limits_of(uid).max_clients + SPARE_CONNECTIONS_OF_USER);
+        let now = Instant::now();
         self.connections.insert(
             token,
             Connection {
@@ -200,7 +213,8 @@ impl<'a> Control<'a> {
                 output: Vec::new(),
                 waits_to_send: false,
                 closing: false,
-                deadline: Instant::now() + server.options.idle_timeout,
+                deadline: now + server.options.idle_timeout,
+                last_deadline: now + server.options.ringless_timeout,
                 ring: None,
             },
         );
@@ -273,7 +287,8 @@ impl<'a> Control<'a> {
                     return self.close(token);
                 }
             };
-            peer.deadline = Instant::now() + self.server.options.idle_timeout;
+            let idle = Instant::now() + self.server.options.idle_timeout;
+            peer.deadline = idle.min(peer.last_deadline);
             let uid = peer.uid;
             match request {
                 Request::Hello {
@@ -340,12 +355,19 @@ impl<'a> Control<'a> {
                 let text = format!("a name is a line of text of up to {NAME_BYTES_MAX} bytes");
                 (Refusal::Name, text)
             })?;
-        let clients = self.connections.values().filter(|peer| peer.ring.is_some());
         let uid = self.connections[&token].uid;
         let limits = server.limits_of(uid);
-        let (all, own) = clients.fold((0, 0), |(all, own), peer| {
-            (all + 1, own + usize::from(peer.uid == uid))
-        });
+        let rings = (self.connections.values())
+            .filter_map(|peer| Some((peer.uid, peer.ring.as_ref()?.bytes)));
+        let (mut all, mut own) = (0, 0);
+        let bytes = geometry.region_bytes() as u64;
+        let (mut all_bytes, mut own_bytes) = (bytes, bytes);
+        for (user, bytes) in rings {
+            (all, all_bytes) = (all + 1, all_bytes + bytes);
+            if user == uid {
+                (own, own_bytes) = (own + 1, own_bytes + bytes);
+            }
+        }
         if all >= options.max_clients {
             let text = format!("the server has its {all} clients");
             return Err((Refusal::TooManyClients, text));
@@ -353,6 +375,11 @@ impl<'a> Control<'a> {
         if own >= limits.max_clients {
             let text = format!("user {uid} has its {own} clients");
             return Err((Refusal::TooManyOfUser, text));
+        }
+        let rings_max = server.store.capacity_bytes() / RINGS_ONE_IN;
+        if all_bytes > rings_max || (!is_privileged(uid) && own_bytes > rings_max / 2) {
+            let text = format!("there is no room for a ring of {bytes} bytes");
+            return Err((Refusal::Store, text));
         }
         let no_resources = |error: io::Error| (Refusal::Resources, error.to_string());
         let (region, memory) = Region::create(geometry).map_err(no_resources)?;
@@ -365,6 +392,7 @@ impl<'a> Control<'a> {
                 floor_bytes: limits.floor_bytes,
                 ceiling_bytes: limits.ceiling_bytes,
                 group: uid.into(),
+                outside_bytes: bytes,
             })
             .map_err(|error| (Refusal::Store, error.to_string()))?;
         let welcome = Reply::Welcome {
@@ -384,7 +412,11 @@ impl<'a> Control<'a> {
             return Ok(());
         }
         let gone = Arc::<AtomicBool>::default();
-        peer.ring = Some((gone.clone(), worker));
+        peer.ring = Some(ConnectionRing {
+            gone: gone.clone(),
+            worker,
+            bytes,
+        });
         let socket = peer.socket.clone();
         let executor = Executor::new(region, client, limits.max_pools);
         self.workers[worker].take(ServedClient::new(
@@ -464,9 +496,9 @@ impl<'a> Control<'a> {
         };
         // The worker may hold the socket for a short time yet.
         let _ = epoll::delete(&self.epoll, &peer.socket);
-        if let Some((gone, worker)) = peer.ring {
-            gone.store(true, Release);
-            self.workers[worker].ring();
+        if let Some(ring) = peer.ring {
+            ring.gone.store(true, Release);
+            self.workers[ring.worker].ring();
         }
     }
 }

@@ -44,7 +44,7 @@ counters! {
     clients_joined,
     /// Clients that have left.
     clients_left,
-    /// Memory of rings and slots, in bytes, assuming that clients have accessed all of it.
+    /// Memory of rings and slots, in bytes, assuming that clients have accessed all of it: part of the store's capacity.
     ring_bytes,
     /// Requests for statistics answered.
     stats,

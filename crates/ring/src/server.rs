@@ -64,7 +64,7 @@ pub struct ServerOptions {
     pub max_clients: usize,
     /// Maximum number of entries of a ring, a power of two.
     pub max_entries: u32,
-    /// Maximum number of slots of a ring, each 4 KiB of memory in addition to the store's.
+    /// Maximum number of slots of a ring, each 4 KiB of memory that counts in the store's capacity.
     pub max_slots: u32,
     /// Number of threads that serve rings, at least 1.
     pub workers: usize,
@@ -72,6 +72,8 @@ pub struct ServerOptions {
     pub spin: Duration,
     /// How long a connection that has no ring may be silent.
     pub idle_timeout: Duration,
+    /// How long a connection may be without a ring, whatever it requests.
+    pub ringless_timeout: Duration,
 }
 
 impl Default for ServerOptions {
@@ -89,6 +91,7 @@ impl Default for ServerOptions {
             workers: processors.div_ceil(2),
             spin: default_spin(),
             idle_timeout: Duration::from_secs(5),
+            ringless_timeout: Duration::from_secs(60),
         }
     }
 }

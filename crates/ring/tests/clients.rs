@@ -548,3 +548,70 @@ fn a_user_who_opens_connections_shuts_out_nobody_else() {
         drop(silent);
     });
 }
+
+#[test]
+fn a_connection_without_a_ring_ends_whatever_it_requests() {
+    let running = ServerThread::new(ServerOptions {
+        idle_timeout: Duration::from_secs(600),
+        ringless_timeout: Duration::from_millis(300),
+        ..ServerOptions::default()
+    });
+    let _client = Connection::connect(running.path(), &ConnectOptions::new("stays")).unwrap();
+    let mut greedy = dial(running.path());
+    let request = Request::Stats.to_bytes();
+    let mut answer = [0; 10];
+    while greedy.write_all(&request).is_ok() && greedy.read_exact(&mut answer).is_ok() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let counters = running.counters();
+    assert!(counters.stats > 2, "{counters:?}");
+    assert_eq!((counters.closed_timeout, counters.clients_left), (1, 0));
+}
+
+#[test]
+fn rings_are_charged_to_their_clients_and_leave_room_for_pages() {
+    let running = ServerThread::new(ServerOptions::default());
+    let large = ConnectOptions {
+        slots: 2000,
+        ..ConnectOptions::new("large")
+    };
+    let mut clients = Vec::new();
+    let refused = loop {
+        match Connection::connect(running.path(), &large) {
+            Ok(client) => clients.push(client),
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(&refused, Error::Refused { refusal: Refusal::Store, text } if text.contains("ring")),
+        "{refused}"
+    );
+    // Half of 64 MiB, for rings of some 8 MB.
+    assert_eq!(clients.len(), 4);
+    let stats = running.store.stats();
+    let rings: u64 = stats
+        .clients
+        .iter()
+        .map(|client| client.outside_bytes)
+        .sum();
+    assert_eq!(rings, running.counters().ring_bytes);
+    assert!((30 << 20..=32 << 20).contains(&rings), "{rings}");
+    assert!(stats.used_bytes > rings && stats.used_bytes <= 64 << 20);
+    assert!(
+        stats
+            .clients
+            .iter()
+            .all(|client| client.used_bytes == client.outside_bytes)
+    );
+    // A small one still fits, and all is given back.
+    let small = ConnectOptions {
+        slots: 1,
+        ..ConnectOptions::new("small")
+    };
+    drop(Connection::connect(running.path(), &small).unwrap());
+    drop(clients);
+    running.wait_until_empty();
+    wait_until("rings given back", || {
+        running.store.stats().used_bytes < 4 << 20
+    });
+}

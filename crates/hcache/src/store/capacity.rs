@@ -28,6 +28,8 @@ pub(super) struct Bound {
     pub(super) outside_bytes: u64,
     /// The capacity that the last resize requested.
     pub(super) target_bytes: u64,
+    /// Memory held for clients outside of the store.
+    pub(super) clients_bytes: u64,
     /// Subtracted for memory outside the frames; a resize sets it anew.
     pub(super) allowed_heap_bytes: u64,
     /// End of the frames.
@@ -109,7 +111,9 @@ impl Inner {
         let heap_bytes = self.heap_bytes();
         let allowed_heap_bytes =
             allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
-        let taken = allowed_heap_bytes.saturating_add(outside_bytes);
+        let taken = allowed_heap_bytes
+            .saturating_add(outside_bytes)
+            .saturating_add(bound.clients_bytes);
         let frames = capacity_bytes.saturating_sub(taken) / PAGE_BYTES as u64;
         let least_frames = self.shards.len() as u64 * FEWEST_SHARD_FRAMES;
         if frames < least_frames || capacity_bytes < StoreOptions::MIN_CAPACITY_BYTES {
@@ -157,6 +161,42 @@ impl Inner {
             self.retarget(&mut lock(&self.registry));
         }
         Ok(held.saturating_sub(top))
+    }
+
+    /// Takes memory that is held for a client outside of the store off the capacity.
+    pub(super) fn hold_outside(&self, bytes: u64) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let mut bound = lock(&self.bound);
+        let Bound {
+            target_bytes,
+            outside_bytes,
+            clients_bytes,
+            ..
+        } = *bound;
+        bound.clients_bytes = clients_bytes.saturating_add(bytes);
+        let set = self.set_bound(&mut bound, target_bytes, outside_bytes);
+        if set.is_err() {
+            bound.clients_bytes = clients_bytes;
+        }
+        set
+    }
+
+    /// The reverse.
+    pub(super) fn release_outside(&self, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let mut bound = lock(&self.bound);
+        bound.clients_bytes -= bytes;
+        let Bound {
+            target_bytes,
+            outside_bytes,
+            ..
+        } = *bound;
+        // Regaining the room is not urgent: if it fails, another change does it.
+        let _ = self.set_bound(&mut bound, target_bytes, outside_bytes);
     }
 
     pub(super) fn dirty_error(&self, asked_bytes: u64) -> Error {
@@ -233,7 +273,10 @@ impl Inner {
 
     /// Recomputes the targets.
     pub(super) fn retarget(&self, registry: &mut Registry) {
-        let capacity_bytes = u64::from(self.common.top.load(Ordering::Relaxed)) * PAGE_BYTES as u64;
+        let frames_bytes = u64::from(self.common.top.load(Ordering::Relaxed)) * PAGE_BYTES as u64;
+        let accounts = registry.clients.values().map(|record| &record.account);
+        let outside_bytes: u64 = accounts.map(|account| account.outside_bytes).sum();
+        let capacity_bytes = frames_bytes.saturating_add(outside_bytes);
         let claims: Vec<Claim> = registry.clients.values().map(ClientRecord::claim).collect();
         let mut targets = Vec::new();
         schedule::targets(capacity_bytes, &claims, &mut targets);
@@ -294,8 +337,7 @@ impl Inner {
     /// The client to evict from, excluding some.
     fn victim(&self, without: &[ClientId]) -> Option<Arc<Account>> {
         let accounts = lock(&self.accounts);
-        let evictable =
-            |account: &Account| account.used_bytes() > 0 && !without.contains(&account.id);
+        let evictable = |account: &Account| account.has_pages() && !without.contains(&account.id);
         let usage = accounts.iter().map(|account| {
             let target = account.target_bytes();
             (

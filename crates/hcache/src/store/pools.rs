@@ -132,6 +132,7 @@ impl Inner {
         lock(&self.accounts).retain(|other| other.id != account.id);
         self.retarget(&mut registry);
         drop(registry);
+        self.release_outside(account.outside_bytes);
         // Regaining the room is not urgent: if it fails, the next turn does it.
         let _ = self.settle();
     }

@@ -99,6 +99,7 @@ impl Inner {
                 ceiling_bytes: options.ceiling_bytes,
                 target_bytes: record.account.target_bytes(),
                 used_bytes: record.account.used_bytes(),
+                outside_bytes: record.account.outside_bytes,
                 pages: pools.iter().map(|pool| pool.pages).sum(),
                 activity: record.activity.rate,
                 age_seconds: since(record.created),
@@ -122,7 +123,7 @@ impl Inner {
         // Of a shrink that is not finished, all that was not returned yet.
         let top = bound.top.max(bound.given_back_to);
         let held = u64::from(top).saturating_sub(free) * frame_bytes;
-        let outside = heap_bytes + bound.outside_bytes;
+        let outside = heap_bytes + bound.outside_bytes + bound.clients_bytes;
         StoreStats {
             age_seconds,
             capacity_bytes: bound.capacity_bytes,

@@ -52,7 +52,8 @@ const CLIENT_GAUGES: &[ClientGauge] = families! { c =>
     floor_bytes: Some(c.stats.floor_bytes as f64), "Memory that other clients cannot take from the client.";
     ceiling_bytes: c.stats.ceiling_bytes.map(|bytes| bytes as f64), "Limit of the client's memory.";
     target_bytes: Some(c.stats.target_bytes as f64), "Memory that the scheduler assigns to the client.";
-    used_bytes: Some(c.stats.used_bytes as f64), "Memory of the client's pages.";
+    used_bytes: Some(c.stats.used_bytes as f64), "Memory of the client's pages and ring.";
+    ring_bytes: Some(c.stats.outside_bytes as f64), "Memory of the client's ring.";
     pages: Some(c.stats.pages as f64), "Pages charged to the client.";
     pools: Some(c.pools.len() as f64), "Pools charged to the client.";
     age_seconds: Some(c.stats.age_seconds), "Time since the client connected.";

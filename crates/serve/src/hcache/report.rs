@@ -243,6 +243,7 @@ pub(crate) mod tests {
             ceiling_bytes: None,
             target_bytes: 400 << 20,
             used_bytes: 399 << 20,
+            outside_bytes: 540 << 10,
             pages: 102_000,
             activity: 12.5,
             age_seconds: 7190.0,

@@ -182,7 +182,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     thread::scope(|scope| {
         let serving = scope.spawn(|| server.run(&report));
         let mut turns = 0_u64;
-        let mut counted_bytes = (0, 0);
         while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
             thread::sleep(TURN);
             turns += 1;
@@ -192,16 +191,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             {
                 // Without more memory there are no more curves, which the report shows.
                 let _ = ghosts.settle(&store);
-            }
-            let ghost_bytes = ghosts.as_ref().map_or(0, |ghosts| ghosts.memory_bytes());
-            let outside_bytes = (ghost_bytes, server.counters().ring_bytes);
-            // If the store cannot spare the memory now, the next turn tries again.
-            if outside_bytes != counted_bytes
-                && store
-                    .set_outside_bytes(outside_bytes.0 + outside_bytes.1)
-                    .is_ok()
-            {
-                counted_bytes = outside_bytes;
             }
         }
         server.stop_handle().stop();

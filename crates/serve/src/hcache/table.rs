@@ -82,6 +82,16 @@ fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
             writeln!(text, "LZ4       nothing compressed")
         };
     }
+    let rings_bytes: u64 = (report.clients.iter())
+        .map(|client| client.stats.outside_bytes)
+        .sum();
+    if rings_bytes > 0 {
+        let _ = writeln!(
+            text,
+            "rings     {}, part of what each client uses",
+            size(rings_bytes)
+        );
+    }
     let counters = since(
         &store.counters,
         earlier.map(|earlier| &earlier.store.stats.counters),
@@ -223,6 +233,7 @@ mod tests {
 capacity  512 MiB (up to 2 GiB), used 500 MiB (97.7 %), including metadata 4 MiB
 pages     160000, 7 without a frame of their own
 LZ4       230 MiB in 100 MiB, 2.30 : 1
+rings     1.05 MiB, part of what each client uses
 gets      2.0M, 75.0 % hit; 2.3M puts, 0 refused, 9999 evicted; in 2 h
 
 id  name           uid  weight   target     used   pages  hit %  puts  gets  -25 %  +25 %
