@@ -7,11 +7,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{
-    AtomicU32,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
-    fence,
-};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use plimsoll_hcache::{ClientId, Handle, Page, PoolId, PoolKind, PoolOptions, PutOutcome};
@@ -29,7 +25,8 @@ use crate::protocol::{
     Reply, Request, Status, Submission, VERSION, word,
 };
 use crate::server::default_spin;
-use crate::sys::{Region, Word};
+use crate::sys::Region;
+use crate::words::ClientEnd;
 use crate::worker::ring;
 
 /// Options of a connection.
@@ -118,12 +115,7 @@ pub struct Connection {
     spin: Duration,
     /// When a wait fails.
     deadline: Option<Instant>,
-    /// Number of entries written.
-    written: u32,
-    /// Number of entries published.
-    published: u32,
-    /// Number of completions read.
-    reaped: u32,
+    end: ClientEnd,
     /// Slots of the operations in flight, each at its position of the ring.
     pending: Box<[Option<Slot>]>,
     /// Free slots for batches.
@@ -172,9 +164,7 @@ impl Connection {
             serial: SERIAL.fetch_add(1, Relaxed),
             spin: options.spin,
             deadline: None,
-            written: 0,
-            published: 0,
-            reaped: 0,
+            end: ClientEnd::new(),
             pending: (0..entries).map(|_| None).collect(),
             free: (0..options.slots).rev().collect(),
             stash: VecDeque::new(),
@@ -327,7 +317,7 @@ impl Connection {
     /// Number of operations submitted whose completions have not been reaped.
     #[must_use]
     pub fn under_way(&self) -> u32 {
-        self.written.wrapping_sub(self.reaped)
+        self.end.under_way()
     }
 
     /// Takes a slot, if one is free.
@@ -388,21 +378,7 @@ impl Connection {
 
     /// Publishes the entries submitted, and wakes the server if it sleeps.
     pub fn publish(&mut self) {
-        if self.published == self.written {
-            return;
-        }
-        self.published = self.written;
-        // Before the entries are published, so that none of them waits for room for its completion.
-        self.region
-            .word(Word::CompletionHead)
-            .store(self.reaped, Release);
-        self.region
-            .word(Word::SubmissionTail)
-            .store(self.written, Release);
-        // The server stores "sleeping", then checks for entries; we publish those, then check whether it sleeps.
-        fence(SeqCst);
-        let sleeping = self.region.word(Word::ServerSleeping);
-        if sleeping.load(Relaxed) != 0 && sleeping.swap(0, Relaxed) != 0 {
+        if self.end.publish(&self.region) {
             ring(&self.bell);
         }
     }
@@ -441,15 +417,12 @@ impl Connection {
             std::thread::yield_now();
         }
         loop {
-            self.region.word(Word::ClientSleeping).store(1, Relaxed);
-            // As in `publish`, with the roles exchanged.
-            fence(SeqCst);
-            let woken = if self.has_completion() {
-                Ok(())
-            } else {
+            let woken = if self.end.fall_asleep(&self.region) {
                 self.sleep()
+            } else {
+                Ok(())
             };
-            self.region.word(Word::ClientSleeping).store(0, Relaxed);
+            self.end.wake_up(&self.region);
             if self.has_completion() {
                 return Ok(());
             }
@@ -480,26 +453,23 @@ impl Connection {
     }
 
     fn has_completion(&self) -> bool {
-        self.region.word(Word::CompletionTail).load(Acquire) != self.reaped
+        self.end.ready(&self.region) != Some(0)
     }
 
     /// Takes the next completion off the ring.
     fn take(&mut self) -> Result<Option<Completion>, Error> {
-        let tail = self.region.word(Word::CompletionTail).load(Acquire);
-        let ready = tail.wrapping_sub(self.reaped);
-        if ready == 0 {
+        let ready = self.end.ready(&self.region);
+        if ready.ok_or(Error::Protocol("completions of nothing"))? == 0 {
             return Ok(None);
         }
-        if ready > self.published.wrapping_sub(self.reaped) {
-            return Err(Error::Protocol("completions of nothing"));
-        }
-        let done = RawCompletion::from_words(&self.region.completion(self.reaped));
-        if done.sequence != self.reaped.wrapping_add(1) {
+        let position = self.end.reaped();
+        let done = RawCompletion::from_words(&self.region.completion(position));
+        if done.sequence != position.wrapping_add(1) {
             return Err(Error::Protocol("a completion out of order"));
         }
         let status = Status::from_number(done.status).ok_or(Error::Protocol("unknown status"))?;
-        let place = self.place(self.reaped);
-        self.reaped = done.sequence;
+        let place = self.place(position);
+        self.end.reap();
         Ok(Some(Completion {
             user_data: done.user_data,
             status,
@@ -531,9 +501,9 @@ impl Connection {
                 None => self.wait_past_stash()?,
             }
         }
-        let position = self.written;
-        self.written = position.wrapping_add(1);
-        entry.sequence = self.written;
+        let position = self.end.written();
+        self.end.advance();
+        entry.sequence = self.end.written();
         let place = self.place(position);
         self.pending[place] = slot;
         self.region.write_submission(position, &entry.to_words());
@@ -551,9 +521,9 @@ impl Connection {
     /// Executes one operation and waits for its completion.
     fn call(&mut self, entry: Submission) -> Result<Completion, Error> {
         self.submit(entry, None)?;
-        let position = self.written.wrapping_sub(1);
+        let position = self.end.written().wrapping_sub(1);
         loop {
-            let next = self.reaped;
+            let next = self.end.reaped();
             match self.take()? {
                 Some(done) if next == position => return self.checked(entry.pool, done),
                 Some(done) => self.stash.push_back(done),

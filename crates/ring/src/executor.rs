@@ -4,33 +4,18 @@
 //! publishes is read once and checked; an entry is copied before it is inspected. An invalid entry gets a completion
 //! with an error status; an impossible position ends the client.
 
-use std::collections::BTreeSet;
-use std::sync::atomic::{
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
-    fence,
-};
-
 use plimsoll_hcache::{Client, Error, Handle, Page, PoolId, PoolOptions, PutOutcome};
+use std::collections::BTreeSet;
 
 use crate::protocol::{CREATE_CAPACITY, CREATE_SHARED, Op, RawCompletion, Status, Submission};
-use crate::sys::{Region, Word};
+use crate::sys::Region;
+use crate::words::{RingFault, ServerEnd, set_server_sleeping};
 
 /// Maximum number of consecutive puts, or gets, executed together; their completions are published together as well.
 const RUN_ENTRIES: usize = 16;
 
 /// Maximum number of completions of other entries before they are published, so that the client can proceed meanwhile.
 const PUBLISH_EVERY: u32 = 8;
-
-/// The client's positions in its ring are impossible. The ring is no longer usable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum RingFault {
-    /// More entries published than the ring holds.
-    #[error("the submission tail is beyond the end of the ring")]
-    SubmissionTail,
-    /// More completions taken than were published, or fewer than before.
-    #[error("the completion head is outside the published completions")]
-    CompletionHead,
-}
 
 /// Counters of turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,10 +42,7 @@ pub struct Executor {
     /// Pools it has created or joined, at most `max_pools`, because the store limits their total number.
     pools: BTreeSet<PoolId>,
     max_pools: usize,
-    /// Number of entries taken, and of completions published: each entry has one, in order.
-    position: u32,
-    /// Number of completions the client had taken when last read.
-    reaped: u32,
+    end: ServerEnd,
 }
 
 impl Executor {
@@ -68,12 +50,11 @@ impl Executor {
     #[must_use]
     pub fn new(region: Region, client: Client, max_pools: usize) -> Self {
         Self {
+            end: ServerEnd::new(region.geometry().entries()),
             region,
             client,
             pools: BTreeSet::new(),
             max_pools,
-            position: 0,
-            reaped: 0,
         }
     }
 
@@ -89,22 +70,7 @@ impl Executor {
     ///
     /// [`RingFault`] if the client's positions are impossible.
     pub fn ready(&mut self) -> Result<u32, RingFault> {
-        let entries = self.region.geometry().entries();
-        let tail = self.region.word(Word::SubmissionTail).load(Acquire);
-        let waiting = tail.wrapping_sub(self.position);
-        if waiting > entries {
-            return Err(RingFault::SubmissionTail);
-        }
-        if waiting == 0 {
-            return Ok(0);
-        }
-        let head = self.region.word(Word::CompletionHead).load(Acquire);
-        let unreaped = self.position.wrapping_sub(head);
-        if unreaped > self.position.wrapping_sub(self.reaped) {
-            return Err(RingFault::CompletionHead);
-        }
-        self.reaped = head;
-        Ok(waiting.min(entries - unreaped))
+        self.end.ready(&self.region)
     }
 
     /// Serves up to `budget` entries and adds their counts to `tally`.
@@ -125,30 +91,17 @@ impl Executor {
             done += self.serve_run(entries - done, tally);
             if done - published >= PUBLISH_EVERY || done == entries {
                 published = done;
-                self.region
-                    .word(Word::CompletionTail)
-                    .store(self.position, Release);
+                self.end.publish(&self.region);
             }
         }
         tally.entries += u64::from(entries);
-        self.region
-            .word(Word::SubmissionHead)
-            .store(self.position, Release);
-        // The client stores "sleeping", then checks for completions; we publish those, then check whether it sleeps.
-        fence(SeqCst);
-        let sleeping = self.region.word(Word::ClientSleeping);
-        let wake = sleeping.load(Relaxed) != 0;
-        if wake {
-            sleeping.store(0, Relaxed);
-        }
+        let wake = self.end.end_turn(&self.region);
         Ok(Turn { entries, wake })
     }
 
     /// Publishes in the ring whether the server must be woken.
     pub fn set_sleeping(&self, sleeping: bool) {
-        self.region
-            .word(Word::ServerSleeping)
-            .store(sleeping.into(), Relaxed);
+        set_server_sleeping(&self.region, sleeping);
     }
 
     /// Serves the next entry, or up to `most` consecutive puts or gets. Returns how many.
@@ -185,23 +138,23 @@ impl Executor {
             if let Some(bad) = Status::BAD.iter().position(|bad| *bad == status) {
                 tally.bad[bad] += 1;
             }
-            let sequence = self.position.wrapping_add(1);
+            let position = self.end.position();
             let completion = RawCompletion {
                 user_data: entry.user_data,
-                sequence,
+                sequence: position.wrapping_add(1),
                 status: status as i32,
                 value,
             };
             self.region
-                .write_completion(self.position, &completion.to_words());
-            self.position = sequence;
+                .write_completion(position, &completion.to_words());
+            self.end.advance();
         }
         u32::try_from(length).expect("at most a run")
     }
 
     /// Copies and validates the entry at this distance after the next.
     fn entry(&self, ahead: u32) -> (Submission, Result<Op, Status>) {
-        let position = self.position.wrapping_add(ahead);
+        let position = self.end.position().wrapping_add(ahead);
         let entry = Submission::from_words(&self.region.submission(position));
         let op = self.judge(&entry, position.wrapping_add(1));
         (entry, op)
@@ -322,10 +275,13 @@ fn failure(error: &Error) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Release;
+
     use plimsoll_hcache::{ClientOptions, Store, StoreOptions};
 
     use super::*;
     use crate::protocol::Geometry;
+    use crate::words::Word;
 
     /// A ring of 4 entries and 2 slots of a client of a group.
     fn executor(store: &Store, group: u64) -> Executor {
@@ -339,7 +295,7 @@ mod tests {
 
     /// Serves one entry.
     fn call(executor: &mut Executor, entry: Submission) -> (Status, u64) {
-        let position = executor.position;
+        let position = executor.end.position();
         let sequence = position.wrapping_add(1);
         let region = &executor.region;
         region.write_submission(position, &Submission { sequence, ..entry }.to_words());
@@ -407,12 +363,11 @@ mod tests {
         for word in [Word::SubmissionTail, Word::CompletionHead] {
             executor.region.word(word).store(u32::MAX - 2, Release);
         }
-        executor.position = u32::MAX - 2;
-        executor.reaped = u32::MAX - 2;
+        executor.end.set_position(u32::MAX - 2);
         for _ in 0..6 {
             assert_eq!(call(&mut executor, entry(Op::Nop, 0)), (Status::Ok, 0));
         }
-        assert_eq!(executor.position, 3);
+        assert_eq!(executor.end.position(), 3);
     }
 
     #[test]

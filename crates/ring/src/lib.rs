@@ -36,12 +36,15 @@ mod error;
 mod executor;
 pub mod protocol;
 mod server;
+mod sync;
 mod sys;
+mod words;
 mod worker;
 
 pub use client::{Completion, ConnectOptions, Connection, Slot, resize, stats};
 pub use counters::ServerCounters;
 pub use error::{Error, Refusal};
-pub use executor::{Executor, RingFault, Tally, Turn};
+pub use executor::{Executor, Tally, Turn};
 pub use server::{ClientLimits, Server, ServerOptions, StopHandle};
-pub use sys::{Region, Word};
+pub use sys::Region;
+pub use words::{RingFault, Word};

@@ -17,33 +17,7 @@ use rustix::fs::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::protocol::{COMPLETION_WORDS, Geometry, MAGIC, SUBMISSION_WORDS, VERSION};
-
-/// A 32-bit word of the head of a region, by its offset in bytes. Words that different sides write are a cache
-/// line apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Word {
-    /// `HCRG`.
-    Magic = 0,
-    /// Version of the protocol.
-    Version = 4,
-    /// Entries of each ring.
-    Entries = 8,
-    /// Slots.
-    Slots = 12,
-    /// Entries the client has published; the client writes.
-    SubmissionTail = 64,
-    /// Entries the server has taken; the server writes.
-    SubmissionHead = 128,
-    /// Completions the server has published; the server writes.
-    CompletionTail = 192,
-    /// Completions the client has taken; the client writes.
-    CompletionHead = 256,
-    /// Not zero while the server must be woken; both write.
-    ServerSleeping = 320,
-    /// Not zero while the client must be woken; both write.
-    ClientSleeping = 384,
-}
+use crate::words::{SharedWords, Word};
 
 /// A mapping of the memory that a server and a client share.
 pub struct Region {
@@ -264,6 +238,12 @@ unsafe fn copy_page(from: *const u8, to: *mut u8) {
         let (from, to) = (from.cast::<[u8; 8]>(), to.cast::<[u8; 8]>());
         // SAFETY: inside what the caller has promised.
         unsafe { to.add(at).write_volatile(from.add(at).read_volatile()) }
+    }
+}
+
+impl SharedWords for Region {
+    fn word(&self, word: Word) -> &AtomicU32 {
+        Self::word(self, word)
     }
 }
 

@@ -8,8 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
-    fence,
+    Ordering::{Acquire, Relaxed, Release},
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,6 +19,7 @@ use rustix::net::{SendFlags, Shutdown, send, shutdown};
 use crate::StopHandle;
 use crate::counters::Counts;
 use crate::executor::{Executor, Tally};
+use crate::words::server_announced;
 
 /// Maximum number of entries of one client that are served before the next client's turn.
 const TURN_ENTRIES: u32 = 64;
@@ -218,8 +218,7 @@ impl Worker {
             }
         };
         say(clients, true);
-        // A client publishes, then checks whether we sleep; we publish that, then check for its entries.
-        fence(SeqCst);
+        server_announced();
         let idle = |client: &mut ServedClient| client.executor.ready() == Ok(0);
         if !self.rung.load(Acquire) && clients.iter_mut().all(idle) {
             sleeps.fetch_add(1, Relaxed);
