@@ -5,7 +5,7 @@
 //! The store's periodic work is not done: there is one client, and rebuilding its metadata takes long.
 
 use plimsoll_hcache::{
-    Client, ClientOptions, Error, Handle, Page, PoolId, PoolOptions, Store, StoreOptions,
+    Client, ClientOptions, Error, Handle, LRU, Page, PoolId, PoolOptions, Store, StoreOptions,
 };
 
 use crate::{DiskNumber, Location};
@@ -26,6 +26,7 @@ impl Cache {
             capacity_bytes: bytes,
             max_capacity_bytes: bytes_max.max(bytes),
             shards: 1,
+            eviction: LRU,
             ..StoreOptions::new(bytes)
         })?;
         let client = store.create_client(ClientOptions::new("disk"))?;

@@ -77,10 +77,12 @@ impl Account {
         self.used_bytes() > self.ceiling_bytes.load(Ordering::Relaxed)
     }
 
-    /// Location of the oldest clean page that is charged to it.
-    pub(crate) fn oldest(&self) -> Option<OldestPage> {
+    /// Location of the page charged to it that would be evicted next.
+    pub(crate) fn oldest(&self, ages: Ages) -> Option<OldestPage> {
         let pools = lock(&self.pools);
-        let oldest = pools.iter().filter_map(|pool| OldestPage::of(pool, true));
+        let oldest = pools
+            .iter()
+            .filter_map(|pool| OldestPage::next_evicted(pool, ages));
         oldest.min_by_key(|oldest| oldest.stamp)
     }
 
@@ -109,6 +111,31 @@ impl Account {
     }
 }
 
+/// Bit of a published stamp: the page is in the second queue. Stamps are below it.
+const SECOND: u64 = 1 << 62;
+
+/// How stamps of the two queues compare at a time: ages in the second one count for less.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ages {
+    /// The store's clock at that time.
+    pub(crate) clock: u64,
+    /// By how much less.
+    pub(crate) second_stays: u64,
+}
+
+impl Ages {
+    /// The stamp of a page of the first queue that counts as old.
+    #[inline]
+    pub(crate) fn comparable(self, stamp: u64, in_second: bool) -> u64 {
+        if in_second {
+            let age = self.clock.saturating_sub(stamp);
+            stamp.max(self.clock - age / self.second_stays)
+        } else {
+            stamp
+        }
+    }
+}
+
 /// Stamps of one shard's oldest pages, on a cache line of their own.
 #[repr(align(64))]
 struct Stamps([AtomicU64; 2]);
@@ -121,7 +148,8 @@ pub(crate) struct PoolTotals {
     capacity_pages: AtomicU64,
     /// An object has had pages beyond its first chunk, so it may be in several shards.
     large: AtomicBool,
-    /// For each shard the stamps of the oldest page, and of the oldest that is not dirty.
+    /// For each shard the stamps of the oldest page, and of the one to be evicted next, with [`SECOND`] if it is in the second
+    /// queue.
     oldest: Box<[Stamps]>,
 }
 
@@ -189,14 +217,15 @@ impl PoolTotals {
         self.large.store(true, Ordering::Release);
     }
 
-    /// Publishes the stamps of a shard's oldest page and of its oldest clean one.
-    pub(crate) fn publish(&self, shard: usize, any: u64, clean: u64) {
+    /// Publishes the stamps of a shard's oldest page and of the one to be evicted next, which may be in the second queue.
+    pub(crate) fn publish(&self, shard: usize, any: u64, next: u64, in_second: bool) {
+        let next = if in_second { next | SECOND } else { next };
         self.oldest[shard].0[0].store(any, Ordering::Relaxed);
-        self.oldest[shard].0[1].store(clean, Ordering::Relaxed);
+        self.oldest[shard].0[1].store(next, Ordering::Relaxed);
     }
 }
 
-/// Location of a pool's oldest page.
+/// Location of a pool's page that is first in some order.
 pub(crate) struct OldestPage {
     pub(crate) pool: Arc<PoolTotals>,
     pub(crate) shard: usize,
@@ -206,11 +235,23 @@ pub(crate) struct OldestPage {
 }
 
 impl OldestPage {
-    /// The oldest page of a pool, of those that are not dirty if `clean`.
-    pub(crate) fn of(pool: &Arc<PoolTotals>, clean: bool) -> Option<Self> {
+    /// The oldest page of a pool, dirty or not.
+    pub(crate) fn of(pool: &Arc<PoolTotals>) -> Option<Self> {
+        Self::first_of(pool, |stamps| stamps.0[0].load(Ordering::Relaxed))
+    }
+
+    /// The page of a pool that would be evicted next, with a comparable stamp.
+    pub(crate) fn next_evicted(pool: &Arc<PoolTotals>, ages: Ages) -> Option<Self> {
+        Self::first_of(pool, |stamps| match stamps.0[1].load(Ordering::Relaxed) {
+            NONE_OLD => NONE_OLD,
+            stamp => ages.comparable(stamp & !SECOND, stamp & SECOND != 0),
+        })
+    }
+
+    fn first_of(pool: &Arc<PoolTotals>, stamp_of: impl Fn(&Stamps) -> u64) -> Option<Self> {
         let (mut shard, mut stamp, mut next) = (0, NONE_OLD, NONE_OLD);
         for (number, stamps) in pool.oldest.iter().enumerate() {
-            let other = stamps.0[usize::from(clean)].load(Ordering::Relaxed);
+            let other = stamp_of(stamps);
             if other < stamp {
                 (shard, next, stamp) = (number, stamp, other);
             } else {

@@ -18,7 +18,7 @@ pub(crate) enum Place {
 /// A page of the store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Descriptor {
-    /// Neighbours in the LRU list.
+    /// Neighbours in its list.
     pub(crate) older: u32,
     pub(crate) newer: u32,
     /// The object it belongs to.
@@ -29,14 +29,17 @@ pub(crate) struct Descriptor {
     place: u32,
     /// Distinguishes these contents from others put under the handle before or after.
     pub(crate) version: u32,
-    /// Bits 0..2 kind of place, bit 2 dirty, bit 3 incompressible, bit 4 cold, bits 8.. the stamp.
+    /// Bits 0..2 kind of place, bit 2 dirty, bit 3 incompressible, bits 4..6 the list, bits 6..8 uses, bits 8.. the stamp.
     bits: u64,
 }
 
 const KIND: u64 = 0b11;
 const DIRTY: u64 = 1 << 2;
 const INCOMPRESSIBLE: u64 = 1 << 3;
-const COLD: u64 = 1 << 4;
+const LIST: u64 = 0b11 << LIST_SHIFT;
+const LIST_SHIFT: u32 = 4;
+const USES: u64 = 0b11 << USES_SHIFT;
+const USES_SHIFT: u32 = 6;
 const STAMP_SHIFT: u32 = 8;
 
 impl Descriptor {
@@ -79,13 +82,13 @@ impl Descriptor {
         self.bits = self.bits & !KIND | kind;
     }
 
-    /// Order of last use: rises within a shard.
+    /// The order in which pages came to their places in lists: rises within a shard.
     #[inline(always)]
     pub(crate) fn stamp(&self) -> u64 {
         self.bits >> STAMP_SHIFT
     }
 
-    /// Changes the order of last use.
+    /// Changes the stamp.
     #[inline(always)]
     pub(crate) fn set_stamp(&mut self, stamp: u64) {
         self.bits = self.bits & ((1 << STAMP_SHIFT) - 1) | stamp << STAMP_SHIFT;
@@ -102,15 +105,28 @@ impl Descriptor {
         self.bits = self.bits & !DIRTY | if dirty { DIRTY } else { 0 };
     }
 
-    /// Whether it is in its pool's cold list.
+    /// The number of the list of its pool that it is in, 0 to 3.
     #[inline(always)]
-    pub(crate) fn is_cold(&self) -> bool {
-        self.bits & COLD != 0
+    pub(crate) fn list(&self) -> usize {
+        ((self.bits & LIST) >> LIST_SHIFT) as usize
     }
 
     /// Records which list it is in.
-    pub(crate) fn set_cold(&mut self, cold: bool) {
-        self.bits = self.bits & !COLD | if cold { COLD } else { 0 };
+    #[inline(always)]
+    pub(crate) fn set_list(&mut self, list: usize) {
+        self.bits = self.bits & !LIST | (list as u64) << LIST_SHIFT & LIST;
+    }
+
+    /// What the eviction policy stored about its uses, 0 to 3.
+    #[inline(always)]
+    pub(crate) fn uses(&self) -> u8 {
+        ((self.bits & USES) >> USES_SHIFT) as u8
+    }
+
+    /// Stores 0 to 3 uses.
+    #[inline(always)]
+    pub(crate) fn set_uses(&mut self, uses: u8) {
+        self.bits = self.bits & !USES | u64::from(uses) << USES_SHIFT & USES;
     }
 
     /// Whether compression of its contents was tried and saved too little.

@@ -8,8 +8,8 @@
 //! operation for each page they cover, not one for all of them).
 //!
 //! A handle is a pool, a 64-bit object and a 32-bit index of a page in it. A *private* pool is exclusive: a get
-//! takes the page out. A *shared* pool is inclusive: several clients hold it, a get leaves the page there and
-//! makes it the most recently used. A put under a handle that has a page replaces the page, or,
+//! takes the page out. A *shared* pool is inclusive: several clients hold it, and a get leaves the page there, which counts
+//! as a use when the [policy](EVICTION_POLICIES) chooses the pages to evict. A put under a handle that has a page replaces the page, or,
 //! if it is refused, flushes it: in no case is the older page left.
 //!
 //! ```
@@ -31,8 +31,11 @@ mod account;
 mod arena;
 mod contents;
 mod descriptor;
+mod eviction;
 mod free;
+mod ghost;
 mod list;
+mod miniature;
 mod packed;
 mod radix;
 mod schedule;
@@ -44,6 +47,11 @@ mod sys;
 mod table;
 mod types;
 
+pub use eviction::{
+    EVICTION_POLICIES, EvictionPolicy, EvictionPolicyRow, LRU, Queue, USES_MAX, UseEffect, Verdict,
+    eviction_policy,
+};
+pub use miniature::Miniature;
 pub use stats::{ClientStats, Counters, PoolStats, StoreStats};
 pub use store::{Client, Store};
 pub use types::{

@@ -1,4 +1,4 @@
-//! Pages in the order of last use: a list through their descriptors.
+//! Pages in the order in which they came: a list through their descriptors.
 //!
 //! Its *cursor* marks where pages that may be dropped begin: every page older than the cursor is dirty. Marking a
 //! page dirty does not change the list: `oldest_clean` advances the cursor past pages that
@@ -13,7 +13,7 @@
 use crate::arena::{Arena, NIL};
 use crate::descriptor::Descriptor;
 
-/// An LRU list. `NIL` means no page.
+/// A list of pages. `NIL` means no page.
 #[derive(Debug)]
 pub(crate) struct List {
     oldest: u32,
@@ -28,7 +28,7 @@ pub(crate) struct List {
 
 impl List {
     /// Returns an empty list.
-    pub(crate) fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             oldest: NIL,
             newest: NIL,
@@ -43,19 +43,19 @@ impl List {
         self.len
     }
 
-    /// The least recently used page.
+    /// The page at its head.
     #[inline(always)]
     pub(crate) fn oldest(&self) -> u32 {
         self.oldest
     }
 
-    /// The most recently used page.
+    /// The page at its tail.
     #[inline(always)]
     pub(crate) fn newest(&self) -> u32 {
         self.newest
     }
 
-    /// The least recently used page that is not dirty.
+    /// The oldest page that is not dirty.
     #[inline(always)]
     pub(crate) fn oldest_clean(&mut self, pages: &Arena<Descriptor>) -> u32 {
         while self.cursor != NIL && pages[self.cursor].is_dirty() {
@@ -75,7 +75,7 @@ impl List {
         }
     }
 
-    /// Makes a page that is in no list the most recently used one; no stamp is above its own.
+    /// Appends a page that is in no list; no stamp is above its own.
     #[inline(always)]
     pub(crate) fn push_tail(&mut self, pages: &mut Arena<Descriptor>, id: u32) {
         let page = &mut pages[id];

@@ -4,13 +4,15 @@
 //! pools -> hash of objects -> radix tree of indices -> descriptors -> contents
 //! ```
 //!
-//! Each pool has two LRU lists here. Pages enter the tail of the *warm* list. If memory runs short and
-//! compression is on, the oldest warm page moves to the tail of the *cold* list, compressed if it shrinks enough,
-//! as long as cold pages take less than half of the pool's memory; otherwise the oldest page is dropped. The two
-//! lists in sequence form one LRU order.
+//! Each pool has here the two queues of its [eviction policy](crate::eviction) and the *cold* list. If memory runs short, the
+//! policy judges the oldest pages of its queues. A page that it gives up is dropped or, if compression is on, moves
+//! to the tail of the cold list, compressed if it shrinks enough, as long as cold pages take less than half of the
+//! pool's memory; beyond that, cold pages are dropped, the oldest first. Under LRU, cold list and queue form one LRU order.
 //!
-//! Source: \[M08\] for the structure. Its lists cover the whole store; here each shard has its own, and
-//! the oldest timestamp of each is published, so the oldest page of all is found without locking them.
+//! Every page has a stamp: when it came to its place in its list. The stamp of the page that would leave next is published,
+//! so that the shard with the oldest one is found without locking them.
+//!
+//! Source: \[M08\] for the structure. Its lists cover the whole store and are in LRU order.
 
 mod evict;
 mod flush;
@@ -22,11 +24,13 @@ mod put;
 
 use self::pool::PoolMember;
 
-use crate::account::{Account, NONE_OLD, PoolTotals};
+use crate::account::{Account, Ages, NONE_OLD, PoolTotals};
 use crate::arena::{Arena, Frames, NIL};
 use crate::contents::{Contents, EntryId};
 use crate::descriptor::{Descriptor, Place};
+use crate::eviction::{EvictionPolicyRow, Queue, UseEffect};
 use crate::free::FreeFrames;
+use crate::ghost::GhostTable;
 use crate::list::List;
 use crate::packed::{Compressor, Packed};
 use crate::radix::Tree;
@@ -59,6 +63,15 @@ const RAW_BYTES: i64 = (PAGE_BYTES as u64).cast_signed();
 /// Pages dropped under one lock when many are flushed, to bound the time for which other threads wait.
 const DRAIN_PAGES: usize = 1024;
 
+/// Number of the cold list among a pool's lists, after the two queues.
+const COLD: usize = 2;
+
+/// Number of frames below which a shard has none for pages that left.
+const LEAST_GHOST_FRAMES: usize = 64;
+
+/// Number of pages that are remembered for a pool in a shard, however few it has there.
+const LEAST_REMEMBERED: u64 = 256;
+
 /// State shared by all shards.
 pub(crate) struct Common {
     pub(crate) slab: Arc<Slab>,
@@ -69,6 +82,7 @@ pub(crate) struct Common {
     pub(crate) shards: usize,
     pub(crate) compression: bool,
     pub(crate) sharing: Sharing,
+    pub(crate) eviction: &'static EvictionPolicyRow,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     /// A page is observed if its hash has none of these bits.
     pub(crate) observe_mask: u64,
@@ -91,6 +105,30 @@ impl Common {
     #[inline(always)]
     pub(crate) fn object_hash(&self, pool: u32, object: u64) -> u64 {
         fold(object ^ self.seeds[0], u64::from(pool) ^ self.seeds[1])
+    }
+
+    /// Hash of a page, from that of its object.
+    #[inline(always)]
+    pub(crate) fn page_hash(&self, object_hash: u64, index: u32) -> u64 {
+        fold(object_hash ^ u64::from(index), self.seeds[2])
+    }
+
+    /// Number of pages that a shard remembers: as many as nine tenths of its frames, which is the main queue's part.
+    fn ghost_entries(&self) -> usize {
+        let frames = self.top.load(Ordering::Relaxed) as usize / self.shards;
+        if self.eviction.remembers && frames >= LEAST_GHOST_FRAMES {
+            frames * 9 / 10
+        } else {
+            0
+        }
+    }
+
+    /// How the stamps of pages compare now.
+    pub(crate) fn ages(&self) -> Ages {
+        Ages {
+            clock: self.clock.load(Ordering::Relaxed),
+            second_stays: self.eviction.second_stays,
+        }
     }
 
     fn magazine_frames(&self) -> usize {
@@ -160,6 +198,8 @@ pub(crate) struct EvictionGain {
     pub(crate) pages: u64,
     /// Frames freed.
     pub(crate) frames: u64,
+    /// Pages judged and kept.
+    pub(crate) kept: u64,
 }
 
 /// The result of flushing an object's range in one shard.
@@ -182,6 +222,7 @@ pub(crate) struct Shard {
     /// Descriptors below this one are known to be of pages below the end of the frames, in a shrink in steps.
     swept: u32,
     packed: Packed,
+    ghosts: GhostTable,
     /// Set if the store compresses.
     compressor: Option<Compressor>,
     /// Pools by the slot in their number.
@@ -211,6 +252,7 @@ impl Shard {
             descriptors: Arena::new(),
             swept: 0,
             packed: Packed::new(),
+            ghosts: GhostTable::new(),
             pools: Vec::new(),
             stamp: 0,
             versions: 0,
@@ -222,6 +264,11 @@ impl Shard {
 
     /// Frames of metadata.
     pub(crate) fn metadata_frames(&self) -> usize {
+        self.page_metadata_frames() + self.ghosts.frames()
+    }
+
+    /// Frames of metadata of the pages that are here.
+    fn page_metadata_frames(&self) -> usize {
         self.table.frames() + self.tree.frames() + self.descriptors.frames()
     }
 
@@ -238,6 +285,7 @@ impl Shard {
             + self.table.heap_bytes()
             + self.tree.heap_bytes()
             + self.descriptors.heap_bytes()
+            + self.ghosts.heap_bytes()
             + self.magazine.frames.capacity() * 4
             + self.pools.capacity() * size_of::<Option<Box<Pool>>>()
             + self
@@ -390,11 +438,17 @@ impl Shard {
     }
 
     #[inline(always)]
-    fn observe(&self, client: ClientId, hash: u64, index: u32, kind: EventKind) {
+    fn observe(&self, client: ClientId, slot: usize, hash: u64, index: u32, kind: EventKind) {
         if let Some(observer) = &self.common.observer {
-            let page = fold(hash ^ u64::from(index), self.common.seeds[2]);
+            let page = self.common.page_hash(hash, index);
             if page & self.common.observe_mask == 0 {
-                observer.observe(&[Event { client, page, kind }]);
+                let inclusive = self.pools[slot].as_ref().is_some_and(|pool| pool.inclusive);
+                observer.observe(&[Event {
+                    client,
+                    page,
+                    kind,
+                    inclusive,
+                }]);
             }
         }
     }
@@ -492,7 +546,8 @@ impl Shard {
     /// Removes a page from its list.
     #[inline(always)]
     fn unlink(&mut self, slot: usize, id: u32) {
-        let cold_bytes = if self.descriptors[id].is_cold() {
+        let list = self.descriptors[id].list();
+        let cold_bytes = if list == COLD {
             self.content_bytes(self.descriptors[id].place()) + DESCRIPTION_BYTES
         } else {
             0
@@ -501,13 +556,8 @@ impl Shard {
             pools, descriptors, ..
         } = self;
         let pool = pool_in(pools, slot);
-        if descriptors[id].is_cold() {
-            pool.cold.remove(descriptors, id);
-            pool.cold_bytes -= cold_bytes;
-            descriptors[id].set_cold(false);
-        } else {
-            pool.warm.remove(descriptors, id);
-        }
+        pool.lists[list].remove(descriptors, id);
+        pool.cold_bytes -= cold_bytes;
         // Its number may be reused, with another stamp.
         if pool
             .published
@@ -517,17 +567,54 @@ impl Shard {
         }
     }
 
-    /// Makes a page the most recently used one.
+    /// Records the use of a page that stays.
     #[inline]
-    fn touch(&mut self, slot: usize, id: u32) {
-        self.unlink(slot, id);
-        let stamp = self.next_stamp();
-        self.descriptors[id].set_stamp(stamp);
+    fn use_page(&mut self, slot: usize, id: u32) {
         let Self {
             pools, descriptors, ..
         } = self;
-        let pool = pool_in(pools, slot);
-        pool.warm.push_tail(descriptors, id);
+        let page = &mut descriptors[id];
+        let policy = &mut pool_in(pools, slot).policy;
+        let queue = if page.list() == COLD {
+            policy.enter(true)
+        } else {
+            match policy.used(page.uses()) {
+                UseEffect::Counted(uses) => {
+                    page.set_uses(uses);
+                    return;
+                }
+                UseEffect::Moved(queue) => queue,
+            }
+        };
+        self.move_page(slot, id, queue, 0);
+    }
+
+    /// Moves a page to the tail of a queue.
+    #[inline]
+    fn move_page(&mut self, slot: usize, id: u32, queue: Queue, uses: u8) {
+        self.unlink(slot, id);
+        let stamp = self.next_stamp();
+        let page = &mut self.descriptors[id];
+        page.set_stamp(stamp);
+        page.set_uses(uses);
+        self.append(slot, id, queue.index());
+    }
+
+    /// Appends a page that is in no list.
+    #[inline(always)]
+    fn append(&mut self, slot: usize, id: u32, list: usize) {
+        let Self {
+            pools, descriptors, ..
+        } = self;
+        descriptors[id].set_list(list);
+        pool_in(pools, slot).lists[list].push_tail(descriptors, id);
+    }
+
+    /// Remembers that the page of that hash left.
+    fn remember(&mut self, page_hash: u64) {
+        let entries = self.common.ghost_entries();
+        self.ghosts.set_entries(entries, &mut self.magazine);
+        self.ghosts.insert(page_hash, &mut self.magazine);
     }
 
     /// Marks a page dirty or clean.
@@ -550,12 +637,7 @@ impl Shard {
         } else {
             pool.dirty -= 1;
             common.dirty_pages.fetch_sub(1, Ordering::Relaxed);
-            let list = if descriptors[id].is_cold() {
-                &mut pool.cold
-            } else {
-                &mut pool.warm
-            };
-            list.mark_clean(descriptors, id);
+            pool.lists[descriptors[id].list()].mark_clean(descriptors, id);
         }
     }
 
@@ -565,7 +647,7 @@ impl Shard {
         self.versions
     }
 
-    /// Publishes the stamps of the pool's oldest pages, if they may have changed.
+    /// Publishes the stamps of the pool's oldest page and of the next to be evicted, if they may have changed.
     #[inline(always)]
     fn publish(&mut self, slot: usize) {
         let number = self.number;
@@ -573,13 +655,8 @@ impl Shard {
             pools, descriptors, ..
         } = self;
         let pool = pool_in(pools, slot);
-        let heads = [
-            pool.warm.oldest(),
-            pool.cold.oldest(),
-            pool.warm.oldest_clean(descriptors),
-            pool.cold.oldest_clean(descriptors),
-        ]
-        .map(some);
+        let [first, second, cold] = pool.lists.each_ref().map(|list| some(list.oldest()));
+        let heads = [first, second, cold, pool.next_evicted(descriptors)];
         if pool.published == Some(heads) {
             return;
         }
@@ -587,22 +664,22 @@ impl Shard {
         let stamp = |id: Option<u32>| id.map_or(NONE_OLD, |id| descriptors[id].stamp());
         pool.totals.publish(
             number,
-            stamp(heads[0]).min(stamp(heads[1])),
-            stamp(heads[2]).min(stamp(heads[3])),
+            stamp(first).min(stamp(second)).min(stamp(cold)),
+            stamp(heads[3]),
+            heads[3].is_some_and(|id| descriptors[id].list() == Queue::Second.index()),
         );
     }
 
     /// The pool's oldest page, dirty or not.
     fn oldest(&self, slot: usize) -> Option<u32> {
         let pool = self.pools[slot].as_ref()?;
-        let heads = [pool.cold.oldest(), pool.warm.oldest()];
+        let heads = pool.lists.iter();
         heads
-            .into_iter()
-            .filter_map(some)
+            .filter_map(|list| some(list.oldest()))
             .min_by_key(|&id| self.descriptors[id].stamp())
     }
 
-    /// Makes a page the most recently used one.
+    /// Uses a page in place.
     pub(crate) fn move_to_tail(
         &mut self,
         client: ClientId,
@@ -612,7 +689,7 @@ impl Shard {
         let slot = self.find_pool(client, handle.pool)?.slot;
         let found = self.find(hash, handle);
         if let Some(id) = found {
-            self.touch(slot, id);
+            self.use_page(slot, id);
             self.publish(slot);
         }
         Ok(found.is_some())
@@ -706,10 +783,7 @@ fn ids(list: &List, descriptors: &Arena<Descriptor>) -> impl Iterator<Item = u32
 
 /// All pages of a shard, in no order; changes to them must not affect their lists.
 fn pages(pools: &[Option<Box<Pool>>], descriptors: &Arena<Descriptor>) -> Vec<u32> {
-    let lists = pools
-        .iter()
-        .flatten()
-        .flat_map(|pool| [&pool.warm, &pool.cold]);
+    let lists = pools.iter().flatten().flat_map(|pool| &pool.lists);
     lists.flat_map(|list| ids(list, descriptors)).collect()
 }
 

@@ -62,7 +62,8 @@ pub struct PoolStats {
     pub compressed_pages: u64,
     /// Number of objects with a page in it.
     pub objects: u64,
-    /// Time since its oldest page was last used, to the precision of a turn.
+    /// Time since its oldest page came to its place in its queue, to the precision of a turn: under LRU, since it was last
+    /// used.
     pub oldest_age: Option<Duration>,
     /// Time of its creation, since the store began.
     pub created: Duration,

@@ -5,8 +5,9 @@
 //! oldest page, and retries.
 //!
 //! **Eviction.** From the client furthest above its target ([`schedule`]), or if none is above, from the owner of
-//! the oldest page. Within the client the oldest page, found by the timestamps that shards publish: exactly in a
-//! store with one shard; with more, a page in the oldest 64th of the pages' ages.
+//! the oldest page. Within the client the [eviction policy](crate::eviction) of each pool in each shard has one page that
+//! would leave next; the one that came first to its place in its queue is judged, found by the timestamps that shards
+//! publish: exactly in a store with one shard; with more, one in the oldest 64th of these ages.
 //!
 //! **The bound.** Pages and metadata are in frames below `top`, and no frame beyond it is in use; memory
 //! outside the frames (pools, tables of shared contents, an observer) is subtracted from the capacity
@@ -108,6 +109,7 @@ impl Store {
             shards,
             compression: options.compression,
             sharing: options.sharing,
+            eviction: options.eviction,
             observer: options.observer.clone(),
             observe_mask: u64::from(options.observe_one_in) - 1,
             clock: AtomicU64::new(0),

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::eviction::{EVICTION_POLICIES, EvictionPolicyRow};
+
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -48,7 +50,7 @@ pub enum PoolKind {
     /// One client's own; a get takes the page out.
     PrivateExclusive,
     /// Of all clients of one [group](ClientOptions::group) that name the same key; a get leaves the
-    /// page and makes it the most recently used. Its pages are charged to the client that has been
+    /// page and counts as a use of it. Its pages are charged to the client that has been
     /// in it longest. The pool goes with its last client.
     SharedInclusive {
         /// Key that clients of the pool have in common.
@@ -61,7 +63,7 @@ pub enum PoolKind {
 pub struct PoolOptions {
     /// Its kind.
     pub kind: PoolKind,
-    /// Capacity in pages; a put beyond it drops the pool's oldest page that is not dirty.
+    /// Capacity in pages; a put beyond it evicts another page of the pool that is not dirty.
     pub capacity_pages: Option<u64>,
 }
 
@@ -145,13 +147,15 @@ pub struct StoreOptions {
     pub capacity_bytes: u64,
     /// Maximum capacity to which it can be resized, in bytes: this much address space is reserved (not memory).
     pub max_capacity_bytes: u64,
-    /// Number of shards, a power of two from 1 to 1024. With 1, pages leave in exact LRU order; with more,
+    /// Number of shards, a power of two from 1 to 1024. With 1, pages leave exactly in the order of the policy; with more,
     /// almost, and operations on different shards run concurrently.
     pub shards: usize,
     /// Whether cold pages are compressed.
     pub compression: bool,
     /// Which pages of the same content are stored once.
     pub sharing: Sharing,
+    /// Which pages are evicted when memory runs short, one of [`EVICTION_POLICIES`].
+    pub eviction: &'static EvictionPolicyRow,
     /// Receives events of pages, for curves.
     pub observer: Option<Arc<dyn Observer>>,
     /// The observer receives the events of one in this many handles (chosen by hash), a power of two.
@@ -176,6 +180,7 @@ impl StoreOptions {
             shards: (4 * processors).next_power_of_two().min(Self::MOST_SHARDS),
             compression: false,
             sharing: Sharing::Off,
+            eviction: EVICTION_POLICIES[0],
             observer: None,
             observe_one_in: 1,
         }
@@ -242,6 +247,8 @@ pub struct Event {
     pub page: u64,
     /// Its kind.
     pub kind: EventKind,
+    /// Whether its pool is shared, so that a get leaves the page.
+    pub inclusive: bool,
 }
 
 /// Receives events as they happen: events collected by each shard would arrive in another order, and curves depend on

@@ -9,7 +9,7 @@ mod model;
 mod random;
 
 use model::{EVEN, Kind, ROOMY_BYTES, Step, Twin, Weights};
-use plimsoll_hcache::{Sharing, StoreOptions};
+use plimsoll_hcache::{EVICTION_POLICIES, EvictionPolicyRow, Sharing, StoreOptions};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use random::mixed;
@@ -52,8 +52,15 @@ const LONG: &Weights = &[
 
 const SHARINGS: [Sharing; 3] = [Sharing::Off, Sharing::WithinClient, Sharing::AcrossClients];
 
-fn options(roomy: bool, shards: usize, compression: bool, sharing: Sharing) -> StoreOptions {
+fn options(
+    roomy: bool,
+    shards: usize,
+    compression: bool,
+    sharing: Sharing,
+    eviction: &'static EvictionPolicyRow,
+) -> StoreOptions {
     StoreOptions {
+        eviction,
         max_capacity_bytes: if roomy { ROOMY_BYTES } else { 4 << 20 },
         shards,
         compression,
@@ -64,10 +71,15 @@ fn options(roomy: bool, shards: usize, compression: bool, sharing: Sharing) -> S
 
 /// Runs a long sequence in a store of each sharing and number of shards.
 fn run_long(roomy: bool, compression: bool) {
-    for (seed, sharing) in (0..).zip(SHARINGS) {
-        for shards in [1, 64] {
-            println!("roomy {roomy}, compression {compression}, {sharing:?}, {shards} shards");
-            let mut twin = Twin::new(options(roomy, shards, compression, sharing), roomy);
+    for (seed, sharing) in (0_u64..).zip(SHARINGS) {
+        for (turn, shards) in [1, 64].into_iter().enumerate() {
+            // Each policy with each number of shards; each with two of the three sharings.
+            let eviction = EVICTION_POLICIES[(seed as usize + turn) % EVICTION_POLICIES.len()];
+            println!(
+                "roomy {roomy}, compression {compression}, {sharing:?}, {shards} shards, {eviction:?}"
+            );
+            let options = options(roomy, shards, compression, sharing, eviction);
+            let mut twin = Twin::new(options, roomy);
             for number in 0..STEPS {
                 twin.step(Step::new(mixed(number ^ seed << 40), LONG));
             }
@@ -113,8 +125,10 @@ proptest! {
         shards in prop_oneof![2 => Just(1), 1 => Just(2), 1 => Just(64)],
         compression in any::<bool>(),
         sharing in prop::sample::select(&SHARINGS[..]),
+        eviction in prop::sample::select(&EVICTION_POLICIES[..]),
     ) {
-        let mut twin = Twin::new(options(roomy, shards, compression, sharing), roomy);
+        let options = options(roomy, shards, compression, sharing, eviction);
+        let mut twin = Twin::new(options, roomy);
         for bits in steps {
             twin.step(Step::new(bits, EVEN));
         }

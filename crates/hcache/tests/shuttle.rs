@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use history::{Call, Clock, Record, Recorder, Rules, check};
 use plimsoll_hcache::{
-    Client, ClientOptions, Error, Handle, PAGE_BYTES, PoolId, PoolOptions, Sharing, Store,
-    StoreOptions,
+    Client, ClientOptions, EVICTION_POLICIES, Error, EvictionPolicyRow, Handle, LRU, PAGE_BYTES,
+    PoolId, PoolOptions, Sharing, Store, StoreOptions,
 };
 use plimsoll_skip::longer;
 use shuttle::thread;
@@ -507,11 +507,12 @@ fn a_replacing_put_in_a_full_store_beside_peeks() {
 }
 
 /// A full store that compresses, with or without sharing, under concurrent operations.
-fn explore_full(sharing: Sharing, shared: bool) {
+fn explore_full(sharing: Sharing, shared: bool, eviction: &'static EvictionPolicyRow) {
     let scenario = move || {
         let options = StoreOptions {
             compression: true,
             sharing,
+            eviction,
             max_capacity_bytes: 2 * StoreOptions::MIN_CAPACITY_BYTES,
             ..StoreOptions::new(StoreOptions::MIN_CAPACITY_BYTES + (128 << 10))
         };
@@ -560,15 +561,17 @@ fn explore_full(sharing: Sharing, shared: bool) {
 
 #[test]
 fn groups_beside_a_resize_of_a_store_that_compresses() {
-    explore_full(Sharing::Off, false);
+    explore_full(Sharing::Off, false, EVICTION_POLICIES[0]);
 }
 
 #[test]
 fn groups_beside_a_resize_of_a_shared_pool_that_compresses() {
-    explore_full(Sharing::Off, true);
+    for eviction in EVICTION_POLICIES {
+        explore_full(Sharing::Off, true, eviction);
+    }
 }
 
 #[test]
 fn groups_beside_a_resize_of_a_store_that_compresses_and_shares() {
-    explore_full(Sharing::WithinClient, false);
+    explore_full(Sharing::WithinClient, false, LRU);
 }

@@ -1,20 +1,39 @@
 //! Evictions, and compression of pages that become cold.
 
-use super::{DESCRIPTION_BYTES, EvictionGain, Goal, RAW_BYTES, Shard, pool_in, slot, some};
+use super::{COLD, DESCRIPTION_BYTES, EvictionGain, Goal, RAW_BYTES, Shard, pool_in, slot, some};
 
 use crate::PoolId;
+use crate::account::Ages;
 use crate::arena::Frames;
 use crate::contents::EntryId;
-use crate::descriptor::Place;
+use crate::descriptor::{Descriptor, Place};
+use crate::eviction::{Queue, Verdict};
 use crate::sync::Ordering;
 
+/// Minimum number of pages that are dropped, compressed or kept under one lock before it is released without success.
+const STEPS: usize = 256;
+
+/// In the place of uses of a cold page: it is remembered when it leaves.
+const REMEMBERED: u8 = 1;
+
+/// The result of one step of an eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// A page was dropped or compressed.
+    Gone,
+    /// A page was used and stays.
+    Kept,
+    /// There is no page that is old enough and not dirty.
+    Nothing,
+}
+
 impl Shard {
-    /// Frees `count` frames (or drops as many pages) from a pool's pages last used at `until` or before, the
-    /// oldest first.
+    /// Frees `count` frames (or drops as many pages) of a pool, as long as the stamp of the next page to leave compares as
+    /// `until` or before.
     pub(crate) fn evict(
         &mut self,
         pool: PoolId,
-        until: u64,
+        (until, ages): (u64, Ages),
         count: usize,
         goal: Goal,
     ) -> EvictionGain {
@@ -24,16 +43,20 @@ impl Shard {
         }
         let before = self.magazine.balance;
         let mut won = EvictionGain::default();
-        // A page that shares its content, has none stored, or does not shrink frees no frame.
-        for _ in 0..count.saturating_mul(8).max(256) {
+        // A page that shares its content, has none stored, or does not shrink frees no frame, and some are kept.
+        for _ in 0..count.saturating_mul(8).max(STEPS) {
             let enough = match goal {
                 Goal::Memory => won.frames,
                 Goal::Pages => won.pages,
             };
-            if enough >= count as u64 || !self.evict_one(slot, until, goal) {
+            if enough >= count as u64 {
                 break;
             }
-            won.pages += 1;
+            match self.evict_one(slot, (until, ages), goal) {
+                Step::Gone => won.pages += 1,
+                Step::Kept => won.kept += 1,
+                Step::Nothing => break,
+            }
             won.frames = (self.magazine.balance - before).max(0).cast_unsigned();
         }
         self.magazine.spill();
@@ -41,8 +64,8 @@ impl Shard {
         won
     }
 
-    /// Drops or compresses the oldest page that is not dirty, if it is that old. Returns whether it did.
-    fn evict_one(&mut self, slot: usize, until: u64, goal: Goal) -> bool {
+    /// Drops, compresses or keeps the next page.
+    fn evict_one(&mut self, slot: usize, (until, ages): (u64, Ages), goal: Goal) -> Step {
         let Self {
             pools,
             descriptors,
@@ -50,53 +73,85 @@ impl Shard {
             ..
         } = self;
         let pool = pool_in(pools, slot);
-        let oldest = pool.oldest_clean(descriptors);
-        let stamp = |id: &u32| descriptors[*id].stamp();
-        if common.compression && goal == Goal::Memory {
-            let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
-            // A page that was dirty when younger ones became cold is too late for a position among them.
-            let newest_cold = some(pool.cold.newest()).map_or(0, |id| stamp(&id));
-            let [cold, warm] = oldest;
-            let in_order = warm.filter(|id| stamp(id) > newest_cold);
-            if let Some(id) = in_order.filter(|_| cold_is_small || cold.is_none())
-                && self.cool(slot, id)
-            {
-                return true;
+        let cold = pool.oldest_cold(descriptors);
+        let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
+        let cools = common.compression && goal == Goal::Memory && (cold_is_small || cold.is_none());
+        let judged = if cools || cold.is_none() {
+            pool.next_judged(descriptors)
+        } else {
+            None
+        };
+        let Some((queue, id)) = judged else {
+            return cold.map_or(Step::Nothing, |id| self.drop_cold(slot, id, until));
+        };
+        let stamp = ages.comparable(descriptors[id].stamp(), queue == Queue::Second);
+        if !cools && stamp > until {
+            return Step::Nothing;
+        }
+        let pages = pool.queue_pages();
+        match pool.policy.judge(queue, descriptors[id].uses(), pages) {
+            Verdict::Kept { queue, uses } => {
+                self.move_page(slot, id, queue, uses);
+                Step::Kept
+            }
+            Verdict::Evicted { remembered } if cools => {
+                if self.cool(slot, id, remembered) {
+                    return Step::Gone;
+                }
+                let cold = pool_in(&mut self.pools, slot).oldest_cold(&self.descriptors);
+                cold.map_or(Step::Nothing, |id| self.drop_cold(slot, id, until))
+            }
+            Verdict::Evicted { remembered } => {
+                self.drop_page(slot, id, remembered);
+                Step::Gone
             }
         }
-        self.drop_oldest(slot, until)
     }
 
-    /// Drops the oldest page that is not dirty, if it is that old. Returns whether it did.
-    fn drop_oldest(&mut self, slot: usize, until: u64) -> bool {
+    /// Drops the oldest cold page that is not dirty, if it is that old.
+    fn drop_cold(&mut self, slot: usize, id: u32, until: u64) -> Step {
+        let page = &self.descriptors[id];
+        if page.stamp() > until {
+            return Step::Nothing;
+        }
+        self.drop_page(slot, id, page.uses() == REMEMBERED);
+        Step::Gone
+    }
+
+    fn drop_page(&mut self, slot: usize, id: u32, remembered: bool) {
         let Self {
             pools,
             descriptors,
             tree,
             table,
+            common,
             ..
         } = self;
-        let pool = pool_in(pools, slot);
-        let oldest = pool.oldest_clean(descriptors);
-        let stamp = |id: &u32| descriptors[*id].stamp();
-        let old = oldest.into_iter().flatten().filter(|id| stamp(id) <= until);
-        let Some(id) = old.min_by_key(stamp) else {
-            return false;
-        };
+        let Descriptor {
+            object,
+            index,
+            newer,
+            ..
+        } = descriptors[id];
         // Prefetches the path through the tree of the next page.
-        if let Some(next) = some(descriptors[id].newer) {
+        if let Some(next) = some(newer) {
             let next = &descriptors[next];
             tree.prefetch(table[next.object].root, next.index);
             descriptors.prefetch(next.newer);
         }
-        pool.others.evicted_pages += 1;
+        let hash = remembered.then(|| {
+            let object = &table[object];
+            common.page_hash(common.object_hash(object.pool, object.object), index)
+        });
+        pool_in(pools, slot).others.evicted_pages += 1;
         self.remove_page(slot, id);
-        true
+        if let Some(hash) = hash {
+            self.remember(hash);
+        }
     }
 
-    /// Moves the warm list's oldest clean page to the tail of the cold list, compressed if that saves memory. Returns
-    /// whether it did.
-    fn cool(&mut self, slot: usize, id: u32) -> bool {
+    /// Moves a page to the tail of the cold list, compressed if that saves memory. Returns whether it did.
+    fn cool(&mut self, slot: usize, id: u32, remembered: bool) -> bool {
         self.unlink(slot, id);
         if let Place::Shared(entry) = self.descriptors[id].place()
             && let Some(frame) = self
@@ -113,14 +168,23 @@ impl Shard {
             self.compress(slot, id, frame);
         }
         let cold_bytes = self.content_bytes(self.descriptors[id].place()) + DESCRIPTION_BYTES;
-        let Self {
-            pools, descriptors, ..
-        } = self;
-        let pool = pool_in(pools, slot);
-        descriptors[id].set_cold(true);
-        pool.cold.push_tail(descriptors, id);
+        let pool = pool_in(&mut self.pools, slot);
         pool.cold_bytes += cold_bytes;
-        matches!(descriptors[id].place(), Place::Packed(_))
+        let newest = some(pool.lists[COLD].newest());
+        let newest_stamp = newest.map_or(0, |id| self.descriptors[id].stamp());
+        let stamp = if self.common.eviction.is_stack {
+            // A page that was dirty comes late.
+            self.descriptors[id].stamp().max(newest_stamp)
+        } else {
+            // Two queues have no order in common. With new stamps, cold pages stay equally long in all shards.
+            self.next_stamp()
+        };
+        let page = &mut self.descriptors[id];
+        page.set_stamp(stamp);
+        page.set_uses(if remembered { REMEMBERED } else { 0 });
+        let is_packed = matches!(page.place(), Place::Packed(_));
+        self.append(slot, id, COLD);
+        is_packed
     }
 
     fn compress(&mut self, slot: usize, id: u32, frame: u32) {

@@ -16,7 +16,7 @@ impl Shard {
         handle: &Handle,
     ) -> Result<bool, Error> {
         let found = self.find_pool(client, handle.pool)?;
-        self.observe(client, hash, handle.index, EventKind::Flushed);
+        self.observe(client, found.slot, hash, handle.index, EventKind::Flushed);
         self.counters(found).flushes += 1;
         let Some(id) = self.find(hash, handle) else {
             return Ok(false);
@@ -66,7 +66,13 @@ impl Shard {
         let full = flushed.len() == DRAIN_PAGES;
         let next = last.filter(|&last| full && last < end).map(|last| last + 1);
         for &id in &flushed {
-            self.observe(client, hash, self.descriptors[id].index, EventKind::Flushed);
+            self.observe(
+                client,
+                slot,
+                hash,
+                self.descriptors[id].index,
+                EventKind::Flushed,
+            );
             self.set_dirty(slot, id, false);
             self.unlink(slot, id);
             self.forget(slot, id);
@@ -96,7 +102,7 @@ impl Shard {
             if self.common.observer.is_some() {
                 let Descriptor { object, index, .. } = self.descriptors[id];
                 let hash = self.common.object_hash(pool.0, self.table[object].object);
-                self.observe(client, hash, index, EventKind::Flushed);
+                self.observe(client, found.slot, hash, index, EventKind::Flushed);
             }
             self.remove_page(found.slot, id);
             dropped += 1;

@@ -55,7 +55,7 @@ impl Shard {
         let slot = found.slot;
         self.counters(found).gets += 1;
         let Some(id) = self.find(hash, handle) else {
-            self.observe(client, hash, handle.index, EventKind::Missed);
+            self.observe(client, slot, hash, handle.index, EventKind::Missed);
             return Ok(false);
         };
         let descriptor = self.descriptors[id];
@@ -70,21 +70,30 @@ impl Shard {
         } else {
             EventKind::Hit
         };
-        self.observe(client, hash, handle.index, kind);
+        self.observe(client, slot, hash, handle.index, kind);
         let counters = self.counters(found);
         counters.hits += 1;
         counters.decompressed_pages += u64::from(matches!(descriptor.place(), Place::Packed(_)));
         // If `read` panics, the page stays as it is.
         self.read(id, read);
         if inclusive {
-            self.touch(slot, id);
+            self.use_page(slot, id);
             self.unpack(slot, id);
             self.publish(slot);
         } else if !descriptor.is_dirty() {
             self.remove_page(slot, id);
+            self.remember_taken(slot, hash, handle.index);
             self.publish(slot);
         }
         Ok(true)
+    }
+
+    /// Remembers a page that a get took out, if the policy does.
+    #[inline(always)]
+    fn remember_taken(&mut self, slot: usize, hash: u64, index: u32) {
+        if self.common.eviction.remembers && self.pool(slot).policy.remembers_taken() {
+            self.remember(self.common.page_hash(hash, index));
+        }
     }
 
     /// Gets pages, one after the other. A page in a frame of its own that the get removes is returned with its
@@ -149,12 +158,19 @@ impl Shard {
         let (Place::Frame(frame), false) = (page.place(), page.is_dirty()) else {
             return Ok(None);
         };
-        self.observe(client, request.hash, request.handle.index, EventKind::Hit);
+        self.observe(
+            client,
+            slot,
+            request.hash,
+            request.handle.index,
+            EventKind::Hit,
+        );
         let counters = self.counters(found);
         counters.gets += 1;
         counters.hits += 1;
         self.detach(slot, id);
         self.descriptors.remove(id);
+        self.remember_taken(slot, request.hash, request.handle.index);
         self.publish(slot);
         Ok(Some((slot, frame)))
     }
@@ -190,6 +206,8 @@ impl Shard {
             }
             // In pools of other clients nothing is looked up, because the time taken would reveal what is there.
             if step == Step::Link && self.find_pool(client, pool).is_ok() {
+                self.ghosts
+                    .prefetch(self.common.page_hash(request.hash, index));
                 request.object = self.table.find(request.hash, pool.0, object);
             }
             if !self.table.is(request.object, pool.0, object) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Common, Shard, ids, pages, some};
+use super::{COLD, Common, Shard, ids, pages, some};
 
 use crate::arena::{Arena, Frames, NoFrame};
 use crate::descriptor::{Descriptor, Place};
@@ -38,6 +38,9 @@ impl Shard {
     /// and the rest stays in place.
     pub(crate) fn relocate(&mut self, top: u32) -> Result<(), NoFrame> {
         self.magazine.spill();
+        self.ghosts
+            .set_entries(self.common.ghost_entries(), &mut self.magazine);
+        self.ghosts.leave_frames(top, &mut self.magazine);
         let Self {
             table,
             tree,
@@ -97,6 +100,9 @@ impl Shard {
         /// Descriptors visited that count like a page.
         const VISITED: u32 = 64;
         self.magazine.spill();
+        self.ghosts
+            .set_entries(self.common.ghost_entries(), &mut self.magazine);
+        self.ghosts.leave_frames(top, &mut self.magazine);
         let Self {
             table,
             tree,
@@ -160,7 +166,7 @@ impl Shard {
     /// Rebuilds the metadata if more than so many of its frames are unused.
     pub(crate) fn trim_if_above(&mut self, unused: usize) -> Result<(), NoFrame> {
         let needed = self.metadata_needed();
-        if self.metadata_frames() <= needed + unused {
+        if self.page_metadata_frames() <= needed + unused {
             return Ok(());
         }
         // The pages get other numbers.
@@ -176,7 +182,7 @@ impl Shard {
         match self.copy_metadata(&mut table, &mut tree, &mut descriptors, &mut reserve) {
             Ok(lists) => {
                 for (pool, lists) in self.pools.iter_mut().flatten().zip(lists) {
-                    (pool.warm, pool.cold) = lists;
+                    pool.lists = lists;
                     pool.published = None;
                 }
                 std::mem::swap(&mut self.table, &mut table);
@@ -212,14 +218,14 @@ impl Shard {
         }
     }
 
-    /// Inserts all pages into new tables. Returns each pool's lists in them, the warm one first.
+    /// Inserts all pages into new tables. Returns each pool's lists in them.
     fn copy_metadata(
         &self,
         table: &mut Table,
         tree: &mut Tree,
         descriptors: &mut Arena<Descriptor>,
         frames: &mut Reserve,
-    ) -> Result<Vec<(List, List)>, NoFrame> {
+    ) -> Result<Vec<[List; COLD + 1]>, NoFrame> {
         let mut all = Vec::new();
         for pool in self.pools.iter().flatten() {
             let mut copy = |list: &List| -> Result<List, NoFrame> {
@@ -242,9 +248,8 @@ impl Shard {
                 }
                 Ok(new)
             };
-            let warm = copy(&pool.warm)?;
-            let cold = copy(&pool.cold)?;
-            all.push((warm, cold));
+            let [first, second, cold] = &pool.lists;
+            all.push([copy(first)?, copy(second)?, copy(cold)?]);
         }
         Ok(all)
     }
@@ -255,6 +260,7 @@ impl Shard {
             self.table.clear(&mut self.magazine);
             self.tree.clear(&mut self.magazine);
             self.descriptors.clear(&mut self.magazine);
+            self.ghosts.clear(&mut self.magazine);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The state of a pool in one shard.
 
-use super::some;
+use super::{COLD, some};
 
 use crate::account::{Account, PoolTotals};
 use crate::arena::Arena;
 use crate::descriptor::Descriptor;
+use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue};
 use crate::list::List;
 use crate::sync::Arc;
 use crate::{ClientId, Counters, PoolId};
@@ -47,8 +48,9 @@ pub(crate) struct Pool {
     /// The client to whom its pages are charged.
     pub(super) account: Arc<Account>,
     pub(super) totals: Arc<PoolTotals>,
-    pub(super) warm: List,
-    pub(super) cold: List,
+    /// The queues of the eviction policy, and the cold list.
+    pub(super) lists: [List; COLD + 1],
+    pub(super) policy: Box<dyn EvictionPolicy>,
     /// Bytes charged for the pages in the cold list.
     pub(super) cold_bytes: u64,
     /// Bytes charged for its pages here. Below zero if contents shared with other shards were charged
@@ -59,7 +61,8 @@ pub(crate) struct Pool {
     /// Pages that share a frame or need none.
     pub(crate) frameless: u64,
     pub(crate) objects: u64,
-    /// The lists' oldest pages when their stamps were last published; `None` if they must be published again.
+    /// The lists' oldest pages, and the next to be judged or dropped, when their stamps were last published; `None` if they
+    /// must be published again.
     pub(super) published: Option<[Option<u32>; 4]>,
 }
 
@@ -71,6 +74,7 @@ impl Pool {
         domain: u32,
         account: Arc<Account>,
         totals: Arc<PoolTotals>,
+        eviction: &EvictionPolicyRow,
     ) -> Self {
         Self {
             id,
@@ -81,8 +85,8 @@ impl Pool {
             domain,
             account,
             totals,
-            warm: List::new(),
-            cold: List::new(),
+            lists: [const { List::new() }; COLD + 1],
+            policy: (eviction.make)(),
             cold_bytes: 0,
             charged_bytes: 0,
             dirty: 0,
@@ -93,19 +97,38 @@ impl Pool {
         }
     }
 
-    /// The oldest pages that are not dirty: the cold list's and the warm one's.
+    /// The oldest cold page that is not dirty.
     #[inline(always)]
-    pub(super) fn oldest_clean(&mut self, descriptors: &Arena<Descriptor>) -> [Option<u32>; 2] {
-        [
-            self.cold.oldest_clean(descriptors),
-            self.warm.oldest_clean(descriptors),
-        ]
-        .map(some)
+    pub(super) fn oldest_cold(&mut self, descriptors: &Arena<Descriptor>) -> Option<u32> {
+        some(self.lists[COLD].oldest_clean(descriptors))
+    }
+
+    /// Number of pages in the queues.
+    #[inline(always)]
+    pub(super) fn queue_pages(&self) -> [u32; 2] {
+        [self.lists[0].len(), self.lists[1].len()]
+    }
+
+    /// The page to be judged next, and its queue.
+    #[inline(always)]
+    pub(super) fn next_judged(&mut self, descriptors: &Arena<Descriptor>) -> Option<(Queue, u32)> {
+        let queue = self.policy.next(self.queue_pages());
+        [queue, queue.other()].into_iter().find_map(|queue| {
+            let id = self.lists[queue.index()].oldest_clean(descriptors);
+            Some((queue, some(id)?))
+        })
+    }
+
+    /// The page to be dropped or judged next.
+    #[inline(always)]
+    pub(super) fn next_evicted(&mut self, descriptors: &Arena<Descriptor>) -> Option<u32> {
+        let cold = self.oldest_cold(descriptors);
+        cold.or_else(|| self.next_judged(descriptors).map(|(_, id)| id))
     }
 
     /// Number of pages it has in this shard.
     pub(crate) fn pages(&self) -> u64 {
-        u64::from(self.warm.len()) + u64::from(self.cold.len())
+        self.lists.iter().map(|list| u64::from(list.len())).sum()
     }
 
     /// Its members.
@@ -123,7 +146,9 @@ impl Pool {
     }
 
     pub(super) fn heap_bytes(&self) -> usize {
-        size_of::<Self>() + self.members.capacity() * size_of::<Member>()
+        size_of::<Self>()
+            + self.members.capacity() * size_of::<Member>()
+            + size_of_val(&*self.policy)
     }
 
     pub(super) fn charge(&mut self, bytes: i64) {

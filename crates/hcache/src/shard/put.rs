@@ -3,7 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::pool::PoolMember;
-use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
+use super::{
+    CHUNK_PAGES, LEAST_REMEMBERED, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in,
+    some,
+};
 
 use crate::arena::{Frames, NoFrame};
 use crate::contents::{ShareResult, repeated_word};
@@ -40,7 +43,7 @@ impl Shard {
         if !put.counted {
             put.counted = true;
             self.counters(found).puts += 1;
-            self.observe(client, put.hash, put.handle.index, EventKind::Put);
+            self.observe(client, slot, put.hash, put.handle.index, EventKind::Put);
         }
         let Handle {
             pool,
@@ -77,7 +80,7 @@ impl Shard {
             return Err(Need::Clean);
         }
         if let Place::Frame(older) = self.descriptors[id].place() {
-            self.touch(slot, id);
+            self.use_page(slot, id);
             if let Some(frame) = put.frame.take() {
                 self.magazine.give(older);
                 self.descriptors[id].set_place(Place::Frame(frame));
@@ -91,7 +94,7 @@ impl Shard {
                 self.pool(slot).account.charge(-RAW_BYTES);
                 return Err(Need::Frames);
             };
-            self.touch(slot, id);
+            self.use_page(slot, id);
             self.vacate(slot, id);
             self.pool(slot).charged_bytes += RAW_BYTES;
             self.descriptors[id].set_place(Place::Frame(frame));
@@ -204,11 +207,12 @@ impl Shard {
         }
         put.frame = None;
         self.table[record].pages += 1;
-        let Self {
-            pools, descriptors, ..
-        } = self;
-        let pool = pool_in(pools, slot);
-        pool.warm.push_tail(descriptors, id);
+        let entries = self.pool(slot).pages() * 9 / 10;
+        let entries = entries.max(LEAST_REMEMBERED) as usize;
+        let page_hash = self.common.page_hash(put.hash, index);
+        let remembered = self.ghosts.take(page_hash, entries);
+        let queue = self.pool(slot).policy.enter(remembered);
+        self.append(slot, id, queue.index());
         Ok(id)
     }
 

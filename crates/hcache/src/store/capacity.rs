@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::registry::{ClientRecord, PoolRecord, Registry};
 use super::{FEWEST_SHARD_FRAMES, HEAP_RESERVE_BYTES, HUGE_FROM_BYTES, Inner, allowed_heap_bytes};
 
-use crate::account::{Account, OldestPage, PoolTotals};
+use crate::account::{Account, Ages, OldestPage, PoolTotals};
 use crate::arena::NoFrame;
 use crate::schedule::Claim;
 use crate::shard::{EvictionGain, Goal, Magazine};
@@ -226,7 +226,7 @@ impl Inner {
     /// Drops pages until this many frames are freed, or nothing can be dropped.
     fn drop_frames(&self, mut frames: u64) {
         while frames > 0 {
-            let won = self.evict_somebody(256, Goal::Pages);
+            let won = self.evict_somebody(self.large_batch(), Goal::Pages);
             if won.pages == 0 {
                 return;
             }
@@ -259,7 +259,7 @@ impl Inner {
             match attempt() {
                 Ok(()) => return Ok(()),
                 Err(NoFrame) if futile == FUTILE => return Err(NoFrame),
-                Err(NoFrame) if self.evict_somebody(256, Goal::Pages).pages > 0 => {}
+                Err(NoFrame) if self.evict_somebody(self.large_batch(), Goal::Pages).pages > 0 => {}
                 Err(NoFrame) => {
                     futile += 1;
                     for shard in 0..self.shards.len() {
@@ -350,11 +350,12 @@ impl Inner {
         if let Some(victim) = schedule::victim(usage) {
             return Some(accounts[victim].clone());
         }
+        let ages = self.common.ages();
         let oldest = |above_floor: bool| {
             let some = accounts.iter().filter(|account| {
                 evictable(account) && (!above_floor || account.used_bytes() > account.floor_bytes())
             });
-            some.min_by_key(|account| account.oldest().map_or(u64::MAX, |oldest| oldest.stamp))
+            some.min_by_key(|account| account.oldest(ages).map_or(u64::MAX, |oldest| oldest.stamp))
                 .cloned()
         };
         oldest(true).or_else(|| oldest(false))
@@ -366,42 +367,54 @@ impl Inner {
         }
     }
 
-    /// Frees frames (or drops pages) of one client, oldest pages first.
+    /// Frees frames (or drops pages) of one client, in the order of its pools' policies.
     pub(super) fn evict_from(&self, account: &Account, count: usize, goal: Goal) -> EvictionGain {
-        self.evict_oldest(|| account.oldest(), count, goal)
+        self.evict_oldest(|ages| account.oldest(ages), count, goal)
     }
 
-    /// Drops pages of one pool, oldest first.
+    /// Drops pages of one pool, in the order of its policy.
     pub(super) fn evict_from_pool(&self, pool: &Arc<PoolTotals>, count: usize) -> EvictionGain {
-        self.evict_oldest(|| OldestPage::of(pool, true), count, Goal::Pages)
+        self.evict_oldest(
+            |ages| OldestPage::next_evicted(pool, ages),
+            count,
+            Goal::Pages,
+        )
     }
 
     /// Evicts from the shard with the oldest page.
     fn evict_oldest(
         &self,
-        oldest: impl Fn() -> Option<OldestPage>,
+        oldest: impl Fn(Ages) -> Option<OldestPage>,
         count: usize,
         goal: Goal,
     ) -> EvictionGain {
         // The published stamps may be out of date when the shard is locked: the page may be gone or young.
         // Then any page of that shard is evicted.
-        for attempt in 0..=self.shards.len() {
-            let Some(oldest) = oldest() else { break };
-            let clock = self.common.clock.load(Ordering::Relaxed);
-            let slack = clock.saturating_sub(oldest.stamp) / 64;
-            let until = if attempt == 0 {
+        let mut attempts = 0;
+        while attempts <= self.shards.len() {
+            let ages = self.common.ages();
+            let Some(oldest) = oldest(ages) else { break };
+            let slack = ages.clock.saturating_sub(oldest.stamp) / 64;
+            let until = if attempts == 0 {
                 oldest.next.max(oldest.stamp + slack)
             } else {
                 u64::MAX
             };
             let won = self
                 .shard(oldest.shard)
-                .evict(oldest.pool.id, until, count, goal);
+                .evict(oldest.pool.id, (until, ages), count, goal);
             if won.pages > 0 {
                 return won;
             }
+            // A page that is kept has fewer uses stored, so this ends.
+            attempts += usize::from(won.kept == 0);
         }
         EvictionGain::default()
+    }
+
+    /// Number of pages to drop under one lock when many must go.
+    fn large_batch(&self) -> usize {
+        (self.common.top.load(Ordering::Relaxed) as usize / 128).clamp(1, 256)
     }
 
     /// Number of frames to free at once: few in a small store, where each counts.

@@ -170,7 +170,7 @@ impl Client {
         }
     }
 
-    /// Copies a page, without removing it or making it recently used.
+    /// Copies a page, without removing it or counting that as a use.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -224,7 +224,7 @@ impl Client {
         Ok(flushed)
     }
 
-    /// Makes a page the most recently used one of its pool. Returns whether it is there.
+    /// Uses a page in place: under LRU it becomes the most recently used one of its pool. Returns whether it is there.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -233,15 +233,15 @@ impl Client {
         shard.move_to_tail(self.id(), hash, &handle)
     }
 
-    /// Removes the least recently used page of a pool, dirty or not, into `page`: exactly that page in a store of one
-    /// shard; with more shards, accurate to within a few operations.
+    /// Removes the page of a pool that came first to its place in its queue, dirty or not, into `page`; under LRU, the least
+    /// recently used one. Exactly that page in a store of one shard; with more shards, accurate to within a few operations.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
     pub fn take_head(&self, pool: PoolId, page: &mut Page) -> Result<Option<TakenPage>, Error> {
         let inner = self.inner();
         let totals = inner.shard(0).totals(self.id(), pool)?;
-        while let Some(oldest) = OldestPage::of(&totals, false) {
+        while let Some(oldest) = OldestPage::of(&totals) {
             if let Some(taken) = inner.shard(oldest.shard).take_head(self.id(), pool, page)? {
                 return Ok(Some(taken));
             }

@@ -54,6 +54,7 @@ impl Inner {
                 domain,
                 account.clone(),
                 totals.clone(),
+                self.common.eviction,
             ));
         }
         lock(&account.pools).push(totals.clone());

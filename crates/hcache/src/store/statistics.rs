@@ -74,8 +74,7 @@ impl Inner {
                 dirty_pages: counted.dirty,
                 compressed_pages: counted.packed,
                 objects: counted.objects,
-                oldest_age: OldestPage::of(&record.totals, false)
-                    .map(|oldest| registry.age(oldest.stamp)),
+                oldest_age: OldestPage::of(&record.totals).map(|oldest| registry.age(oldest.stamp)),
                 created: record.created,
                 counters: counted.counters,
             }

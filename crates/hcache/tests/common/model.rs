@@ -7,8 +7,9 @@
 //!   recorded: a page that missed once does not come back.
 //! - A dirty page is never missed.
 //! - Counts and outcomes that reveal a page's presence agree with that.
-//! - With one shard, pages leave a pool in LRU order: whatever is found older than a page that left is an error.
-//!   (Not so with compression, where a page that shares its frame may leave with another.)
+//! - With one shard and under LRU, pages leave a pool in LRU order: whatever is found older than a page that left is an
+//!   error. (Not so with compression, where a page that shares its frame may leave with another. Other policies have
+//!   twins of their own in `policies.rs`.)
 //! - Counters are the sums of the answers given, and account for each page: a page that was put is there or left in a
 //!   way that is counted.
 //!
@@ -19,8 +20,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use plimsoll_hcache::{
-    Client, ClientId, ClientOptions, Counters, Error, Handle, PAGE_BYTES, Page, PoolId, PoolKind,
-    PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats, Version,
+    Client, ClientId, ClientOptions, Counters, Error, Handle, LRU, PAGE_BYTES, Page, PoolId,
+    PoolKind, PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats, Version,
 };
 
 use crate::content::Content;
@@ -75,6 +76,8 @@ pub struct Rules {
     pub roomy: bool,
     /// There is one shard.
     pub one_shard: bool,
+    /// The page unused for the longest time leaves first.
+    pub lru: bool,
     /// Compression is on.
     pub compression: bool,
     /// A frame is charged to each of those who share it.
@@ -352,6 +355,7 @@ impl Twin {
         let rules = Rules {
             roomy,
             one_shard: options.shards == 1,
+            lru: options.eviction.name == LRU.name,
             compression: options.compression,
             charged_each: options.sharing == Sharing::AcrossClients,
         };
@@ -642,7 +646,7 @@ impl Twin {
             Err(error) => panic!("{error}"),
         }
         pool.capacity = capacity;
-        if !self.rules.one_shard {
+        if !self.rules.one_shard || !self.rules.lru {
             // Which pages are the oldest is not determined.
             pool.exact &= capacity.is_none();
         }
@@ -1060,7 +1064,9 @@ impl Twin {
         let key = (taken.handle.object, taken.handle.index);
         assert_eq!(taken.handle, self.handle(at, key));
         self.check_page(at, key);
-        let in_order = self.rules.one_shard && (self.pools[at].exact || !self.rules.compression);
+        let in_order = self.rules.one_shard
+            && self.rules.lru
+            && (self.pools[at].exact || !self.rules.compression);
         let pool = &mut self.pools[at];
         assert_eq!(taken.dirty, pool.entries[&key].dirty);
         if in_order {

@@ -1,0 +1,297 @@
+//! A miniature of a store: one pool's replacement on page numbers alone, for curves of policies that are not stack algorithms.
+//!
+//! It takes the events of a sample of a client's pages, and answers which of its gets would hit in a store that gives the
+//! client so many pages, by the [policy](crate::EvictionPolicy) itself. A sample of one in *n* pages in a miniature of one in *n* of
+//! the size has about the hit ratio of the whole (\[Waldspurger17\]). Several miniatures yield points of a curve.
+//!
+//! The events are those of a store of another size. A get that missed there is followed by a put; if it hits here,
+//! that put would not have happened, and is no use of the page. A get that hit there is not; if it misses here, the client would have
+//! put the page, and the miniature does.
+//!
+//! Cost: three to six lines of memory an event; 16 bytes a page, 16 a remembered one, and 8 to 16 of index for each,
+//! all reserved at the start. Not here: contents, shards, compression, dirty pages.
+
+use crate::arena::NIL;
+use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue, UseEffect, Verdict};
+
+/// Number of the list of remembered pages, after the two queues.
+const GHOSTS: usize = 2;
+
+/// A page of one list.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    page: u32,
+    older: u32,
+    newer: u32,
+    /// 0 and 1 are the policy's queues.
+    list: u8,
+    uses: u8,
+    /// A put would not have happened: its get missed in the store and hit here.
+    put_is_owed: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct List {
+    oldest: u32,
+    newest: u32,
+    pages: u32,
+}
+
+/// A simulated pool of a fixed number of pages.
+pub struct Miniature {
+    policy: Box<dyn EvictionPolicy>,
+    size_pages: u32,
+    ghosts_max: u32,
+    slots: Vec<Slot>,
+    /// First free slot, linked by `newer`.
+    free: u32,
+    lists: [List; 3],
+    /// Slots by the hash of their page, linear probing, at most half full.
+    index: Box<[u32]>,
+}
+
+impl std::fmt::Debug for Miniature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Miniature of {} pages", self.size_pages)
+    }
+}
+
+impl Miniature {
+    /// Maximum number of pages of a miniature.
+    pub const MOST_PAGES: u32 = 1 << 28;
+
+    /// Makes an empty one of `size_pages`, at most [`MOST_PAGES`](Self::MOST_PAGES), under a policy.
+    #[must_use]
+    pub fn new(row: &EvictionPolicyRow, size_pages: u32) -> Self {
+        let size_pages = size_pages.min(Self::MOST_PAGES);
+        let ghosts_max = if row.remembers {
+            size_pages / 10 * 9 + size_pages % 10
+        } else {
+            0
+        };
+        let slots = size_pages + ghosts_max;
+        Self {
+            policy: (row.make)(),
+            size_pages,
+            ghosts_max,
+            slots: Vec::with_capacity(slots as usize),
+            free: NIL,
+            lists: [List {
+                oldest: NIL,
+                newest: NIL,
+                pages: 0,
+            }; 3],
+            index: vec![NIL; (2 * slots as usize).next_power_of_two().max(2)].into(),
+        }
+    }
+
+    /// Bytes of memory that one of this size takes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.slots.capacity() * size_of::<Slot>()
+            + self.index.len() * size_of::<u32>()
+            + size_of_val(&*self.policy)
+    }
+
+    /// Number of pages in it.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.lists[0].pages + self.lists[1].pages
+    }
+
+    /// A get. `page`: bits of a hash of it. `inclusive`: in a shared pool. `missed`: it missed in the store, so a put of the page
+    /// is expected. Returns whether it hits here.
+    pub fn get(&mut self, page: u32, inclusive: bool, missed: bool) -> bool {
+        let found = self.find(page).filter(|&slot| !self.is_ghost(slot));
+        match found {
+            Some(slot) if inclusive => {
+                self.use_page(slot);
+                self.slots[slot as usize].put_is_owed = missed;
+            }
+            Some(slot) if self.policy.remembers_taken() && self.ghosts_max > 0 => {
+                self.remember(slot);
+            }
+            Some(slot) => self.remove(slot),
+            None if inclusive && !missed => self.put(page),
+            None => {}
+        }
+        found.is_some()
+    }
+
+    /// A put.
+    pub fn put(&mut self, page: u32) {
+        let found = self.find(page);
+        let mut remembered = false;
+        if let Some(slot) = found {
+            if !self.is_ghost(slot) {
+                let owed = std::mem::take(&mut self.slots[slot as usize].put_is_owed);
+                if !owed {
+                    self.use_page(slot);
+                }
+                return;
+            }
+            remembered = true;
+            self.remove(slot);
+        }
+        if self.size_pages == 0 {
+            return;
+        }
+        while self.pages() >= self.size_pages {
+            self.evict_one();
+        }
+        let queue = self.policy.enter(remembered);
+        let slot = self.insert(page);
+        self.append(slot, queue.index());
+    }
+
+    /// A flush: the page leaves, if it is there, and is not remembered.
+    pub fn flush(&mut self, page: u32) {
+        if let Some(slot) = self.find(page).filter(|&slot| !self.is_ghost(slot)) {
+            self.remove(slot);
+        }
+    }
+
+    fn is_ghost(&self, slot: u32) -> bool {
+        usize::from(self.slots[slot as usize].list) == GHOSTS
+    }
+
+    fn use_page(&mut self, slot: u32) {
+        match self.policy.used(self.slots[slot as usize].uses) {
+            UseEffect::Counted(uses) => self.slots[slot as usize].uses = uses,
+            UseEffect::Moved(queue) => {
+                self.unlink(slot);
+                self.append(slot, queue.index());
+            }
+        }
+    }
+
+    fn evict_one(&mut self) {
+        let pages = [self.lists[0].pages, self.lists[1].pages];
+        let queue = self.policy.next(pages);
+        let is_there = |queue: &Queue| pages[queue.index()] > 0;
+        let queue = Some(queue).filter(is_there).unwrap_or(queue.other());
+        let slot = self.lists[queue.index()].oldest;
+        let uses = self.slots[slot as usize].uses;
+        match self.policy.judge(queue, uses, pages) {
+            Verdict::Kept { queue, uses } => {
+                self.unlink(slot);
+                self.slots[slot as usize].uses = uses;
+                self.append(slot, queue.index());
+            }
+            Verdict::Evicted { remembered: true } if self.ghosts_max > 0 => self.remember(slot),
+            Verdict::Evicted { .. } => self.remove(slot),
+        }
+    }
+
+    /// Makes a page a remembered one.
+    fn remember(&mut self, slot: u32) {
+        if self.lists[GHOSTS].pages >= self.ghosts_max {
+            self.remove(self.lists[GHOSTS].oldest);
+        }
+        self.unlink(slot);
+        self.append(slot, GHOSTS);
+    }
+
+    fn append(&mut self, slot: u32, list: usize) {
+        let newest = self.lists[list].newest;
+        let page = &mut self.slots[slot as usize];
+        page.older = newest;
+        page.newer = NIL;
+        page.list = u8::try_from(list).expect("three lists");
+        match newest {
+            NIL => self.lists[list].oldest = slot,
+            newest => self.slots[newest as usize].newer = slot,
+        }
+        self.lists[list].newest = slot;
+        self.lists[list].pages += 1;
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Slot {
+            older, newer, list, ..
+        } = self.slots[slot as usize];
+        let list = &mut self.lists[usize::from(list)];
+        list.pages -= 1;
+        match older {
+            NIL => list.oldest = newer,
+            older => self.slots[older as usize].newer = newer,
+        }
+        match newer {
+            NIL => list.newest = older,
+            newer => self.slots[newer as usize].older = older,
+        }
+    }
+
+    /// Makes a slot that is in no list. There are as many as pages and ghosts at most.
+    fn insert(&mut self, page: u32) -> u32 {
+        let new = Slot {
+            page,
+            older: NIL,
+            newer: NIL,
+            list: 0,
+            uses: 0,
+            put_is_owed: false,
+        };
+        let slot = if self.free == NIL {
+            self.slots.push(new);
+            u32::try_from(self.slots.len() - 1).expect("at most twice MOST_PAGES")
+        } else {
+            let slot = self.free;
+            self.free = self.slots[slot as usize].newer;
+            self.slots[slot as usize] = new;
+            slot
+        };
+        let mut at = self.home(page);
+        while self.index[at] != NIL {
+            at = self.after(at);
+        }
+        self.index[at] = slot;
+        slot
+    }
+
+    /// Frees a slot.
+    fn remove(&mut self, slot: u32) {
+        self.unlink(slot);
+        let mut hole = self.home(self.slots[slot as usize].page);
+        while self.index[hole] != slot {
+            hole = self.after(hole);
+        }
+        // The entries after it move up, unless that puts them before their home.
+        let mut at = self.after(hole);
+        while self.index[at] != NIL {
+            let home = self.home(self.slots[self.index[at] as usize].page);
+            let mask = self.index.len() - 1;
+            if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
+                self.index[hole] = self.index[at];
+                hole = at;
+            }
+            at = self.after(at);
+        }
+        self.index[hole] = NIL;
+        self.slots[slot as usize].newer = self.free;
+        self.free = slot;
+    }
+
+    fn find(&self, page: u32) -> Option<u32> {
+        let mut at = self.home(page);
+        loop {
+            let slot = self.index[at];
+            if slot == NIL {
+                return None;
+            }
+            if self.slots[slot as usize].page == page {
+                return Some(slot);
+            }
+            at = self.after(at);
+        }
+    }
+
+    fn home(&self, page: u32) -> usize {
+        page.wrapping_mul(0x9e37_79b1) as usize >> 4 & (self.index.len() - 1)
+    }
+
+    fn after(&self, at: usize) -> usize {
+        (at + 1) & (self.index.len() - 1)
+    }
+}
