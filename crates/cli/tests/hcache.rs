@@ -125,6 +125,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ("--capacity 2M --mode 1000", 2, "'1000' is not a mode"),
         ("--capacity 2M --workers 0", 2, "0 is not in 1..=256"),
         ("--capacity 2M --share some", 2, "invalid value 'some'"),
+        ("--capacity 2M --eviction clock", 2, "s3-fifo, sieve, lru"),
         (
             "--capacity 2M --ghost-rate 1/3",
             2,
@@ -177,7 +178,7 @@ fn a_server_says_when_it_is_ready_and_leaves_nothing_at_its_end() {
         let mut served = Server::new("--capacity 4M --max-capacity 8M --workers 1 --compress");
         let socket = served.socket();
         let ready = format!(
-            "hcache: serving at {}, capacity 4 MiB (up to 8 MiB), 1 worker, LZ4 compression\n",
+            "hcache: serving at {}, capacity 4 MiB (up to 8 MiB), 1 worker, LZ4 compression, eviction by s3-fifo\n",
             socket.display()
         );
         assert_eq!(served.ready, ready);
@@ -350,9 +351,34 @@ fn a_smaller_capacity_holds_when_resize_returns() {
 }
 
 #[test]
+fn the_curve_of_a_policy_with_miniatures_falls_about_a_loops_size() {
+    for policy in ["s3-fifo", "sieve"] {
+        let served = Server::new(&format!("--capacity 8M --eviction {policy}"));
+        let (mut connection, pool) = served.client("loop");
+        go_round(&mut connection, pool, 1600, 10);
+        let report = served.report("stat --curves -o json");
+        assert_eq!(report.store.eviction, policy);
+        let ghosts = report.ghosts.unwrap();
+        assert_eq!((ghosts.one_in, ghosts.unseen_events), (8, 0));
+        let client = &report.clients[0];
+        assert_eq!(client.expected.as_ref().unwrap().len(), 3);
+        let curve = client.curve.as_ref().unwrap();
+        let miss_ratio = |pages: u64| {
+            let at = curve
+                .points
+                .partition_point(|point| point.size_pages <= pages);
+            curve.points[at - 1].miss_ratio
+        };
+        // One in eight of 1600 pages is sampled: about 200.
+        assert!(miss_ratio(2048) < 0.11, "{policy}: {}", miss_ratio(2048));
+        assert!(miss_ratio(512) > 0.4, "{policy}: {}", miss_ratio(512));
+    }
+}
+
+#[test]
 fn a_loops_curve_falls_at_its_size() {
     // A page in an exclusive store is gone once it is got, so the loop needs room for all its pages.
-    let served = Server::new("--capacity 4M --ghost-rate 1");
+    let served = Server::new("--capacity 4M --ghost-rate 1 --eviction lru");
     let (mut connection, pool) = served.client("loop");
     go_round(&mut connection, pool, 200, 10);
     let report = served.report("stat --curves -o json");

@@ -1,4 +1,7 @@
-//! Hit ratios of each client of a store at other capacities, from ghost lists.
+//! Hit ratios of each client of a store at other capacities, from ghost lists or miniatures.
+//!
+//! Under a policy that is a stack algorithm (LRU) a client has a ghost list. Under any other it has [`Miniatures`], which play
+//! the policy itself at several sizes. What follows is about the list, unless it is said of both.
 //!
 //! A client's own memory lies in front of the store: a page it puts has just left that memory, a page it gets
 //! is on its way back. So the order of its puts is an LRU list without contents, and a get whose page is at
@@ -6,10 +9,10 @@
 //! [`GhostBuffer`] behind a cache of unknown size, which is counted as none.
 //! It does not depend on the present capacity, and so predicts smaller and larger ones alike.
 //!
-//! The store reports a sample of its pages, chosen by hash; sizes are scaled up accordingly (\\[Waldspurger15\\]).
+//! For both, the store reports a sample of its pages, chosen by hash; sizes are scaled up accordingly (\[Waldspurger15\]).
 //! The band is that of the list, not of the sample.
 //!
-//! Ghost lists count in the store's capacity: [`settle`](Ghosts::settle) reserves memory before a list may be made.
+//! Both count in the store's capacity: [`settle`](Ghosts::settle) reserves memory before a client gets one.
 //!
 //! Unlike in the store, a page that is taken out leaves no free space to the pages before it. That is exact where each
 //! page that comes back evicts another, and optimistic while a client grows.
@@ -18,13 +21,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
 use plimsoll_estimator::{GhostBuffer, GhostError, GhostOptions};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageNumber};
-use plimsoll_hcache::{ClientId, Error, Event, EventKind, Observer, Store};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_hcache::{
+    ClientId, Error, Event, EventKind, EvictionPolicyRow, Miniature, Observer, Store,
+};
 
+use super::miniatures::{Miniatures, POINTS_OF_REACH};
 use crate::prediction::lock;
 
 /// Default limit of the pages in a ghost list: 0.4 MiB.
 const GHOST_PAGES: u64 = 8192;
+/// Default limit of the pages in the largest miniature: 0.6 MiB for all of them at most.
+const MINIATURE_PAGES: u64 = 2048;
+/// By default, miniatures model at most one in so many pages, so that those of two clients or more fit into the share of a
+/// small store.
+const MINIATURE_ONE_IN: u64 = 8;
 /// Steps of a client's curve, at most.
 const SEGMENTS: u64 = 512;
 /// One in so many bytes of the capacity may be ghost lists.
@@ -32,29 +43,42 @@ const MEMORY_SHARE: u64 = 16;
 /// Ghost lists for which memory is reserved before their clients connect.
 const SPARE: usize = 2;
 
-/// The sizes of the ghost lists of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The sizes of the ghost lists or miniatures of a store.
+#[derive(Debug, Clone, Copy)]
 pub struct GhostPlan {
     /// One in so many pages is modelled, a power of two.
     pub one_in: u32,
-    /// Sizes of a list, in sampled pages.
+    /// The policy that they model.
+    eviction: &'static EvictionPolicyRow,
+    /// Sizes of a list, in sampled pages; of miniatures the largest is `ghost`.
     options: GhostOptions,
 }
 
 impl GhostPlan {
-    /// Plans curves up to `reach_pages` that model one in `one_in` pages (a power of two) or, if that is `None`,
-    /// as many as a list of 8192 pages holds.
+    /// Plans curves of a policy up to `reach_pages` that model one in `one_in` pages (a power of two) or, if that is `None`,
+    /// as many as a list of 8192 pages or a miniature of 2048 holds.
     #[must_use]
-    pub fn new(reach_pages: u64, one_in: Option<u32>) -> Self {
-        let fitting = reach_pages.div_ceil(GHOST_PAGES).next_power_of_two();
+    pub fn new(
+        eviction: &'static EvictionPolicyRow,
+        reach_pages: u64,
+        one_in: Option<u32>,
+    ) -> Self {
+        let (pages, points, least_one_in) = if eviction.is_stack {
+            (GHOST_PAGES, SEGMENTS, 1)
+        } else {
+            (MINIATURE_PAGES, POINTS_OF_REACH, MINIATURE_ONE_IN)
+        };
+        let fitting = reach_pages.div_ceil(pages).next_power_of_two();
+        let fitting = fitting.max(least_one_in);
         let one_in = one_in.unwrap_or(u32::try_from(fitting).unwrap_or(1 << 31));
         let ghost = reach_pages.div_ceil(one_in.into()).max(1);
         Self {
             one_in,
+            eviction,
             options: GhostOptions {
                 direct: PageCount(0),
                 ghost: PageCount(ghost),
-                segment: PageCount(ghost.div_ceil(SEGMENTS)),
+                segment: PageCount(ghost.div_ceil(points)),
             },
         }
     }
@@ -64,35 +88,101 @@ impl GhostPlan {
     pub fn segment_pages(&self) -> u64 {
         self.options.segment.0 * u64::from(self.one_in)
     }
+
+    fn make(&self) -> Result<Model, GhostError> {
+        if self.eviction.is_stack {
+            return Ok(Model::List(GhostBuffer::new(self.options)?));
+        }
+        let pages = self.options.ghost;
+        let reach = u32::try_from(pages.0).ok();
+        let reach = reach.filter(|&pages| pages <= Miniature::MOST_PAGES);
+        let reach = reach.ok_or(GhostError::TooLarge {
+            pages,
+            max: PageCount(Miniature::MOST_PAGES.into()),
+        })?;
+        Ok(Model::Miniatures(Miniatures::new(self.eviction, reach)))
+    }
 }
 
-/// The ghost lists of all clients.
+/// The model of one client's gets.
+#[derive(Debug)]
+enum Model {
+    List(GhostBuffer),
+    Miniatures(Miniatures),
+}
+
+impl Model {
+    fn memory_bytes(&self) -> usize {
+        match self {
+            Self::List(list) => list.memory_bytes(),
+            Self::Miniatures(all) => all.memory_bytes(),
+        }
+    }
+
+    /// The curve, at sizes multiplied by `scale`.
+    fn curve(&self, scale: u64) -> Result<MissRatioCurve, CurveError> {
+        let curve = match self {
+            Self::List(list) => list.curve()?,
+            Self::Miniatures(all) => return all.curve(scale),
+        };
+        let points = curve.points().iter().map(|point| CurvePoint {
+            size: PageCount(point.size.0.saturating_mul(scale)),
+            ..*point
+        });
+        MissRatioCurve::new(points.collect(), curve.references())
+    }
+
+    fn observe(&mut self, event: &Event) {
+        let list = match self {
+            Self::List(list) => list,
+            Self::Miniatures(all) => return all.observe(event),
+        };
+        let page = PageNumber(event.page);
+        match event.kind {
+            EventKind::Hit | EventKind::Missed => {
+                // Depths count from the head of the list: no memory lies in front of it.
+                list.set_cached(PageCount(0));
+                list.missed(page);
+            }
+            EventKind::Kept => {
+                // Back to the head, as in a store that is one LRU list.
+                list.set_cached(PageCount(0));
+                list.missed(page);
+                list.evicted(page);
+            }
+            EventKind::Put => list.evicted(page),
+            EventKind::Flushed => list.released(page),
+        }
+    }
+}
+
+/// The models of all clients.
 #[derive(Debug)]
 pub struct Ghosts {
     plan: GhostPlan,
-    /// Bytes of one list.
+    /// Bytes of one model.
     ghost_bytes: u64,
-    /// Lists that there may be, at most.
+    /// Models that there may be, at most.
     ghosts_max: usize,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    ghosts: BTreeMap<ClientId, GhostBuffer>,
-    /// Lists for which memory is reserved, including those in use.
+    ghosts: BTreeMap<ClientId, Model>,
+    /// Models for which memory is reserved, including those in use.
     granted: usize,
     unseen_events: u64,
 }
 
 impl Ghosts {
-    /// Lists for a store of `capacity_bytes`, of which they take at most a sixteenth.
+    /// Models for a store of `capacity_bytes`, of which they take at most a sixteenth.
     ///
     /// # Errors
     ///
-    /// [`GhostError`] if a list cannot have these sizes.
+    /// [`GhostError`] if one cannot have these sizes.
     pub fn new(plan: GhostPlan, capacity_bytes: u64) -> Result<Self, GhostError> {
-        let ghost_bytes = GhostBuffer::new(plan.options)?.memory_bytes() as u64;
+        let ghost_bytes = plan.make()?.memory_bytes() as u64;
         let ghosts_max = capacity_bytes / MEMORY_SHARE / ghost_bytes;
         Ok(Self {
             plan,
@@ -102,33 +192,33 @@ impl Ghosts {
         })
     }
 
-    /// The sizes of the lists.
+    /// The sizes of the models.
     #[must_use]
     pub fn plan(&self) -> GhostPlan {
         self.plan
     }
 
-    /// Bytes reserved for lists.
+    /// Bytes reserved for models.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.lock().granted as u64 * self.ghost_bytes
     }
 
-    /// Events of clients that had no list (yet).
+    /// Events of clients that had no model (yet).
     #[must_use]
     pub fn unseen_events(&self) -> u64 {
         self.lock().unseen_events
     }
 
-    /// Drops the lists of clients that disconnected, and reserves memory for new ones. To be
+    /// Drops the models of clients that disconnected, and reserves memory for new ones. To be
     /// called at the start and about once a second.
     ///
     /// # Errors
     ///
-    /// The store's, if it cannot spare the memory; then no list is added.
+    /// The store's, if it cannot spare the memory; then no model is added.
     pub fn settle(&self, store: &Store) -> Result<(), Error> {
         let known: BTreeSet<_> = self.lock().ghosts.keys().copied().collect();
-        // A client that connects from here on is not in `known`, and keeps its list.
+        // A client that connects from here on is not in `known`, and keeps its model.
         let present: BTreeSet<_> = store.stats().clients.iter().map(|c| c.id).collect();
         let wanted = (present.len() + SPARE).min(self.ghosts_max);
         let granted = {
@@ -150,16 +240,12 @@ impl Ghosts {
     }
 
     /// The curve of a client since it connected: the share of its gets that miss by the pages of the store that it may
-    /// hold. `None` for a client without gets or without a list.
+    /// hold. `None` for a client without gets or without a model.
     #[must_use]
     pub fn curve(&self, client: ClientId) -> Option<MissRatioCurve> {
-        let curve = self.lock().ghosts.get(&client)?.curve().ok()?;
-        let scale = u64::from(self.plan.one_in);
-        let points = curve.points().iter().map(|point| CurvePoint {
-            size: PageCount(point.size.0.saturating_mul(scale)),
-            ..*point
-        });
-        MissRatioCurve::new(points.collect(), curve.references()).ok()
+        let inner = self.lock();
+        let model = inner.ghosts.get(&client)?;
+        model.curve(self.plan.one_in.into()).ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -171,38 +257,22 @@ impl Observer for Ghosts {
     fn observe(&self, events: &[Event]) {
         let mut inner = self.lock();
         for event in events {
-            let Some(ghost) = inner.ghost_of(event.client, self.plan.options) else {
-                inner.unseen_events += 1;
-                continue;
-            };
-            let page = PageNumber(event.page);
-            match event.kind {
-                EventKind::Hit | EventKind::Missed => {
-                    // Depths count from the head of the list: no memory lies in front of it.
-                    ghost.set_cached(PageCount(0));
-                    ghost.missed(page);
-                }
-                EventKind::Kept => {
-                    // Back to the head, as in a store that is one LRU list.
-                    ghost.set_cached(PageCount(0));
-                    ghost.missed(page);
-                    ghost.evicted(page);
-                }
-                EventKind::Put => ghost.evicted(page),
-                EventKind::Flushed => ghost.released(page),
+            match inner.model_of(event.client, &self.plan) {
+                Some(model) => model.observe(event),
+                None => inner.unseen_events += 1,
             }
         }
     }
 }
 
 impl Inner {
-    /// The client's list, made now if there is memory for it.
-    fn ghost_of(&mut self, client: ClientId, options: GhostOptions) -> Option<&mut GhostBuffer> {
+    /// The client's model, made now if there is memory for it.
+    fn model_of(&mut self, client: ClientId, plan: &GhostPlan) -> Option<&mut Model> {
         if !self.ghosts.contains_key(&client) {
             if self.ghosts.len() >= self.granted {
                 return None;
             }
-            self.ghosts.insert(client, GhostBuffer::new(options).ok()?);
+            self.ghosts.insert(client, plan.make().ok()?);
         }
         self.ghosts.get_mut(&client)
     }
@@ -211,7 +281,7 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_hcache::{ClientOptions, StoreOptions};
+    use plimsoll_hcache::{ClientOptions, EVICTION_POLICIES, LRU, StoreOptions};
     use proptest::prelude::*;
 
     const CLIENT: ClientId = ClientId(1);
@@ -221,12 +291,13 @@ mod tests {
             client: CLIENT,
             page,
             kind,
+            inclusive: kind == EventKind::Kept,
         }
     }
 
     /// Ghosts that reach to so many pages, with memory set aside for any.
     fn ghosts(reach_pages: u64, one_in: u32) -> Ghosts {
-        let ghosts = Ghosts::new(GhostPlan::new(reach_pages, Some(one_in)), 1 << 30).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, reach_pages, Some(one_in)), 1 << 30).unwrap();
         ghosts.lock().granted = 2;
         ghosts
     }
@@ -310,19 +381,24 @@ mod tests {
             (262_144, 32, 8192, 16),
             (0, 1, 1, 1),
         ] {
-            let plan = GhostPlan::new(reach_pages, None);
+            let plan = GhostPlan::new(LRU, reach_pages, None);
             assert_eq!((plan.one_in, plan.options.ghost.0), (one_in, ghost));
             assert_eq!(plan.segment_pages(), segment * u64::from(one_in));
         }
-        let plan = GhostPlan::new(1 << 20, Some(16));
+        let plan = GhostPlan::new(LRU, 1 << 20, Some(16));
         assert_eq!((plan.one_in, plan.options.ghost.0), (16, 1 << 16));
-        assert!(GhostPlan::new(u64::MAX, None).one_in.is_power_of_two());
+        for row in EVICTION_POLICIES {
+            assert!(GhostPlan::new(row, u64::MAX, None).one_in.is_power_of_two());
+            let plan = GhostPlan::new(row, 1 << 22, None);
+            let bytes = plan.make().unwrap().memory_bytes();
+            assert!(bytes < 700 << 10, "{row:?}: {bytes}");
+        }
     }
 
     #[test]
     fn a_ghost_is_made_only_from_memory_set_aside_and_goes_with_its_client() {
         let store = Store::new(StoreOptions::new(16 << 20)).unwrap();
-        let ghosts = Ghosts::new(GhostPlan::new(8192, None), 16 << 20).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, 8192, None), 16 << 20).unwrap();
         // 434 KiB each, of a sixteenth of 16 MiB.
         assert_eq!(ghosts.ghosts_max, 2);
         let put = |client| {
@@ -331,6 +407,7 @@ mod tests {
                 client,
                 page: 1,
                 kind,
+                inclusive: false,
             }]);
         };
         let clients: Vec<_> = (0..3)

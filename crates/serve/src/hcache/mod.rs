@@ -3,6 +3,7 @@
 pub mod ghosts;
 pub mod load;
 pub mod metrics;
+mod miniatures;
 pub mod report;
 pub mod serve;
 pub mod table;

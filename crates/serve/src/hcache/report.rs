@@ -45,6 +45,8 @@ pub struct StoreReport {
     pub compression: bool,
     /// Which pages are stored once.
     pub sharing: Sharing,
+    /// Name of the policy by which pages are evicted.
+    pub eviction: String,
 }
 
 /// How hit ratios are predicted.
@@ -99,7 +101,7 @@ pub struct PoolReport {
     pub dirty_pages: u64,
     pub compressed_pages: u64,
     pub objects: u64,
-    /// Time since its oldest page was last used.
+    /// Time since its oldest page came to its place in its queue; under LRU, since it was last used.
     pub oldest_age_seconds: Option<f64>,
     pub age_seconds: f64,
     pub counters: Counters,
@@ -124,6 +126,8 @@ pub struct Surroundings {
     pub compression: bool,
     /// Which pages are stored once.
     pub sharing: Sharing,
+    /// Name of the policy by which pages are evicted.
+    pub eviction: String,
     /// Counters of the server.
     pub server: BTreeMap<String, u64>,
 }
@@ -144,6 +148,7 @@ impl Report {
                 workers: surroundings.workers,
                 compression: surroundings.compression,
                 sharing: surroundings.sharing,
+                eviction: surroundings.eviction,
             },
             server: surroundings.server,
             ghosts: ghosts.map(|ghosts| GhostsReport {
@@ -284,6 +289,7 @@ pub(crate) mod tests {
             workers: 2,
             compression: true,
             sharing: Sharing::WithinClient,
+            eviction: "s3-fifo".to_owned(),
             server: [("connections".to_owned(), 3)].into(),
         };
         let mut report = Report::new(stats, None, surroundings);

@@ -10,7 +10,10 @@ use std::{panic, thread};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
-use plimsoll_hcache::{PAGE_BYTES, Sharing, Store, StoreOptions};
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use plimsoll_hcache::{
+    EVICTION_POLICIES, EvictionPolicyRow, PAGE_BYTES, Sharing, Store, StoreOptions, eviction_policy,
+};
 use plimsoll_output::{bail_usage, stop_flag};
 use plimsoll_protocol::size::{ByteSize, Rate};
 use plimsoll_ring::{ClientLimits, Server, ServerOptions};
@@ -45,6 +48,9 @@ pub struct Args {
     /// Which pages of the same content are stored once
     #[arg(long, value_enum, default_value_t = Share::Off)]
     share: Share,
+    /// Which page is evicted when memory runs short
+    #[arg(long, value_name = "POLICY", default_value = EVICTION_POLICIES[0].name, value_parser = eviction_names())]
+    eviction: String,
     /// Threads that serve clients [default: one for two CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     workers: Option<u16>,
@@ -68,7 +74,7 @@ pub struct Args {
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
     mode: u32,
     /// Share of the pages that are modelled to predict hit ratios at other capacities: 1, 1/2, 1/4 ..
-    /// [default: chosen so that each client takes 0.4 MiB]
+    /// [default: chosen so that each client takes at most 0.6 MiB]
     #[arg(long, value_name = "RATE", conflicts_with = "no_ghost")]
     ghost_rate: Option<Rate>,
     /// Disable hit-ratio prediction for other capacities
@@ -95,6 +101,12 @@ impl From<Share> for Sharing {
             Share::All => Self::AcrossClients,
         }
     }
+}
+
+/// The names of the eviction policies, with their descriptions.
+fn eviction_names() -> PossibleValuesParser {
+    let value = |row: &EvictionPolicyRow| PossibleValue::new(row.name).help(row.summary);
+    PossibleValuesParser::new(EVICTION_POLICIES.map(value))
 }
 
 fn mode(text: &str) -> Result<u32, String> {
@@ -135,6 +147,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     options.max_capacity_bytes = max_capacity.0;
     options.compression = args.compress;
     options.sharing = args.share.into();
+    options.eviction = args.eviction();
     if let Some(ghosts) = &ghosts {
         options.observe_one_in = ghosts.plan().one_in;
         options.observer = Some(Arc::<Ghosts>::clone(ghosts));
@@ -149,7 +162,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .with_context(|| format!("cannot serve at {}", args.socket.display()))?;
     writeln!(
         out,
-        "hcache: serving at {}, capacity {}{}, {}{}",
+        "hcache: serving at {}, capacity {}{}, {}{}, eviction by {}",
         args.socket.display(),
         args.capacity.rounded(),
         if max_capacity > args.capacity {
@@ -166,6 +179,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         } else {
             ", no compression"
         },
+        args.eviction,
     )?;
     out.flush()?;
 
@@ -174,6 +188,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             workers: workers as u64,
             compression: args.compress,
             sharing: args.share.into(),
+            eviction: args.eviction.clone(),
             server: named(&server),
         };
         let report = Report::new(store.stats(), ghosts.as_deref(), surroundings);
@@ -234,9 +249,13 @@ impl Args {
         // Curves extend to twice the largest capacity, and compressed pages take half as much or less.
         let times = if self.compress { 4 } else { 2 };
         let reach_pages = max_capacity.0 / PAGE_BYTES as u64 * times;
-        let plan = GhostPlan::new(reach_pages, one_in);
+        let plan = GhostPlan::new(self.eviction(), reach_pages, one_in);
         let ghosts = Ghosts::new(plan, self.capacity.0).context("no curves")?;
         Ok(Some(ghosts))
+    }
+
+    fn eviction(&self) -> &'static EvictionPolicyRow {
+        eviction_policy(&self.eviction).expect("one of the names that the parser accepts")
     }
 
     fn server_options(&self) -> ServerOptions {
