@@ -13,7 +13,7 @@ use foyer_memory::{Cache as Foyer, CacheBuilder as FoyerBuilder, S3FifoConfig};
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache as Moka;
 use plimsoll_flow::{PageCount, ReferenceBatch, Source};
-use plimsoll_hcache::{Client, PAGE_BYTES, Page, PoolId, PoolOptions, StoreOptions};
+use plimsoll_hcache::{Client, LRU, PAGE_BYTES, Page, PoolId, PoolOptions, StoreOptions};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 use super::pages::handle;
@@ -46,6 +46,7 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum CacheKind {
     Hcache,
+    HcacheLru,
     Moka,
     MokaLru,
     QuickCache,
@@ -54,8 +55,9 @@ enum CacheKind {
 }
 
 impl CacheKind {
-    const ALL: [(Self, &str, &str); 6] = [
-        (Self::Hcache, "hcache", "hcache, LRU"),
+    const ALL: [(Self, &str, &str); 7] = [
+        (Self::Hcache, "hcache", "hcache, default policy"),
+        (Self::HcacheLru, "hcache-lru", "hcache, LRU"),
         (Self::Moka, "moka", "moka, TinyLFU"),
         (Self::MokaLru, "moka-lru", "moka, LRU"),
         (
@@ -203,8 +205,11 @@ pub(crate) fn run_one(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let references: Vec<_> = all.chunks(2 * REFERENCES).collect();
     let before = proc_bytes("/proc/self/status", "VmRSS")?;
     let figures = match args.which {
-        CacheKind::Hcache => {
-            let options = StoreOptions::new(bytes as u64);
+        which @ (CacheKind::Hcache | CacheKind::HcacheLru) => {
+            let mut options = StoreOptions::new(bytes as u64);
+            if which == CacheKind::HcacheLru {
+                options.eviction = LRU;
+            }
             let (client, pool) = store_of(options, PoolOptions::shared(1))?;
             drive(&OwnCache(client, pool), &references, args.copied)?
         }
@@ -235,7 +240,7 @@ pub(crate) fn run_one(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// Page numbers: those of a Zipf law, and every so often a stretch of pages in turn.
-fn references(pages: u64, count: usize) -> anyhow::Result<Vec<u64>> {
+pub(super) fn references(pages: u64, count: usize) -> anyhow::Result<Vec<u64>> {
     let mut workload = Workload::of(Pattern::Zipf {
         pages: PageCount(pages),
         alpha: 0.9,

@@ -6,6 +6,8 @@
 //! | `lookup` | a get that misses, metadata a page, at 1 M pages | at most 50 ns, 40 bytes |
 //! | `threads` | two threads beside one, and the bare copy's two beside one | at least 1.8 x |
 //! | `caches` | get, else put, beside moka, quick_cache and foyer in processes of their own | |
+//! | `ratios` | hit ratios by eviction policy on the stream of `caches` and on traces, beside the same | |
+//! | `shrink` | the longest puts while a store shrinks to a quarter | |
 //! | `content` | compression and sharing of pages of known compressibility | |
 //!
 //! A *cold* page was last touched a whole pass over the memory ago, which is many times the last-level cache. A copy
@@ -19,14 +21,17 @@ mod lookups;
 mod memcached;
 mod page_server;
 mod pages;
+mod ratios;
 mod redis;
 mod region;
 mod serve;
 mod server;
+mod shrink;
 mod soak;
 mod threads;
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use plimsoll_hcache::{Client, ClientOptions, PoolId, PoolOptions, Store, StoreOptions};
 
@@ -51,6 +56,9 @@ pub(crate) struct Args {
     /// Capacity of each cache, in MiB
     #[arg(long, default_value_t = 256)]
     cache_mib: usize,
+    /// A directory whose traces are taken for hit ratios, those that can be read
+    #[arg(long, default_value = "../shared/traces")]
+    traces: PathBuf,
 }
 
 impl Default for Args {
@@ -59,6 +67,7 @@ impl Default for Args {
             region_mib: 1024,
             lookup_kilopages: 1000,
             cache_mib: 256,
+            traces: PathBuf::from("../shared/traces"),
         }
     }
 }
@@ -76,6 +85,12 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     }
     if cli.wants("caches") {
         caches::run(cli, args, out)?;
+    }
+    if cli.wants("ratios") {
+        ratios::run(cli, args, out)?;
+    }
+    if cli.wants("shrink") {
+        shrink::run(cli, args, out)?;
     }
     if cli.wants("content") {
         content::run(args, out)?;
