@@ -68,6 +68,9 @@ pub struct Balloon {
     settings: BalloonSettings,
     /// Size of the VM's RAM.
     max_bytes: u64,
+    /// The part of it that is virtio-mem. QEMU's balloon does not count it, so it is added to the sizes that QEMU reports
+    /// and subtracted from targets.
+    virtio_mem_bytes: u64,
     /// Whether the guest should report statistics.
     statistics: bool,
     /// Whether their interval was set by this process because none was set.
@@ -92,6 +95,7 @@ impl Balloon {
             socket,
             settings,
             max_bytes: memory_bytes,
+            virtio_mem_bytes: 0,
             statistics: true,
             has_set_interval: false,
             absence: None,
@@ -173,7 +177,9 @@ impl Balloon {
     fn exchange(&mut self) -> Result<Option<GuestStats>, Failure> {
         let deadline = Instant::now() + self.settings.timeout;
         let mut qmp = self.connect(deadline)?;
-        self.max_bytes = self.checked_ram(qmp.within(deadline).memory_bytes()?)?;
+        let ram = qmp.within(deadline).ram()?;
+        self.max_bytes = self.checked_ram(ram.fixed_bytes + ram.virtio_mem_bytes)?;
+        self.virtio_mem_bytes = ram.virtio_mem_bytes;
         self.blocks = match qmp.within(deadline).block_reads() {
             Err(VmError::QmpRefused { .. }) => None,
             blocks => blocks?,
@@ -184,7 +190,9 @@ impl Balloon {
                 self.tracker.see(self.max_bytes, Instant::now());
                 return Ok(None);
             }
-            actual_bytes => self.checked_ram(actual_bytes?)?,
+            actual_bytes => {
+                self.checked_ram(actual_bytes?.saturating_add(self.virtio_mem_bytes))?
+            }
         };
         self.tracker.see(actual_bytes, Instant::now());
         self.absence = None;
@@ -262,22 +270,24 @@ impl MemoryPart for Balloon {
         })
     }
 
-    /// [`ActuatorError::Target`] for 0, or more than the VM's RAM. Setting a target again is harmless.
+    /// [`ActuatorError::Target`] for nothing but virtio-mem, or more than the VM's RAM. Setting a target again is harmless.
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes - target_bytes % PAGE_BYTES;
         let max_bytes = self.max_bytes;
-        if !(PAGE_BYTES..=max_bytes).contains(&target_bytes) {
+        let least_bytes = PAGE_BYTES + self.virtio_mem_bytes;
+        if !(least_bytes..=max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),
                 target_bytes,
-                why: format!("expected {PAGE_BYTES} to {max_bytes}, its RAM"),
+                why: format!("expected {least_bytes} to {max_bytes}, its RAM"),
             });
         }
+        let balloon_target_bytes = target_bytes - self.virtio_mem_bytes;
         let deadline = Instant::now() + self.settings.timeout;
         let mut sent = Delivery::No;
         let outcome = self.connect(deadline).and_then(|mut qmp| {
             sent = Delivery::Maybe;
-            qmp.within(deadline).set_balloon(target_bytes)
+            qmp.within(deadline).set_balloon(balloon_target_bytes)
         });
         if let Err(VmError::QmpRefused { class, .. }) = &outcome {
             sent = Delivery::No;

@@ -38,8 +38,8 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 /// Interval of polling whether `virsh` has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Minimum interval between queries for the reads of a VM's disks.
-const BLOCKS_INTERVAL: Duration = Duration::from_secs(10);
+/// Minimum interval between queries for a VM's maximum and the reads of its disks.
+const DOMSTATS_INTERVAL: Duration = Duration::from_secs(10);
 /// Directory in which the system's libvirt stores the process ids of its VMs.
 const PID_FOLDER: &str = "/run/libvirt/qemu";
 /// Errors that mean that nothing was sent to the VM.
@@ -188,18 +188,15 @@ fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
         let Some(name) = name else {
             continue;
         };
-        let value = |key: &str| {
-            let mut lines = lines.clone();
-            let kib = lines.find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix('='));
-            kib?.parse::<u64>().ok()?.checked_mul(1024)
-        };
         let uuid = uuids.lines().find_map(|line| {
             let (uuid, its) = line.split_once(' ')?;
             (its.trim() == name).then_some(uuid)
         });
-        if let (Some(actual_bytes), Some(max_bytes), Some(uuid)) =
-            (value("balloon.current"), value("balloon.maximum"), uuid)
-        {
+        if let (Some(actual_bytes), Some(max_bytes), Some(uuid)) = (
+            value(block, "balloon.current"),
+            value(block, "balloon.maximum"),
+            uuid,
+        ) {
             domains.push(DomainInfo {
                 name: name.to_owned(),
                 uuid: uuid.to_owned(),
@@ -210,6 +207,13 @@ fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
         }
     }
     domains
+}
+
+/// A value of `domstats` in KiB, in bytes.
+fn value(domstats: &str, key: &str) -> Option<u64> {
+    let mut lines = domstats.lines();
+    let kib = lines.find_map(|line| line.trim_start().strip_prefix(key)?.strip_prefix('='));
+    kib?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn pid_of(name: &str) -> Option<u32> {
@@ -276,8 +280,8 @@ pub struct Domain {
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
-    /// Time of the last query for the reads of its disks.
-    blocks_asked: Option<Instant>,
+    /// Time of the last query for its maximum and the reads of its disks.
+    domstats_asked: Option<Instant>,
 }
 
 impl Domain {
@@ -296,7 +300,7 @@ impl Domain {
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
-            blocks_asked: None,
+            domstats_asked: None,
         }
     }
 
@@ -339,7 +343,7 @@ impl Domain {
             self.tracker.see(self.max_bytes, now);
             return Ok(None);
         };
-        // RAM that was plugged raises the maximum.
+        // The maximum was queried some time ago.
         self.max_bytes = self.max_bytes.max(actual_bytes);
         self.tracker.see(actual_bytes, now);
         let mut guest = stats.guest(interval_s);
@@ -376,17 +380,21 @@ impl Domain {
 
 impl MemoryPart for Domain {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
-        let observed = Observation::of_guest(self.query(), failures);
         let now = Instant::now();
-        let recent = |at| now.duration_since(at) < BLOCKS_INTERVAL;
-        if observed.guest.is_none() || self.blocks_asked.is_some_and(recent) {
-            return observed;
+        let recent = |at| now.duration_since(at) < DOMSTATS_INTERVAL;
+        let mut text = None;
+        if !self.domstats_asked.is_some_and(recent) {
+            self.domstats_asked = Some(now);
+            // Without an answer, the cost of a miss is one that was measured before, or assumed.
+            text = self.run(&["domstats", "--balloon", "--block"]).ok();
         }
-        self.blocks_asked = Some(now);
-        // The cost of a miss is then one that was measured before, or assumed.
-        let text = self.run(&["domstats", "--block"]);
+        let text = text.as_deref();
+        // RAM may have been plugged or unplugged.
+        let maximum = text.and_then(|text| value(text, "balloon.maximum"));
+        self.max_bytes = maximum.unwrap_or(self.max_bytes);
+        let observed = Observation::of_guest(self.query(), failures);
         Observation {
-            blocks: text.ok().as_deref().and_then(BlockReads::of_virsh),
+            blocks: text.and_then(BlockReads::of_virsh),
             ..observed
         }
     }

@@ -222,11 +222,11 @@ fn reads_of_disks_come_with_a_poll_and_do_without() {
         wait_ns: 20_000_000,
     };
     assert_eq!(polled(), (Some(expected), 0));
-    let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": 2}\n";
+    let refusal = "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": 3}\n";
     for answer in [
         refusal,
-        "{\"return\": {}, \"id\": 2}\n",
-        "{\"return\": [7], \"id\": 2}\n",
+        "{\"return\": {}, \"id\": 3}\n",
+        "{\"return\": [7], \"id\": 3}\n",
     ] {
         monitor.state().quirk = Some(("query-blockstats", Answer::Text(answer)));
         assert_eq!(polled(), (None, 0), "{answer}");
@@ -241,9 +241,9 @@ fn the_last_known_value_stands_if_a_query_fails() {
         Answer::Hang,
         Answer::Close,
         Answer::Text("garbage\n"),
-        Answer::Text("{\"return\": {\"actual\": -4096}, \"id\": 3}\n"),
-        Answer::Text("{\"return\": {\"actual\": \"all\"}, \"id\": 3}\n"),
-        Answer::Text("{\"return\": [], \"id\": 3}\n"),
+        Answer::Text("{\"return\": {\"actual\": -4096}, \"id\": 4}\n"),
+        Answer::Text("{\"return\": {\"actual\": \"all\"}, \"id\": 4}\n"),
+        Answer::Text("{\"return\": [], \"id\": 4}\n"),
     ] {
         let mut monitor = Monitor::new();
         let mut balloon = seen(&monitor);
@@ -309,6 +309,27 @@ fn a_guest_without_a_driver_is_absent_until_it_has_one() {
     monitor.state().actual_bytes = 128 << 20;
     balloon.query().unwrap();
     assert_eq!(balloon.part().progress, Progress::Reached);
+}
+
+#[test]
+fn virtio_mem_that_the_balloon_does_not_count_is_memory_of_the_vm() {
+    let monitor = Monitor::new();
+    let mut balloon = seen(&monitor);
+    monitor.state().virtio_mem_bytes = 256 << 20;
+    balloon.query().unwrap();
+    // It has what was plugged: a total that rises by that leaves nothing to others.
+    assert_eq!(mib(&balloon), (768, 768));
+    assert_eq!(balloon.part().max_bytes, Some(768 * MIB));
+    balloon.set(700 * MIB).unwrap();
+    assert_eq!(monitor.targets(), [444 * MIB]);
+    monitor.state().actual_bytes = 444 << 20;
+    balloon.query().unwrap();
+    assert_eq!(balloon.part().progress, Progress::Reached);
+    // All of its RAM can be reached again, and no balloon takes virtio-mem from it.
+    balloon.set(768 * MIB).unwrap();
+    assert_eq!(monitor.targets(), [444 * MIB, 512 * MIB]);
+    let error = balloon.set(256 * MIB).unwrap_err();
+    assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
 }
 
 #[test]

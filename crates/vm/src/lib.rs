@@ -52,5 +52,5 @@ pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state
 pub use meminfo::HostMemory;
 pub use pressure::{ControlGroup, MemoryPressure};
 pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
-pub use qmp::{Qmp, QmpEvent, RunState};
+pub use qmp::{Qmp, QmpEvent, RunState, VmRam};
 pub use transfer::{Transfer, TransferWatch};

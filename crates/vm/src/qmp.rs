@@ -56,6 +56,15 @@ pub struct Qmp {
     next_id: u64,
 }
 
+/// RAM of a VM, in bytes; the sum is a 64-bit number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VmRam {
+    /// What it booted with, and plugged DIMMs: the RAM that a balloon is counted against.
+    pub fixed_bytes: u64,
+    /// What its guest has plugged of virtio-mem devices.
+    pub virtio_mem_bytes: u64,
+}
+
 impl Qmp {
     /// Connects and completes the negotiation within `timeout`, which is also the time limit of every later command.
     ///
@@ -244,8 +253,8 @@ impl Qmp {
             })
     }
 
-    /// Sets the balloon target as the memory left to the guest; QEMU limits it to the VM's RAM. The guest follows
-    /// later, if it has a driver.
+    /// Sets the balloon target as the memory left to the guest; QEMU limits it to the VM's RAM without virtio-mem. The
+    /// guest follows later, if it has a driver.
     ///
     /// # Errors
     ///
@@ -255,7 +264,7 @@ impl Qmp {
             .map(drop)
     }
 
-    /// Returns the guest's memory: its RAM less the balloon's size as reported by the guest.
+    /// Returns the guest's memory: its RAM without virtio-mem, less the balloon's size as reported by the guest.
     ///
     /// # Errors
     ///
@@ -270,20 +279,36 @@ impl Qmp {
             })
     }
 
-    /// Returns the VM's RAM, including hot-plugged RAM, in bytes.
+    /// Returns the VM's RAM, including plugged RAM. Persistent memory is none.
     ///
     /// # Errors
     ///
     /// Those of [`execute`](Self::execute).
-    pub fn memory_bytes(&mut self) -> Result<u64, VmError> {
-        let answer = self.execute("query-memory-size-summary", Value::Null)?;
-        let plugged = answer["plugged-memory"].as_u64().unwrap_or(0);
-        answer["base-memory"]
-            .as_u64()
-            .and_then(|base| base.checked_add(plugged))
-            .ok_or_else(|| VmError::QmpProtocol {
-                what: "query-memory-size-summary does not return the size of RAM".into(),
+    pub fn ram(&mut self) -> Result<VmRam, VmError> {
+        let summary = self.execute("query-memory-size-summary", Value::Null)?;
+        let devices = self.execute("query-memory-devices", Value::Null)?;
+        let size_of = |kind: &str| {
+            let devices = devices.as_array()?.iter();
+            let mut devices = devices.filter(|device| device["type"] == kind);
+            devices.try_fold(0_u64, |sum, device| {
+                sum.checked_add(device["data"]["size"].as_u64()?)
             })
+        };
+        let ram = || {
+            let base = summary["base-memory"].as_u64()?;
+            let virtio_mem_bytes = size_of("virtio-mem")?;
+            let fixed_bytes = base.checked_add(size_of("dimm")?)?;
+            fixed_bytes.checked_add(virtio_mem_bytes)?;
+            Some(VmRam {
+                fixed_bytes,
+                virtio_mem_bytes,
+            })
+        };
+        ram().ok_or_else(|| VmError::QmpProtocol {
+            what:
+                "query-memory-size-summary and query-memory-devices do not return the size of RAM"
+                    .into(),
+        })
     }
 
     /// Finds the path of the VM's balloon in QEMU's tree of objects; `None` if it has none.
@@ -510,17 +535,24 @@ mod tests {
     fn a_balloon_is_asked_and_told() {
         let answers = [
             AGREED,
-            "{\"return\": {\"base-memory\": 201326592}, \"id\": 1}\n",
-            "{\"return\": [{\"name\": \"type\", \"type\": \"string\"}], \"id\": 2}\n",
-            "{\"return\": [{\"name\": \"device[0]\", \"type\": \"child<virtio-balloon-pci>\"}], \"id\": 3}\n",
-            "{\"return\": 0, \"id\": 4}\n",
-            "{\"return\": {\"stats\": {}, \"last-update\": 0}, \"id\": 5}\n",
-            "{\"return\": {\"actual\": 104857600}, \"id\": 6}\n",
-            "{\"return\": {\"actual\": -4096}, \"id\": 7}\n",
+            "{\"return\": {\"base-memory\": 201326592, \"plugged-memory\": 7340032}, \"id\": 1}\n",
+            "{\"return\": [{\"type\": \"dimm\", \"data\": {\"size\": 1048576}}, \
+              {\"type\": \"nvdimm\", \"data\": {\"size\": 2097152}}, \
+              {\"type\": \"virtio-mem\", \"data\": {\"size\": 4194304, \"max-size\": 1073741824}}], \"id\": 2}\n",
+            "{\"return\": [{\"name\": \"type\", \"type\": \"string\"}], \"id\": 3}\n",
+            "{\"return\": [{\"name\": \"device[0]\", \"type\": \"child<virtio-balloon-pci>\"}], \"id\": 4}\n",
+            "{\"return\": 0, \"id\": 5}\n",
+            "{\"return\": {\"stats\": {}, \"last-update\": 0}, \"id\": 6}\n",
+            "{\"return\": {\"actual\": 104857600}, \"id\": 7}\n",
+            "{\"return\": {\"actual\": -4096}, \"id\": 8}\n",
         ];
         let (_folder, socket) = monitor(GREETING, &answers);
         let mut qmp = Qmp::connect(&socket, TIMEOUT).unwrap();
-        assert_eq!(qmp.memory_bytes().unwrap(), 192 << 20);
+        let ram = qmp.ram().unwrap();
+        assert_eq!(
+            (ram.fixed_bytes, ram.virtio_mem_bytes),
+            (193 << 20, 4 << 20)
+        );
         let path = qmp.find_balloon().unwrap().unwrap();
         assert_eq!(path, "/machine/peripheral-anon/device[0]");
         assert_eq!(qmp.stats_interval_s(&path).unwrap(), 0);

@@ -30,6 +30,8 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct State {
     pub ram_bytes: i64,
+    /// Plugged virtio-mem, which neither of the two others contains.
+    pub virtio_mem_bytes: i64,
     pub actual_bytes: i64,
     /// Whether a balloon is there.
     pub device: bool,
@@ -59,6 +61,7 @@ impl Monitor {
         let listener = UnixListener::bind(&socket).unwrap();
         let state = Arc::new(Mutex::new(State {
             ram_bytes: 512 << 20,
+            virtio_mem_bytes: 0,
             actual_bytes: 512 << 20,
             device: true,
             told_unix_s: now_unix_s(),
@@ -187,6 +190,9 @@ impl State {
         match name {
             "qmp_capabilities" => Ok(json!({})),
             "query-memory-size-summary" => Ok(json!({ "base-memory": self.ram_bytes })),
+            "query-memory-devices" => Ok(json!([
+                { "type": "virtio-mem", "data": { "size": self.virtio_mem_bytes } },
+            ])),
             "query-blockstats" => Ok(json!([
                 { "stats": { "rd_operations": 40, "rd_total_time_ns": 20_000_000 } },
             ])),
