@@ -316,15 +316,15 @@ impl Feed for Tracer {
             )),
             _ => read.advice.clone(),
         };
-        // Results of a tracer that has long been silent are out of date.
+        // Results of a tracer that has long been silent are out of date, and so is the curve of a VM that has long touched
+        // nothing; a tracer that rests repeats its last one.
         let reach = self.settings.window.max(self.settings.period * 3);
         let now = self.clock.now().since_boot;
-        let fresh = read
-            .last_since_boot
-            .is_some_and(|at| now.saturating_sub(at) <= reach);
+        let is_fresh = |at: Duration| now.saturating_sub(at) <= reach;
+        let curve = read.curve.as_ref();
         FeedReport {
-            curve: read.curve.clone().filter(|_| fresh),
-            working_set: read.working_set.filter(|_| fresh),
+            curve: curve.filter(|curve| is_fresh(curve.since_boot)).cloned(),
+            working_set: (read.working_set).filter(|_| read.last_since_boot.is_some_and(is_fresh)),
             trace: Some(TraceView {
                 state,
                 method,
@@ -513,6 +513,33 @@ mod tests {
         unix_ms.fetch_sub(7_200_000, Ordering::SeqCst);
         boot_s.fetch_add(301, Ordering::SeqCst);
         assert!(tracer.seen().working_set.is_none());
+    }
+
+    #[test]
+    fn a_curve_that_no_line_renews_is_dropped_while_lines_come() {
+        let folder = tempfile::tempdir().unwrap();
+        let flag = folder.path().join("idle");
+        let curve = MissRatioCurve::new(vec![CurvePoint::exact(PageCount(2), 0.5)], 9).unwrap();
+        let curve = CurveJson::new("a", PageSize::FOUR_KIB, None, &curve);
+        let busy = period(|line| line.curve = Some(Some(curve)));
+        let idle = period(|line| line.curve = Some(None));
+        let flag_path = flag.display();
+        let (_folder, mut tracer) = scripted(&format!(
+            "echo '{busy}'; while [ ! -e {flag_path} ]; do sleep 0.01; done; echo '{idle}'; sleep 60"
+        ));
+        let boot_s = Arc::new(AtomicU64::new(1000));
+        let boot = Arc::clone(&boot_s);
+        tracer.clock = Clock::new(move || Time {
+            since_boot: Duration::from_secs(boot.load(Ordering::SeqCst)),
+            unix_ms: 1 << 40,
+        });
+        until(&mut tracer, |seen| seen.curve.is_some());
+        boot_s.fetch_add(301, Ordering::SeqCst);
+        fs::write(&flag, "").unwrap();
+        let seen = until(&mut tracer, |seen| {
+            seen.trace.as_ref().is_some_and(|trace| trace.periods == 2)
+        });
+        assert!(seen.working_set.is_some() && seen.curve.is_none());
     }
 
     /// A period as `plimsoll attach` writes it.
