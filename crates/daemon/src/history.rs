@@ -437,6 +437,12 @@ impl History {
         state.vms.get(state.id(vm))?.cache_bytes
     }
 
+    /// Stores the most that a cache had.
+    pub fn put_cache(&self, vm: &str, cache_bytes: u64) -> Persistence {
+        self.state()
+            .change_vm(vm, |kept| kept.cache_bytes = Some(cache_bytes))
+    }
+
     /// Stores that this process of a VM was resized, and had so much cache at most.
     pub fn put_resized(&self, vm: &str, process: ProcessId, cache_bytes: u64) -> Persistence {
         let resized = Some((process.pid, process.start_ticks));

@@ -7,7 +7,9 @@ use plimsoll_actuator::{ActuatorError, Holding, Progress};
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
-use super::{ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns, WarmUp};
+use super::{
+    ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, STORE, Stage, Turns, WarmUp,
+};
 use crate::host::Host;
 use crate::moves::{self, Move, MoveProgress};
 use crate::vm::Vm;
@@ -171,7 +173,10 @@ impl<H: Host> Turns<H> {
             self.active = Some(active);
             return;
         }
-        self.back_store();
+        // Memory that goes back to VMs is not lent anew.
+        if active.decision.kind != Kind::GiveBack {
+            self.back_store();
+        }
         let state = if partly { State::Partly } else { State::Kept };
         if self.is_cached() {
             let phase = self.phase_by_holdings();
@@ -194,7 +199,7 @@ impl<H: Host> Turns<H> {
     }
 
     /// Adds the memory released by self-ballooning VMs to the page store, once a check found that they can do without
-    /// it: memory that the store has taken could not be returned to them.
+    /// it.
     pub(super) fn back_store(&mut self) {
         let Some(first) = self.store_first_bytes else {
             return;
@@ -214,8 +219,15 @@ impl<H: Host> Turns<H> {
         if capacity.abs_diff(self.store_bytes) < SAME_BYTES {
             return;
         }
-        match self.host.resize_store(capacity) {
-            Ok(()) => self.store_bytes = self.store_bytes.max(capacity),
+        let _ = self
+            .history
+            .put_cache(STORE, capacity.max(self.store_bytes));
+        self.resize_store(capacity);
+    }
+
+    pub(super) fn resize_store(&mut self, capacity_bytes: u64) {
+        match self.host.resize_store(capacity_bytes) {
+            Ok(()) => self.store_bytes = self.store_bytes.max(capacity_bytes),
             Err(error) => self.warnings.push(format!(
                 "the page store keeps its size: {}",
                 moves::chain(&error)

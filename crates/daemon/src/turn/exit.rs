@@ -6,7 +6,7 @@ use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::{Initiator, Kind};
 
 use super::discover::poll_all;
-use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Turns};
+use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, STORE, Turns};
 use crate::host::Host;
 use crate::vm::Vm;
 
@@ -55,11 +55,28 @@ impl<H: Host> Turns<H> {
             std::thread::sleep(POLL_INTERVAL);
         }
         self.stop("The time for giving memory back was over");
+        if let Some(first) = self.lent_store() {
+            tracing::warn!(
+                "the page store has {} MiB, {} more than before it got memory of VMs, which these lack",
+                self.store_bytes >> 20,
+                (self.store_bytes - first) >> 20
+            );
+        }
         self.resized().is_empty()
     }
 
     /// Begins the move by which VMs get back what they had. VMs above that give first: memory is never given twice.
+    ///
+    /// What the page store was lent is taken from it at the same time; VMs get that when it has become free.
     pub fn begin_return(&mut self, now: Instant) {
+        self.read_store();
+        if let Some(first) = self.lent_store() {
+            self.resize_store(first);
+        }
+        self.return_to_vms(now);
+    }
+
+    fn return_to_vms(&mut self, now: Instant) {
         poll_all(self.vms.values_mut());
         let moves = self.resized();
         if moves.is_empty() {
@@ -81,8 +98,22 @@ impl<H: Host> Turns<H> {
 
     /// Advances that move; whether it goes on.
     pub fn goes_on_returning(&mut self, now: Instant) -> bool {
+        let store_had = self.store_bytes;
+        self.read_store();
         self.advance(now);
-        self.active.is_some()
+        // A move does not wait for memory that no VM is giving.
+        if self.active.is_none() && self.store_bytes < store_had {
+            self.return_to_vms(now);
+        }
+        self.active.is_some() || self.lent_store().is_some()
+    }
+
+    /// The page store's initial capacity, if it has more because a daemon gave it memory of VMs. More than that was set by
+    /// somebody else.
+    fn lent_store(&self) -> Option<u64> {
+        let lent = self.history.cache(STORE)?;
+        let first = self.store_first_bytes?;
+        (first < self.store_bytes && self.store_bytes <= lent).then_some(first)
     }
 
     /// VMs that a decision resized and that do not have what they had: their present and their first holdings.

@@ -401,7 +401,9 @@ struct Inner {
     /// RAM of the host that is available, and time in which all its tasks waited for memory.
     available_bytes: Option<u64>,
     stalled: Duration,
-    /// Maximum total of all VMs' memory so far, with what they could still have taken.
+    /// Capacity of the page store and the one that was requested; `None` without a store.
+    store: Option<(u64, u64)>,
+    /// Maximum total of all VMs' memory and the store so far, with what they could still have taken.
     most_bytes: u64,
     /// The targets set since they were last taken, if they are recorded.
     settings: Option<Vec<Setting>>,
@@ -416,6 +418,7 @@ impl Default for Inner {
             vms: BTreeMap::new(),
             available_bytes: None,
             stalled: Duration::ZERO,
+            store: None,
             most_bytes: 0,
             settings: None,
         }
@@ -432,13 +435,13 @@ impl Inner {
         self.vms.values().map(SimulatedVm::reserved_bytes).sum()
     }
 
-    /// Memory that the VMs have, or may take without a request.
+    /// Memory that the VMs and the page store have, or may take without a request.
     fn reserved_bytes(&self) -> u64 {
         let vms = self.vms.values();
-        vms.map(|vm| {
+        let vms = vms.map(|vm| {
             vm.direct_bytes.max(vm.target_bytes.unwrap_or(0)) + vm.cache_bytes.unwrap_or(0)
-        })
-        .sum()
+        });
+        self.store.map_or(0, |(has, target)| has.max(target)) + vms.sum::<u64>()
     }
 
     fn watch(&mut self) {
@@ -467,6 +470,17 @@ impl SimulatedHost {
     /// Sets the host's available RAM.
     pub fn set_available(&self, bytes: u64) {
         self.lock().available_bytes = Some(bytes);
+    }
+
+    /// Adds a page store of this capacity.
+    pub fn put_store(&self, bytes: u64) {
+        self.lock().store = Some((bytes, bytes));
+    }
+
+    /// Capacity of the page store, 0 without one.
+    #[must_use]
+    pub fn store_bytes(&self) -> u64 {
+        self.lock().store.map_or(0, |(has, _)| has)
     }
 
     /// All tasks of the host waited for memory for so long.
@@ -527,6 +541,10 @@ impl SimulatedHost {
         for vm in inner.vms.values_mut() {
             vm.pass(time);
             vm.make_report(now_ms, unix_ms);
+        }
+        if let Some((has, target)) = &mut inner.store {
+            // It drops pages as slowly as a balloon takes them.
+            *has = has.saturating_sub(64 << 20).max(*target);
         }
         inner.watch();
     }
@@ -628,10 +646,16 @@ impl Host for SimulatedHost {
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
-        None
+        let (has, target) = self.lock().store?;
+        Some(Ok(has.max(target)))
     }
 
-    fn resize_store(&mut self, _capacity_bytes: u64) -> Result<(), ActuatorError> {
+    fn resize_store(&mut self, capacity_bytes: u64) -> Result<(), ActuatorError> {
+        let mut inner = self.lock();
+        if let Some((_, target)) = &mut inner.store {
+            *target = capacity_bytes;
+        }
+        inner.watch();
         Ok(())
     }
 }

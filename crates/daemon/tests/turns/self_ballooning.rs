@@ -1,11 +1,14 @@
 //! VMs that shrink to their working sets by themselves.
 
+use std::sync::Arc;
+
 use plimsoll_daemon::config::VmRule;
+use plimsoll_daemon::turn::TICK;
 use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet, WorkingSetBound};
 use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, State, Verdict};
 
-use crate::rig::{Rig, config, curve, web};
+use crate::rig::{MIB, Rig, config, curve, web};
 
 /// A self-ballooning VM of 512 MiB whose tracer reports such a working set.
 fn self_ballooning(mib: u64, bound: WorkingSetBound, claimed: Option<MissRatioCurve>) -> Rig {
@@ -47,6 +50,42 @@ fn a_self_ballooning_vm_keeps_a_tenth_above_its_working_set_and_is_checked() {
         assert_eq!(checks[0].verdict, Verdict::Kept, "{checks:?}");
         assert!(checks[0].predicted.is_some() && checks[0].measured.is_some());
     }
+}
+
+#[test]
+fn what_a_self_ballooning_vm_lent_the_page_store_goes_back_at_the_daemons_end() {
+    for killed in [false, true] {
+        let mut rig = self_ballooning(160, WorkingSetBound::Estimate, Some(small()));
+        rig.host.change("web", |vm| vm.truth = small());
+        rig.host.put_store(128 * MIB);
+        rig.until("the store has what it gives", |rig| {
+            rig.host.store_bytes() > 400 * MIB
+        });
+        assert!(rig.mib("web") < 200);
+        if killed {
+            let history = Arc::clone(&rig.shared.history);
+            rig = Rig::with(config(Mode::Observe), rig.host.clone(), history);
+            rig.pass(3);
+        }
+        rig.turns.begin_return(rig.now);
+        while rig.turns.goes_on_returning(rig.now) {
+            rig.host.pass(TICK);
+            rig.now += TICK;
+        }
+        assert_eq!((rig.mib("web"), rig.host.store_bytes() / MIB), (512, 128));
+        assert_eq!(rig.host.most_bytes(), 640 * MIB);
+    }
+}
+
+#[test]
+fn a_page_store_that_an_operator_enlarged_keeps_its_size_at_the_daemons_end() {
+    let mut rig = self_ballooning(160, WorkingSetBound::AtLeast, Some(small()));
+    rig.host.put_store(128 * MIB);
+    rig.pass(30);
+    rig.host.put_store(192 * MIB);
+    rig.turns.begin_return(rig.now);
+    assert!(!rig.turns.goes_on_returning(rig.now));
+    assert_eq!(rig.host.store_bytes(), 192 * MIB);
 }
 
 #[test]
