@@ -6,7 +6,11 @@
 //! list does not depend on the present size of the cache, so one run predicts smaller and larger ones alike.
 //!
 //! Counts restart when X becomes known or changes (a balloon), when the list is made longer, and with another
-//! guest, because a curve holds for one X.
+//! guest, because a curve holds for one X. Otherwise they are those of the last minutes: after [`WINDOW`] they restart, or
+//! later if few blocks were read again, and until half of the next window has passed, the last one counts.
+//!
+//! The error of the rate of reads is that of its mean over the minutes of the window. It widens the band of misses per
+//! second on both sides.
 //!
 //! Not here: written blocks. One that is overwritten or freed is removed from the list.
 
@@ -14,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use plimsoll_disk::{Location, MachineStats, Observer};
-use plimsoll_estimator::{GhostError, GhostOptions, GuestGhosts};
-use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize};
+use plimsoll_estimator::{BandParts, GhostError, GhostOptions, GuestGhosts};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 
 use super::report::{BandReport, GhostsReport, HitPrediction, cache_pages};
@@ -45,10 +49,30 @@ struct Inner {
     before: Option<(u64, u64)>,
     /// When the counts of the list began.
     since: Instant,
+    /// Reads that the list had counted at each full minute since then.
+    by_minute: Vec<u64>,
+    /// The window before.
+    last: Option<Window>,
+}
+
+/// What was counted in a window.
+#[derive(Debug, Clone)]
+struct Window {
+    reads: u64,
+    hits: u64,
+    curve: Option<MissRatioCurve>,
+    /// Parts of the band at the size that the cache has at its end.
+    band: Option<BandParts>,
+    out_of_order: f64,
 }
 
 /// Minimum time of counts that give a rate.
 const RATED: Duration = Duration::from_secs(1);
+/// Time after which the counts restart.
+const WINDOW: Duration = Duration::from_mins(10);
+const MINUTE: Duration = Duration::from_mins(1);
+/// Standard errors of a rate on either side of it in a band of 95 %.
+const ERRORS: f64 = 2.0;
 
 /// A miss-ratio curve and its part of a report.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,6 +117,8 @@ impl Ghosts {
                 beyond,
                 before: Some((0, 0)),
                 since: Instant::now(),
+                by_minute: Vec::new(),
+                last: None,
             })),
         })
     }
@@ -116,8 +142,18 @@ impl Ghosts {
         let new_ghost = ghost.max(PageCount(wanted));
         if (new_direct, new_ghost) != (direct, ghost) {
             inner.list.resize(new_direct, new_ghost)?;
-            inner.before = None;
-            inner.since = Instant::now();
+            inner.restart();
+            inner.last = None;
+        }
+        let elapsed = inner.since.elapsed();
+        while MINUTE * (inner.minutes() + 1) <= elapsed {
+            let reads = inner.list.references();
+            inner.by_minute.push(reads);
+        }
+        if elapsed >= WINDOW && inner.list.band(PageCount(0)).is_some() {
+            inner.last = Some(inner.window(stats));
+            inner.list.resize(new_direct, new_ghost)?;
+            inner.restart();
         }
         let now = (stats.engine.read_blocks, stats.engine.hits);
         inner.before.get_or_insert(now);
@@ -133,10 +169,15 @@ impl Ghosts {
             ghost,
             segment,
         } = inner.list.options();
-        let now = (stats.engine.read_blocks, stats.engine.hits);
-        let before = inner.before.unwrap_or(now);
-        let curve = inner.list.curve().ok();
-        let curve = curve.map(|curve| rated(curve, direct, inner.since.elapsed()));
+        let is_young = inner.since.elapsed() < WINDOW / 2;
+        let last = inner.last.clone().filter(|_| is_young);
+        let Window {
+            reads,
+            hits,
+            curve,
+            band,
+            out_of_order,
+        } = last.unwrap_or_else(|| inner.window(stats));
         let sizes = RATIOS.map(|ratio| {
             let cache = cache_pages(stats).scaled(ratio).0;
             cache.next_multiple_of(segment.0)
@@ -158,22 +199,21 @@ impl Ghosts {
                 expected.dedup_by_key(|at| at.cache_pages);
                 expected
             });
-        let present = inner.list.band(cache_pages(stats));
         Prediction {
             report: GhostsReport {
                 direct_pages: (direct.0 > 0).then_some(direct.0),
                 reach_pages: ghost.0,
                 segment_pages: segment.0,
                 memory_bytes: inner.list.memory_bytes() as u64,
-                reads: now.0.saturating_sub(before.0),
-                hits: now.1.saturating_sub(before.1),
+                reads,
+                hits,
                 expected,
                 band: BandReport {
-                    statistical: present.map(|band| band.statistical),
-                    replacement: present.map(|band| band.replacement),
-                    unreported: present.map(|band| band.unreported),
-                    out_of_order: inner.list.out_of_order(),
-                    why_unknown: present.is_none().then(|| FEW.to_owned()),
+                    statistical: band.map(|band| band.statistical),
+                    replacement: band.map(|band| band.replacement),
+                    unreported: band.map(|band| band.unreported),
+                    out_of_order,
+                    why_unknown: band.is_none().then(|| FEW.to_owned()),
                 },
             },
             curve,
@@ -185,18 +225,70 @@ impl Ghosts {
     }
 }
 
-/// The curve with its misses per second, from the guest's memory on: with less, the guest itself would read more.
-fn rated(curve: MissRatioCurve, direct: PageCount, elapsed: Duration) -> MissRatioCurve {
-    if elapsed < RATED {
-        return curve;
+impl Inner {
+    /// Restarts the times of counts that were restarted.
+    fn restart(&mut self) {
+        self.before = None;
+        self.since = Instant::now();
+        self.by_minute.clear();
     }
-    let per_second = curve.references() as f64 / elapsed.as_secs_f64();
-    let points = curve.points().iter();
-    let from_direct = points.copied().filter(|point| point.size >= direct);
-    match MissRatioCurve::new(from_direct.collect(), curve.references()) {
-        Ok(cut) => cut.with_references_per_second(per_second),
-        Err(_) => curve,
+
+    fn minutes(&self) -> u32 {
+        u32::try_from(self.by_minute.len()).unwrap_or(u32::MAX)
     }
+
+    /// The present window.
+    fn window(&self, stats: &MachineStats) -> Window {
+        let now = (stats.engine.read_blocks, stats.engine.hits);
+        let before = self.before.unwrap_or(now);
+        Window {
+            reads: now.0.saturating_sub(before.0),
+            hits: now.1.saturating_sub(before.1),
+            curve: self.curve(),
+            band: self.list.band(cache_pages(stats)),
+            out_of_order: self.list.out_of_order(),
+        }
+    }
+
+    /// The curve of the present window with its misses per second, from the guest's memory on: with less, the guest itself
+    /// would read more.
+    fn curve(&self) -> Option<MissRatioCurve> {
+        let curve = self.list.curve().ok()?;
+        let direct = self.list.options().direct;
+        let elapsed = self.since.elapsed();
+        let rate = (elapsed >= RATED).then(|| {
+            let expected = curve.references() as f64 / elapsed.as_secs_f64();
+            let error = rate_error(&self.by_minute);
+            (expected, (expected - error).max(0.0), expected + error)
+        });
+        let beyond = curve.points().iter().filter(|point| point.size > direct);
+        let points = [curve.at(direct)].into_iter().chain(beyond.copied());
+        let points = points.map(|point| CurvePoint {
+            misses: rate.map(|(expected, low, high)| MissesPerSecond {
+                expected: point.miss_ratio * expected,
+                low: point.low * low,
+                high: point.high * high,
+            }),
+            ..point
+        });
+        MissRatioCurve::new(points.collect(), curve.references()).ok()
+    }
+}
+
+/// Half of the width of the band of a rate of reads, per second, by the numbers of reads up to each minute; 0.0 below two
+/// minutes.
+fn rate_error(by_minute: &[u64]) -> f64 {
+    let before = [0].iter().chain(by_minute);
+    let rates: Vec<_> = (before.zip(by_minute))
+        .map(|(before, now)| (now - before) as f64 / MINUTE.as_secs_f64())
+        .collect();
+    let count = rates.len() as f64;
+    if count < 2.0 {
+        return 0.0;
+    }
+    let mean = rates.iter().sum::<f64>() / count;
+    let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
+    ERRORS * (squares / (count - 1.0) / count).sqrt()
 }
 
 impl Prediction {
@@ -226,8 +318,8 @@ impl Observer for Ghosts {
     fn cleared(&mut self) {
         let mut inner = self.lock();
         inner.list.clear();
-        inner.before = None;
-        inner.since = Instant::now();
+        inner.restart();
+        inner.last = None;
     }
 }
 
@@ -331,6 +423,45 @@ mod tests {
         ghosts.cleared();
         assert!(ghosts.prediction(&stats(3000, 2048)).curve.is_none());
         assert!(ghosts.lock().since.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_rate_is_that_of_the_last_window_with_the_spread_of_its_minutes() {
+        let mut ghosts = Ghosts::new(None, PageCount(2048), PageCount(8192)).unwrap();
+        let now = stats(3000, 2048);
+        ghosts.settle(&now).unwrap();
+        let minutes = |ghosts: &mut Ghosts, minutes: u64, rounds: u64| {
+            for _ in 0..minutes {
+                go_round(ghosts, 6000, 3000, rounds);
+                ghosts.lock().since -= MINUTE;
+                ghosts.settle(&now).unwrap();
+            }
+        };
+        // The rate of reads, and its upper limit, behind the misses per second.
+        let rate = |ghosts: &Ghosts| {
+            let curve = ghosts.prediction(&now).curve.unwrap();
+            let point = curve.at(PageCount(3000 + 2048));
+            let misses = point.misses.unwrap();
+            [misses.expected / point.miss_ratio, misses.high / point.high].map(f64::round)
+        };
+        // A quiet window, and then ten times as many reads.
+        minutes(&mut ghosts, 10, 1);
+        minutes(&mut ghosts, 4, 10);
+        assert_eq!(rate(&ghosts), [100.0, 100.0]);
+        minutes(&mut ghosts, 1, 10);
+        assert_eq!(rate(&ghosts), [1000.0, 1000.0]);
+        // Minutes of 1000 and of 100 reads a second: two standard errors of their mean are added.
+        minutes(&mut ghosts, 3, 1);
+        let error = 2.0 * (900.0_f64.powi(2) * 15.0 / 8.0 / 7.0 / 8.0).sqrt();
+        let [expected, high] = rate(&ghosts);
+        assert!((expected - 662.5).abs() < 1.0, "{expected}");
+        assert!((high - expected - error).abs() < 2.0, "{high}");
+        // Few blocks that are read again restart nothing.
+        ghosts.cleared();
+        ghosts.missed(block(1));
+        ghosts.lock().since -= WINDOW * 2;
+        ghosts.settle(&now).unwrap();
+        assert!(ghosts.prediction(&now).curve.is_some());
     }
 
     #[test]

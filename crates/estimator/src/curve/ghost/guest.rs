@@ -119,6 +119,12 @@ impl GuestGhosts {
         self.buffer.options()
     }
 
+    /// Number of reads counted.
+    #[must_use]
+    pub fn references(&self) -> u64 {
+        self.buffer.references()
+    }
+
     /// Number of pages in the list.
     #[must_use]
     pub fn remembered(&self) -> PageCount {
