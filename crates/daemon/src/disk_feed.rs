@@ -1,5 +1,6 @@
 //! Misses and curve of a VM's disk: a thread that periodically queries the disk daemon.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -19,6 +20,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// Age after which a curve that could not be renewed is discarded.
 const STALE: Duration = Duration::from_mins(1);
+/// Time over which the use of vCPUs is averaged.
+const VCPUS_WINDOW: Duration = Duration::from_mins(10);
 
 /// Queries a disk daemon for its curve.
 #[derive(Debug)]
@@ -36,17 +39,48 @@ struct Read {
     error: Option<String>,
 }
 
+/// The vCPU time of the last minutes: about those of the disk daemon's counts.
+#[derive(Debug, Default)]
+struct VcpuMeter(VecDeque<(Duration, Duration)>);
+
+impl VcpuMeter {
+    /// vCPU seconds per second up to now, by the times since boot and of the vCPUs; `None` if that is not known.
+    fn read(&mut self, now: Duration, used: Option<Duration>) -> Option<f64> {
+        let Some(used) = used else {
+            self.0.clear();
+            return None;
+        };
+        while let Some((at, _)) = self.0.front()
+            && now.saturating_sub(*at) > VCPUS_WINDOW
+        {
+            self.0.pop_front();
+        }
+        self.0.push_back((now, used));
+        let (began, before) = self.0.front()?;
+        let seconds = now.saturating_sub(*began).as_secs_f64();
+        (seconds > 0.0).then(|| used.saturating_sub(*before).as_secs_f64() / seconds)
+    }
+}
+
 impl DiskFeed {
-    /// Queries the daemon at `socket` once per `interval`; `clock` measures the age of answers.
+    /// Queries the daemon at `socket` once per `interval`; `clock` measures the age of answers, `vcpu_time` is the CPU time
+    /// that the VM's vCPUs have used.
     #[must_use]
-    pub fn new(socket: PeerSocket, interval: Duration, clock: Clock) -> Self {
+    pub fn new(
+        socket: PeerSocket,
+        interval: Duration,
+        clock: Clock,
+        vcpu_time: impl Fn() -> Option<Duration> + Send + 'static,
+    ) -> Self {
         let read = Arc::new(Mutex::new(Read::default()));
+        let mut vcpus = VcpuMeter::default();
         let (end, ended) = mpsc::channel();
         let its = Arc::clone(&read);
         let ask = move || {
             loop {
                 let answer =
                     ask_disk_daemon::<Option<CurveJson>>(&socket, Request::Curve, ANSWER_MAX);
+                let vcpus = vcpus.read(clock.now().since_boot, vcpu_time());
                 let mut read = its.lock().unwrap_or_else(PoisonError::into_inner);
                 match answer {
                     // Its counts restart when the guest's memory changes: earlier values are no longer valid.
@@ -59,6 +93,9 @@ impl DiskFeed {
                             .err()
                             .map(|why| format!("invalid curve: {why}"));
                         read.curve = curve.ok().flatten();
+                        if let Some(observed) = &mut read.curve {
+                            observed.curve = observed.curve.clone().with_vcpus(vcpus);
+                        }
                     }
                     Err(error) => {
                         read.error = Some(error.to_string());
@@ -145,6 +182,20 @@ mod tests {
     }
 
     #[test]
+    fn the_use_of_vcpus_is_that_of_the_last_minutes() {
+        let mut meter = VcpuMeter::default();
+        let mut read = |minute: u64, used_s: u64| {
+            let now = Duration::from_mins(minute);
+            meter.read(now, Some(Duration::from_secs(used_s)))
+        };
+        assert_eq!(read(100, 7), None);
+        assert_eq!(read(105, 607), Some(2.0));
+        assert_eq!(read(110, 907), Some(1.5));
+        assert_eq!(read(115, 907), Some(0.5));
+        assert_eq!(meter.read(Duration::from_mins(116), None), None);
+    }
+
+    #[test]
     fn a_step_of_the_time_of_day_keeps_no_curve_and_drops_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("admin.sock");
@@ -166,7 +217,7 @@ mod tests {
             root: None,
             listener: Listener::Users(AllowedUsers::default()),
         };
-        let mut feed = DiskFeed::new(socket, Duration::from_millis(10), clock);
+        let mut feed = DiskFeed::new(socket, Duration::from_millis(10), clock, || None);
         until(&mut feed, "the curve", |seen| seen.curve.is_some());
         fs::remove_file(&path).unwrap();
         until(&mut feed, "the error", |seen| seen.warning.is_some());

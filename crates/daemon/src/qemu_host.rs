@@ -1,6 +1,6 @@
 //! The host that this daemon runs on: QEMU processes, including those managed by libvirt.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,6 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
-use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
     AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
 };
@@ -43,6 +42,8 @@ pub struct QemuHost {
     discovery: Discovery,
     /// VMs of the last call.
     known: Vec<Arc<QemuVm>>,
+    /// Their names, each of one VM.
+    names: BTreeMap<ProcessId, String>,
     /// Control groups in which they are alone.
     groups: BTreeMap<ProcessId, ControlGroup>,
     users: AllowedUsers,
@@ -67,11 +68,31 @@ impl QemuHost {
                 config: config.clone(),
             }),
             known: Vec::new(),
+            names: BTreeMap::new(),
             groups: BTreeMap::new(),
             users,
             store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
         }
+    }
+}
+
+/// Names the VMs that are new, by what they call themselves. A process chooses its own name, so the VM that had it first
+/// keeps it; the others have another one as long as they run, because baseline and settings belong to a name.
+fn name<'a>(
+    names: &mut BTreeMap<ProcessId, String>,
+    vms: impl Iterator<Item = (ProcessId, &'a str)> + Clone,
+) {
+    names.retain(|process, _| vms.clone().any(|(known, _)| known == *process));
+    for (process, own) in vms {
+        if names.contains_key(&process) {
+            continue;
+        }
+        let mut name = own.to_owned();
+        while names.values().any(|taken| *taken == name) {
+            name = format!("{name}-{}", process.pid);
+        }
+        names.insert(process, name);
     }
 }
 
@@ -86,20 +107,16 @@ impl Host for QemuHost {
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
         self.groups = groups_of(&self.known);
-        // A process chooses its own name, so the VM that had it first keeps it.
-        let mut taken = BTreeSet::new();
+        let own = self.known.iter().map(|vm| (vm.process(), vm.id.0.as_str()));
+        name(&mut self.names, own);
         let found = self.known.iter().map(|vm| {
-            let first = taken.insert(vm.id.0.as_str());
-            let name = if first {
-                vm.id.0.clone()
-            } else {
-                let name = format!("{}-{}", vm.id, vm.pid);
+            let name = self.names[&vm.process()].clone();
+            if name != vm.id.0 {
                 warnings.push(format!(
-                    "several VMs are named {:?}: process {} is called {name}",
+                    "several VMs are or were named {:?}: process {} is called {name}",
                     vm.id.0, vm.pid
                 ));
-                name
-            };
+            }
             DiscoveredVm {
                 vm: name,
                 pid: vm.pid,
@@ -145,16 +162,17 @@ impl Host for QemuHost {
             dry_run: self.dry_run,
         };
         let mut failures = Vec::new();
-        let mut actuator = VmMemory::open(&endpoints, &mut failures);
-        // In observe mode nothing in a VM is changed.
-        failures.extend(actuator.want_statistics(config.mode != Mode::Observe).err());
+        let actuator = VmMemory::open(&endpoints, &mut failures);
         for failure in &failures {
             tracing::warn!("VM {}: {}", found.vm, chain(failure));
         }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {
             let interval = config.turn_interval.min(CURVE_INTERVAL_MAX);
-            feeds.push(Box::new(DiskFeed::new(socket, interval, Clock::of_host())));
+            let its = vm.cloned();
+            let vcpu_time = move || its.as_ref()?.vcpu_time();
+            let clock = Clock::of_host();
+            feeds.push(Box::new(DiskFeed::new(socket, interval, clock, vcpu_time)));
         }
         if config.trace.enabled {
             let program = config.trace.program.clone().unwrap_or_else(beside_us);
@@ -244,5 +262,31 @@ fn beside_us() -> PathBuf {
     match beside {
         Ok(path) if path.exists() => path,
         _ => "plimsoll".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_keeps_its_name_when_the_one_that_had_it_first_ends() {
+        let mut names = BTreeMap::new();
+        let process = |pid| ProcessId {
+            pid,
+            start_ticks: 1,
+        };
+        let mut named = |vms: &[(u32, &str)]| {
+            let vms = vms.iter().map(|&(pid, own)| (process(pid), own));
+            name(&mut names, vms.clone());
+            let names = vms.map(|(process, _)| names[&process].clone());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(named(&[(7, "web")]), ["web"]);
+        // Whatever the order in which they are found, and whatever a third one calls itself.
+        let all = [(9, "web-5"), (5, "web"), (7, "web")];
+        assert_eq!(named(&all), ["web-5", "web-5-5", "web"]);
+        assert_eq!(named(&all[..2]), ["web-5", "web-5-5"]);
+        assert_eq!(named(&[(8, "web"), (5, "web")]), ["web", "web-5-5"]);
     }
 }

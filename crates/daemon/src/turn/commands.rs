@@ -223,19 +223,19 @@ impl<H: Host> Turns<H> {
         }
         let promise = settings.promise;
         let bounds = [
-            ("loss", promise.max_loss, 1000.0, "as a share"),
+            ("loss", promise.max_loss, 10.0, "as a share"),
             (
                 "number of misses",
                 promise.max_misses_per_second,
                 1e7,
                 "per second",
             ),
-            ("stall", promise.max_stall, 1.0, "as a share up to 1"),
+            ("stall", promise.max_stall, 1.0, "as a share"),
         ];
         for (name, bound, most, unit) in bounds {
             if let Some(bound) = bound.filter(|bound| !(0.0..=most).contains(bound)) {
                 return Err(bad(format!(
-                    "a {name} of {bound}: expected 0 or more, {unit}"
+                    "a {name} of {bound}: expected 0 to {most}, {unit}"
                 )));
             }
         }
@@ -316,11 +316,7 @@ impl<H: Host> Turns<H> {
         }
         let before: Vec<_> = self.vms.values().map(Vm::settings).collect();
         let was_acting = self.config.mode == Mode::Act;
-        let had = self.config.mode;
         self.config = new;
-        if had != self.config.mode {
-            self.want_statistics(self.config.mode != Mode::Observe);
-        }
         for (name, vm) in &mut self.vms {
             vm.rule = self.config.settings_for(name, vm.found.uuid.as_deref());
         }
