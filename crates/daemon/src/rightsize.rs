@@ -36,21 +36,24 @@ pub struct Rightsize {
     pub kept_ratio: f64,
     /// The same on the worst day.
     pub kept_worst_day_ratio: f64,
-    /// Geometric mean of the misses over those at the baseline.
-    pub relative: f64,
+    /// Geometric mean of the misses over those at the baseline, of the curves that resolve the size.
+    pub relative: Option<f64>,
     /// Mean of the misses a second there and at the baseline, of the curves that have them.
     pub misses_per_second: Option<(f64, f64)>,
 }
 
 impl Rightsize {
-    /// The right size by `curves` with their times, with the present `cost` of a miss, for a `percentile` above 0.0 to 1.0; `None` without curves.
+    /// The right size by `curves` with their times, with the present `cost` of a miss, for a `percentile` above 0.0 to 1.0,
+    /// and at least `kept_bytes`, which the guest cannot give; `None` without curves.
     #[must_use]
     pub fn of(
         curves: &[(u64, MissRatioCurve)],
         settings: &Settings,
         cost: MissCost,
+        kept_bytes: u64,
         percentile: f64,
     ) -> Option<Self> {
+        let least = pages(settings.min_bytes.max(kept_bytes));
         let baseline = pages(settings.baseline_bytes);
         let rules = Rules::new(baseline.max(PageCount(1)));
         let needs = curves.iter().map(|(unix_ms, curve)| Need {
@@ -63,7 +66,7 @@ impl Rightsize {
                 &rules,
             )
             .unwrap_or(baseline)
-            .max(pages(settings.min_bytes)),
+            .max(least),
         });
         let needs: Vec<_> = needs.collect();
         let size = fits(needs.iter(), percentile)?;
@@ -77,9 +80,12 @@ impl Rightsize {
         });
         let days = by_day.len();
         let confidence = (days > 1).then(|| predicted.count() as f64 / days as f64);
-        let logs = curves
-            .iter()
-            .map(|(_, curve)| relative(curve, baseline, size, &rules).expected.ln());
+        let logs = curves.iter().filter_map(|(_, curve)| {
+            let relative = relative(curve, baseline, size, &rules)?;
+            Some(relative.expected.ln())
+        });
+        let logs: Vec<_> = logs.collect();
+        let mean_log = logs.iter().sum::<f64>() / logs.len() as f64;
         let misses = curves.iter().filter_map(|(_, curve)| {
             let at = |size| Some(curve.misses_per_second(size)?.expected);
             Some((at(size)?, at(baseline)?))
@@ -96,7 +102,7 @@ impl Rightsize {
                 .values()
                 .map(|own| kept(own, size))
                 .fold(1.0, f64::min),
-            relative: (logs.sum::<f64>() / needs.len() as f64).exp(),
+            relative: (!logs.is_empty()).then(|| mean_log.exp()),
             misses_per_second: (!misses.is_empty()).then(|| (mean(|at| at.0), mean(|at| at.1))),
         })
     }
@@ -170,7 +176,14 @@ mod tests {
     }
 
     fn of(peaks: &[u64], percentile: f64) -> Rightsize {
-        Rightsize::of(&days(peaks), &settings(), MissCost::default(), percentile).unwrap()
+        Rightsize::of(
+            &days(peaks),
+            &settings(),
+            MissCost::default(),
+            0,
+            percentile,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -181,10 +194,18 @@ mod tests {
         assert_eq!(found.confidence, Some(1.0));
         assert!((found.kept_ratio - 137.0 / 144.0).abs() < 1e-9);
         // In the peaks it misses nine times as much: 0.9 for 0.1.
-        assert!((found.relative.ln() - 9_f64.ln() * 7.0 / 144.0).abs() < 1e-9);
+        assert!((found.relative.unwrap().ln() - 9_f64.ln() * 7.0 / 144.0).abs() < 1e-9);
         assert_eq!(of(&[8; 14], 0.95).size.0, 400 * MIB);
         assert_eq!(of(&[8; 14], 0.95).kept_ratio, 1.0);
         assert_eq!(of(&[1; 14], 1.0).size.0, 400 * MIB);
+    }
+
+    #[test]
+    fn a_size_that_the_guest_cannot_give_up_is_never_right() {
+        let (curves, cost) = (days(&[0; 2]), MissCost::default());
+        let kept_bytes = 300 << 20;
+        let found = Rightsize::of(&curves, &settings(), cost, kept_bytes, 0.95).unwrap();
+        assert_eq!((found.size.0, found.kept_ratio), (300 * MIB, 1.0));
     }
 
     #[test]
@@ -197,6 +218,7 @@ mod tests {
                 &curves.collect::<Vec<_>>(),
                 &settings(),
                 MissCost::default(),
+                0,
                 0.9,
             )
         };
@@ -231,6 +253,6 @@ mod tests {
         assert_eq!(found.confidence, Some(0.95));
         assert!((found.kept_worst_day_ratio - 0.5).abs() < 1e-9);
         assert_eq!(of(&[0], 0.95).confidence, None);
-        assert!(Rightsize::of(&[], &settings(), MissCost::default(), 0.95).is_none());
+        assert!(Rightsize::of(&[], &settings(), MissCost::default(), 0, 0.95).is_none());
     }
 }

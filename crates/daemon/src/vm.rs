@@ -236,16 +236,18 @@ impl Vm {
         self.rule.swap_bytes.unwrap_or(0)
     }
 
-    /// The size below which a plan does not take memory from it: what its guest cannot give, but no more than its
-    /// baseline, so that no report of a guest makes the limits of all exceed the memory.
+    /// The size below which a plan does not take memory from it: its own memory if that cannot be changed, otherwise
+    /// what its guest cannot give, but no more than its baseline, so that no report of a guest makes the limits of all
+    /// exceed the memory.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
+        let has = self.status.direct.actual_bytes;
         match self.is_resizable() {
             true => self
                 .floor_bytes
                 .min(self.settings().baseline_bytes)
-                .min(self.status.direct.actual_bytes),
-            false => 0,
+                .min(has),
+            false => has,
         }
     }
 
@@ -517,6 +519,19 @@ impl MissCount {
     #[must_use]
     pub fn per_second(&self) -> f64 {
         self.misses as f64 / self.seconds
+    }
+}
+
+/// Why nothing is said about a bound on the misses of a VM with this curve at `size`.
+#[must_use]
+pub fn why_unpredicted(curve: &MissRatioCurve, size: PageCount) -> &'static str {
+    match curve.resolves(size) {
+        true => {
+            "its curve has no rate, so its misses per second cannot be predicted; it keeps its size"
+        }
+        false => {
+            "its curve does not resolve a size that small, so its misses there cannot be predicted"
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Miss-ratio curves: how often a VM would miss at every memory size.
 //!
 //! A curve is a step function of the size. Its points rise in size and never
-//! rise in miss ratio. Between two points the ratio is that of the left one;
-//! below the first point every reference misses (ratio 1). Each point has a
+//! rise in miss ratio. Between two points the ratio is that of the left one.
+//! Sizes below the first point are not resolved: the ratio there is given as 1,
+//! its maximum, but the references that would miss only there may not have been
+//! observed, so that no bound can be checked. Each point has a
 //! band `low..=high` in which the true ratio lies with the confidence that the
 //! curve's estimator states; for an exact curve the band has no width.
 //!
@@ -294,9 +296,15 @@ impl MissRatioCurve {
         self.references
     }
 
+    /// Whether the curve makes a claim about `size`: it does from its first point on.
+    #[must_use]
+    pub fn resolves(&self, size: PageCount) -> bool {
+        size >= self.points[0].size
+    }
+
     /// Returns the value of the curve at `size`, as a point of that size.
     ///
-    /// Below the first point every reference misses: 1.0 with a band of 1.0..=1.0.
+    /// A size that is not [resolved](Self::resolves) has the maximum, 1.0 with a band of 1.0..=1.0.
     #[must_use]
     pub fn at(&self, size: PageCount) -> CurvePoint {
         match self.points.partition_point(|point| point.size <= size) {
@@ -444,7 +452,8 @@ impl MissRatioCurve {
     ///
     /// The first and the last point are kept, and of those between, the ones at
     /// even distances along the curve, counting size and ratio alike. Flat parts take
-    /// few points, cliffs take many.
+    /// few points, cliffs take many. A point's upper limits are also those of the points left out after it, so that no
+    /// size keeps a bound that it does not keep on this curve.
     #[must_use]
     pub fn thinned(&self, points: usize) -> Self {
         let budget = points.max(2);
@@ -470,6 +479,17 @@ impl MissRatioCurve {
             }
         }
         kept.push(last);
+        let mut at = 0;
+        for point in &self.points {
+            if kept.get(at + 1).is_some_and(|next| next.size <= point.size) {
+                at += 1;
+            }
+            let kept = &mut kept[at];
+            kept.high = kept.high.max(point.high);
+            if let (Some(kept), Some(left_out)) = (&mut kept.misses, point.misses) {
+                kept.high = kept.high.max(left_out.high);
+            }
+        }
         Self {
             points: kept,
             references: self.references,
@@ -595,6 +615,28 @@ mod tests {
         let thin = curve(&points).thinned(20);
         assert!(thin.points().len() <= 20);
         assert_eq!(thin.size_for(0.5), Some(PageCount(6_000)));
+    }
+
+    #[test]
+    fn no_upper_limit_is_lost_by_thinning() {
+        let points = (0..1000).map(|size| CurvePoint {
+            high: if size == 500 {
+                0.9
+            } else {
+                0.5 - size as f64 * 1e-4
+            },
+            ..CurvePoint::exact(PageCount(size), 0.5 - size as f64 * 1e-4)
+        });
+        let whole = MissRatioCurve::new(points.collect(), 100).unwrap();
+        let whole = whole.with_references_per_second(10.0);
+        let thin = whole.thinned(8);
+        for size in (0..1000).map(PageCount) {
+            let (thin, whole) = (thin.at(size), whole.at(size));
+            assert!(thin.high >= whole.high, "{size}");
+            assert!(thin.misses.unwrap().high >= whole.misses.unwrap().high);
+        }
+        let raised = thin.points().iter().filter(|point| point.high == 0.9);
+        assert_eq!(raised.count(), 1);
     }
 
     #[test]

@@ -5,14 +5,15 @@ use plimsoll_flow::{MissRatioCurve, PageCount};
 use crate::candidate::Misses;
 use crate::{Bound, Relative, Rules};
 
-/// Misses at `size` divided by those at `baseline`, computed as in every policy.
+/// Misses at `size` divided by those at `baseline`, computed as in every policy; `None` for a `size` below `baseline` that
+/// the curve does not resolve.
 #[must_use]
 pub fn relative(
     curve: &MissRatioCurve,
     baseline: PageCount,
     size: PageCount,
     rules: &Rules,
-) -> Relative {
+) -> Option<Relative> {
     Misses::new(curve, baseline, rules).relative(size.0)
 }
 
@@ -30,17 +31,16 @@ pub fn promise_size(
     // An upper limit need not fall with the ratio, so the bound must hold at all larger sizes too.
     let points = curve.points().iter().rev().map(|point| point.size);
     let mut least = baseline;
-    for size in points.filter(|size| *size <= baseline) {
+    for size in points
+        .chain([PageCount(0)])
+        .filter(|size| *size <= baseline)
+    {
         if !kept(size) {
-            return Some(least);
+            break;
         }
         least = size;
     }
-    Some(if kept(PageCount(0)) {
-        PageCount(0)
-    } else {
-        least
-    })
+    Some(least)
 }
 
 #[cfg(test)]
@@ -78,8 +78,10 @@ mod tests {
         assert_eq!(least(0.2), 40);
         assert_eq!(least(0.26), 20);
         assert_eq!(least(0.6), 10);
-        assert_eq!(least(2.0), 0);
-        let relative = relative(&curve, PageCount(50), PageCount(35), &rules);
+        // All references that were observed miss 2.5 times as often, but below 10 pages there may be others.
+        assert_eq!(least(2.0), 10);
+        assert_eq!(relative(&curve, PageCount(50), PageCount(9), &rules), None);
+        let relative = relative(&curve, PageCount(50), PageCount(35), &rules).unwrap();
         assert!((relative.expected - 1.05).abs() < 1e-9 && (relative.high - 1.25).abs() < 1e-9);
     }
 

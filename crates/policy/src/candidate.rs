@@ -68,7 +68,8 @@ impl Grid {
 pub(crate) struct Misses<'a> {
     curve: &'a MissRatioCurve,
     least: f64,
-    baseline: f64,
+    baseline: PageCount,
+    baseline_ratio: f64,
     max_loss: f64,
     max_misses_per_second: Option<f64>,
     /// Smaller shares than this count as this when allocations are compared.
@@ -105,15 +106,21 @@ impl<'a> Misses<'a> {
         Self {
             curve,
             least,
-            baseline: curve.miss_ratio(baseline).max(least),
+            baseline,
+            baseline_ratio: curve.miss_ratio(baseline).max(least),
             max_loss: f64::INFINITY,
             max_misses_per_second: None,
             negligible: least,
         }
     }
 
-    /// Whether the upper limits of the bands at this point of the curve keep the bound.
+    /// Whether the upper limits of the bands at this point of the curve keep the bound. None is kept at a size that the
+    /// curve does not resolve.
     fn keeps(&self, point: &CurvePoint) -> bool {
+        let is_bounded = self.max_loss < f64::INFINITY || self.max_misses_per_second.is_some();
+        if is_bounded && !self.curve.resolves(point.size) {
+            return false;
+        }
         let number = self.max_misses_per_second.is_none_or(|most| {
             let misses = point.misses;
             misses.is_some_and(|misses| misses.high <= most)
@@ -129,20 +136,28 @@ impl<'a> Misses<'a> {
     /// Misses at `size` over those at the baseline, as they count when allocations are compared.
     pub(crate) fn counted(&self, size: u64) -> f64 {
         let ratio = self.curve.miss_ratio(PageCount(size)).max(self.negligible);
-        ratio / self.baseline.max(self.negligible)
+        ratio / self.baseline_ratio.max(self.negligible)
     }
 
-    pub(crate) fn relative(&self, size: u64) -> Relative {
-        let point = self.curve.at(PageCount(size));
-        Relative {
+    /// `None` at a size below the baseline that the curve does not resolve.
+    pub(crate) fn relative(&self, size: u64) -> Option<Relative> {
+        let size = PageCount(size);
+        let point = self.curve.at(size);
+        (self.curve.resolves(size) || size >= self.baseline).then(|| Relative {
             expected: self.over_baseline(point.miss_ratio),
             low: self.over_baseline(point.low),
             high: self.over_baseline(point.high),
-        }
+        })
+    }
+
+    /// Expected misses at `size` over those at the baseline; at a size that the curve does not resolve, as if all
+    /// references missed.
+    pub(crate) fn expected(&self, size: u64) -> f64 {
+        self.over_baseline(self.curve.miss_ratio(PageCount(size)))
     }
 
     fn over_baseline(&self, ratio: f64) -> f64 {
-        ratio.max(self.least) / self.baseline
+        ratio.max(self.least) / self.baseline_ratio
     }
 
     /// The curve's steps within `range`: first and last size, and the point that holds there.
@@ -230,7 +245,7 @@ pub(crate) fn candidates(
     // So far the cost was the ratio itself.
     for run in &mut runs {
         let way = current.abs_diff(current.clamp(run.from, run.to)) as f64 / all;
-        run.cost = (run.cost / misses.baseline.max(misses.negligible)).ln() + MOVE_COST * way;
+        run.cost = (run.cost / misses.baseline_ratio.max(misses.negligible)).ln() + MOVE_COST * way;
     }
     debug_assert!(!runs.is_empty());
     runs

@@ -193,7 +193,7 @@ fn party(problem: &Problem<'_>, vm: usize, idle_cost: f64, sampled: bool) -> Par
 /// The smallest size that misses no more than `base` does; `None` if a larger one misses less.
 fn needed(vm: &Vm<'_>, base: u64) -> Option<u64> {
     let misses = vm.misses?;
-    let expected = |size: u64| misses.relative(size).expected;
+    let expected = |size: u64| misses.expected(size);
     if expected(vm.all[vm.all.len() - 1].to) < 1.0 - ALIKE {
         return None;
     }

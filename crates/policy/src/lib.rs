@@ -11,8 +11,8 @@
 //! | `esx` | the policy of VMware ESX |
 //! | `problem`, `candidate` | the sizes that limits and bounds leave each VM, which every policy chooses from |
 //!
-//! A size is possible within floor and ceiling if the upper limit of the curve's band there keeps the VM's [`Bound`],
-//! or if the VM is entitled to the size: giving a VM its baseline, or its ceiling if that is less, breaks no bound.
+//! A size is possible within floor and ceiling if the curve resolves it and the upper limit of its band there keeps the
+//! VM's [`Bound`], or if the VM is entitled to the size: giving a VM its baseline, or its ceiling if that is less, breaks no bound.
 //! Among allocations of equal mean, one that moves little memory is chosen. Memory that no VM needs stays with its
 //! owner, or unallocated.
 #![forbid(unsafe_code)]

@@ -188,8 +188,8 @@ impl<'a> Problem<'a> {
         let targets = self.vms.iter().zip(&sizes).map(|(vm, &size)| Target {
             vm: vm.demand.vm.clone(),
             size: PageCount(size),
-            relative: vm.misses.map(|misses| misses.relative(size)),
-            relative_now: vm.misses.map(|misses| misses.relative(vm.demand.current.0)),
+            relative: vm.misses.and_then(|misses| misses.relative(size)),
+            relative_now: (vm.misses).and_then(|misses| misses.relative(vm.demand.current.0)),
             misses: (vm.demand.curve.as_ref())
                 .and_then(|curve| curve.misses_per_second(PageCount(size))),
             reason: vm.reason(size, short),

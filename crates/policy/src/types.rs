@@ -117,27 +117,29 @@ impl fmt::Display for Prediction {
 }
 
 impl Bound {
-    /// The predictions for its parts, from relative misses and misses per second as far as they are known.
+    /// The predictions for its parts, from relative misses and misses per second; `None` if those of a part are not
+    /// known, so that nothing can be said about the bound.
     #[must_use]
     pub fn predictions(
         &self,
         relative: Option<Relative>,
         misses: Option<MissesPerSecond>,
-    ) -> Vec<Prediction> {
-        let rise = relative
-            .zip(self.max_loss)
-            .map(|(relative, max_loss)| Prediction {
+    ) -> Option<Vec<Prediction>> {
+        let rise = self.max_loss.map(|max_loss| {
+            relative.map(|relative| Prediction {
                 unit: PredictionUnit::OfBaseline,
                 expected: relative.expected,
                 high: relative.high,
                 limit: 1.0 + max_loss,
-            });
-        let number = misses.zip(self.max_misses_per_second);
-        let number = number.map(|(misses, limit)| Prediction {
-            unit: PredictionUnit::PerSecond,
-            expected: misses.expected,
-            high: misses.high,
-            limit,
+            })
+        });
+        let number = self.max_misses_per_second.map(|limit| {
+            misses.map(|misses| Prediction {
+                unit: PredictionUnit::PerSecond,
+                expected: misses.expected,
+                high: misses.high,
+                limit,
+            })
         });
         rise.into_iter().chain(number).collect()
     }
@@ -215,7 +217,7 @@ pub struct Target {
     pub vm: VmId,
     /// Its new size.
     pub size: PageCount,
-    /// Predicted misses over those at the baseline; `None` if its curve is not known.
+    /// Predicted misses over those at the baseline; `None` if its curve is not known or does not resolve the size.
     pub relative: Option<Relative>,
     /// The same at its present size.
     pub relative_now: Option<Relative>,

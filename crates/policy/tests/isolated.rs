@@ -249,7 +249,10 @@ proptest! {
                 }
                 let marks = [demand.floor, demand.ceiling, demand.current, demand.baseline];
                 prop_assert!(size % rules.unit.0 == 0 || marks.contains(&target.size), "{policy:?}: {target:?}");
-                prop_assert_eq!(target.relative.is_some(), demand.curve.is_some());
+                let resolved = demand.curve.as_ref().is_some_and(|curve| {
+                    target.size >= curve.points()[0].size || target.size >= demand.baseline
+                });
+                prop_assert_eq!(target.relative.is_some(), resolved);
                 if let Some(relative) = target.relative {
                     prop_assert_eq!(relative.high, high(demand, &rules, size));
                 }
@@ -896,5 +899,31 @@ fn a_curve_without_a_rate_moves_no_vm_that_has_a_bound_on_misses_per_second() {
         let found = allocate(&[unknown.clone(), busy.clone()], &rules(20), policy).unwrap();
         assert_eq!(sizes(&found), [10, 10]);
         assert_eq!(found.targets[0].reason, Reason::NoRate);
+    }
+}
+
+#[test]
+fn a_curve_that_does_not_resolve_a_size_gives_nothing_below_its_first_point() {
+    // A loop that is larger than the VM: by what was observed, less memory costs nothing.
+    let stream = demand("stream", 20, &[(8, 1.0), (40, 0.1)]);
+    let slope: Vec<_> = (0..=60)
+        .map(|size| (size, 0.9 - 0.01 * size as f64))
+        .collect();
+    let needy = demand("needy", 10, &slope);
+    for policy in &POLICIES[..5] {
+        let found = allocate(&[stream.clone(), needy.clone()], &rules(30), *policy).unwrap();
+        assert_eq!(sizes(&found), [8, 22], "{policy:?}");
+        // One that has less than that already gets it back, up to its baseline.
+        for (baseline, size) in [(20, 8), (6, 6)] {
+            let below = Demand {
+                baseline: PageCount(baseline),
+                current: PageCount(4),
+                ..stream.clone()
+            };
+            let found = allocate(&[below, needy.clone()], &rules(30), *policy).unwrap();
+            let target = &found.targets[0];
+            assert_eq!(target.size.0, size, "{policy:?}");
+            assert_eq!(target.relative_now, None);
+        }
     }
 }

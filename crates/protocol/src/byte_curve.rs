@@ -1,7 +1,7 @@
 //! A VM's validated curve over sizes in bytes.
 
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
-use plimsoll_policy::Rules;
+use plimsoll_policy::{Rules, relative};
 
 use crate::curve_json::{CurveJson, CurveJsonError};
 use crate::vm::Relative;
@@ -35,18 +35,12 @@ impl ByteCurve {
     }
 
     /// Misses at a size over those expected at the baseline, computed as in policies: a ratio below
-    /// [`Rules::MISS_RATIO_MIN`] is raised to it.
+    /// [`Rules::MISS_RATIO_MIN`] is raised to it. `None` for a size below the baseline that the curve does not resolve.
     #[must_use]
-    pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Relative {
-        let least = Rules::MISS_RATIO_MIN;
-        let baseline = self.at(baseline_bytes).miss_ratio.max(least);
-        let at = self.at(bytes);
-        let over_baseline = |ratio: f64| ratio.max(least) / baseline;
-        Relative {
-            expected: over_baseline(at.miss_ratio),
-            low: over_baseline(at.low),
-            high: over_baseline(at.high),
-        }
+    pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Option<Relative> {
+        let [size, baseline] =
+            [bytes, baseline_bytes].map(|bytes| PageCount::from_bytes(bytes, self.page_size));
+        relative(&self.misses, baseline, size, &Rules::new(baseline))
     }
 
     /// The size at which the curve ends.
@@ -105,9 +99,10 @@ mod tests {
     #[test]
     fn misses_are_relative_to_those_at_the_baseline() {
         let curve = ByteCurve::new(&example()).unwrap();
-        let at = curve.relative(4 << 20, 2 << 20);
+        let at = curve.relative(4 << 20, 2 << 20).unwrap();
         assert_eq!((at.expected, at.low, at.high), (0.25, 0.125, 0.375));
-        assert_eq!(curve.relative(0, 2 << 20).expected, 2.0);
+        assert_eq!(curve.relative(0, 2 << 20), None);
+        assert_eq!(curve.relative(0, 0).unwrap().expected, 1.0);
         assert_eq!(curve.end_bytes(), 4 << 20);
     }
 

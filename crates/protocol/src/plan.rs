@@ -410,14 +410,15 @@ impl TargetJson {
         bounds.join(", ")
     }
 
-    /// What is predicted at its new size beside each of its bounds.
+    /// What is predicted at its new size beside each of its bounds; nothing if one of them has no prediction.
     #[must_use]
     pub fn predictions(&self) -> Vec<Prediction> {
         let bound = Bound {
             max_loss: self.max_loss,
             max_misses_per_second: self.max_misses_per_second,
         };
-        bound.predictions(self.relative, self.misses.map(MissesPerSecond::from))
+        let misses = self.misses.map(MissesPerSecond::from);
+        bound.predictions(self.relative, misses).unwrap_or_default()
     }
 
     fn new(demand: &Demand, target: &Target, page_size: PageSize) -> Self {

@@ -87,7 +87,7 @@ pub enum VmStatus {
     Tight,
     /// Its measured or predicted misses are above its limit.
     Violating,
-    /// Its curve is not known.
+    /// Its curve is not known, or does not show what its limit needs.
     Unknown,
 }
 
@@ -139,12 +139,17 @@ pub struct VmSummary {
     /// memory of the host; absent if no control group of its own reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_stall_ratio: Option<f64>,
-    /// Predicted misses at its present size over those at its baseline.
+    /// Predicted misses at its present size over those at its baseline; `null` if its curve is not known, or does not
+    /// resolve that size.
     pub relative: Option<Relative>,
-    /// Memory that could be taken from it within its limit.
+    /// Memory that could be taken from it within its limit, of what its guest can give.
     pub reclaimable_bytes: Option<u64>,
-    /// Smallest size within its limit.
+    /// Smallest size within its limit and its minimum; at least `kept_bytes`.
     pub promise_bytes: Option<u64>,
+    /// The part of its own memory that its guest cannot give, by the guest's statistics; all of it, up to the baseline,
+    /// without them, and all of it without a balloon.
+    #[serde(default)]
+    pub kept_bytes: u64,
     /// Where its curve comes from.
     pub curve_source: Option<CurveSource>,
     /// References behind the curve.

@@ -10,7 +10,9 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
 
 use super::daemon::curve_of;
-use super::words::{UNKNOWN, age, maybe_size, name_of, percent, ratio, size, working_set};
+use super::words::{
+    UNKNOWN, age, maybe_size, name_of, percent, ratio, relative, size, working_set,
+};
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::csv as line;
 use plimsoll_output::{TextFormat, or_empty, per_second, printable, short};
@@ -295,18 +297,12 @@ pub(super) fn plot(vm: &VmSummary, curve: &ByteCurve) -> String {
     let sizes: Vec<_> = marks.keys().copied().collect();
     for bytes in curve.sizes(until(vm, curve), CURVE_LINES, &sizes) {
         let at = curve.at(bytes);
-        let relative = curve.relative(bytes, baseline);
         let line = format!(
             "  {:>9}  {:<24}  {:>5.1} %  {:<21} {}",
             size(bytes),
             bar(at.miss_ratio),
             at.miss_ratio * 100.0,
-            format!(
-                "{} ({} to {})",
-                ratio(relative.expected),
-                ratio(relative.low),
-                ratio(relative.high)
-            ),
+            relative(curve.relative(bytes, baseline).as_ref()),
             marks.get(&bytes).map_or("", String::as_str)
         );
         let _ = writeln!(text, "{}", line.trim_end());
@@ -331,13 +327,13 @@ fn rates(vm: &VmSummary, curve: &ByteCurve) -> String {
                 (per_second(misses.expected), format!("({low} to {high})"))
             },
         );
-        let relative = curve.relative(bytes, vm.settings.baseline_bytes).expected;
+        let relative = curve.relative(bytes, vm.settings.baseline_bytes);
         let line = format!(
             "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {:>10}  {}",
             size(bytes),
             bar(at.miss_ratio / 2.0),
             at.miss_ratio * 100.0,
-            ratio(relative),
+            relative.map_or_else(|| UNKNOWN.to_owned(), |at| ratio(at.expected)),
             marks.get(&bytes).map_or("", String::as_str)
         );
         let _ = writeln!(text, "{}", line.trim_end());
@@ -400,13 +396,13 @@ fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
     let mut text = line(heads);
     for point in curve.misses.points() {
         let bytes = point.size.to_bytes(curve.page_size);
-        let relative = curve.relative(bytes, vm.settings.baseline_bytes).expected;
+        let relative = curve.relative(bytes, vm.settings.baseline_bytes);
         let cells = [
             bytes.to_string(),
             point.miss_ratio.to_string(),
             point.low.to_string(),
             point.high.to_string(),
-            relative.to_string(),
+            or_empty(relative.map(|at| at.expected)),
             or_empty(point.misses.map(|misses| misses.expected)),
             or_empty(point.misses.map(|misses| misses.low)),
             or_empty(point.misses.map(|misses| misses.high)),

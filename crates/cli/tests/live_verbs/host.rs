@@ -92,6 +92,7 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
         }),
         reclaimable_bytes: Some(0),
         promise_bytes: Some(size_bytes),
+        kept_bytes: 0,
         curve_source: Some(CurveSource::Trap),
         references: 123_456,
         curve_unix_ms: Some(NOW_UNIX_MS - 12_000),

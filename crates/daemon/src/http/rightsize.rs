@@ -50,7 +50,13 @@ pub(super) async fn rightsize(
             .into_iter()
             .filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)));
         let curves: Vec<_> = curves.collect();
-        let found = Rightsize::of(&curves, &summary.settings, summary.miss_cost, percentile);
+        let found = Rightsize::of(
+            &curves,
+            &summary.settings,
+            summary.miss_cost,
+            summary.kept_bytes,
+            percentile,
+        );
         let found = found.as_ref();
         let misses = found.and_then(|found| found.misses_per_second);
         Ok(Json(RightsizeView {
@@ -64,7 +70,7 @@ pub(super) async fn rightsize(
             confidence: found.and_then(|found| found.confidence),
             kept_ratio: found.map(|found| found.kept_ratio),
             kept_worst_day_ratio: found.map(|found| found.kept_worst_day_ratio),
-            relative: found.map(|found| found.relative),
+            relative: found.and_then(|found| found.relative),
             misses_per_second: misses.map(|(then, _)| then),
             misses_at_baseline_per_second: misses.map(|(_, before)| before),
             vm,

@@ -173,6 +173,13 @@ fn what_would_be_follows_from_the_curves() {
         "{}",
         above.why
     );
+    // Below its first point a curve says nothing.
+    let tiny = client.vm_what_if("web", 4096).unwrap();
+    assert_eq!(
+        (tiny.standing_then, tiny.relative_then),
+        (VmStatus::Unknown, None)
+    );
+    assert!(tiny.why.contains("does not resolve"), "{}", tiny.why);
     let unknown = client.vm_what_if("fresh", 1 << 20).unwrap();
     assert_eq!(
         (unknown.standing_then, unknown.relative_then),

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use plimsoll_flow::{MissesPerSecond, PageCount};
-use plimsoll_policy::{Prediction, Rules, relative};
+use plimsoll_flow::PageCount;
+use plimsoll_policy::Prediction;
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::ReplayView;
+use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::plan::PlanInputs;
@@ -23,6 +24,7 @@ use super::params::{NoParams, Params, PathValue, find};
 use super::views::recorded;
 use super::{Answer, ApiState, beside};
 use crate::shared::RequestRefusal;
+use crate::vm::why_unpredicted;
 
 /// How long a computation may wait for others.
 const TURN_MAX: Duration = Duration::from_secs(5);
@@ -110,10 +112,10 @@ async fn computed<T: Send + 'static>(
 }
 
 fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> VmWhatIf {
-    let relative_then = curve.and_then(|curve| relative_at(summary, curve, size_bytes));
-    let misses = curve.and_then(|curve| misses_at(curve, size_bytes));
-    let vcpus = curve.and_then(|curve| curve.vcpu_seconds_per_second);
-    let (standing_then, why) = standing(summary, relative_then, misses, vcpus, size_bytes);
+    let known = curve.and_then(|json| ByteCurve::new(json).ok());
+    let baseline = summary.settings.baseline_bytes;
+    let relative_then = (known.as_ref()).and_then(|curve| curve.relative(size_bytes, baseline));
+    let (standing_then, why) = standing(summary, known.as_ref(), relative_then, size_bytes);
     VmWhatIf {
         schema: SCHEMA,
         vm: summary.vm.clone(),
@@ -129,38 +131,29 @@ fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> V
     }
 }
 
-/// A VM's misses at a size relative to those at its baseline; `None` if it has no curve.
-fn relative_at(summary: &VmSummary, json: &CurveJson, size_bytes: u64) -> Option<Relative> {
-    let curve = json.to_curve().ok()?;
-    let pages = |bytes: u64| PageCount(bytes / json.page_bytes);
-    let baseline = pages(summary.settings.baseline_bytes);
-    let rules = Rules::new(baseline);
-    Some(relative(&curve, baseline, pages(size_bytes), &rules))
-}
-
-/// A VM's misses per second at a size; `None` if its curve has no rate.
-fn misses_at(json: &CurveJson, size_bytes: u64) -> Option<MissesPerSecond> {
-    let curve = json.to_curve().ok()?;
-    curve.misses_per_second(PageCount(size_bytes / json.page_bytes))
-}
-
 /// A VM's prediction at a size, and its source.
 fn standing(
     summary: &VmSummary,
+    curve: Option<&ByteCurve>,
     relative: Option<Relative>,
-    misses: Option<MissesPerSecond>,
-    vcpus: Option<f64>,
     size_bytes: u64,
 ) -> (VmStatus, String) {
     let settings = &summary.settings;
-    let bound = settings.promise.bound(vcpus, summary.miss_cost);
-    let predictions = bound.predictions(relative, misses);
+    let predicted = curve.map(|curve| {
+        let size = PageCount::from_bytes(size_bytes, curve.page_size);
+        let bound = (settings.promise).bound(curve.misses.vcpus(), summary.miss_cost);
+        bound
+            .predictions(relative, curve.misses.misses_per_second(size))
+            .ok_or_else(|| why_unpredicted(&curve.misses, size))
+    });
     let above = |value: fn(&Prediction) -> f64| {
         let above = |prediction: &&Prediction| value(prediction) > prediction.limit;
-        predictions.iter().find(above)
+        let mut predictions = predicted.iter().flatten().flatten();
+        predictions.find(above)
     };
-    let (standing, mut why) = match relative {
+    let (standing, mut why) = match &predicted {
         None => (VmStatus::Unknown, "its curve is not known".to_owned()),
+        Some(Err(why)) => (VmStatus::Unknown, (*why).to_owned()),
         Some(_) if let Some(it) = above(|prediction| prediction.expected) => (
             VmStatus::Violating,
             format!(
@@ -194,6 +187,9 @@ fn standing(
     let (min, max) = (settings.min_bytes, settings.max_bytes);
     if size_bytes < min {
         why += &format!("; it never gets less than {}", ByteSize(min).rounded());
+    } else if size_bytes < summary.kept_bytes {
+        let kept = ByteSize(summary.kept_bytes).rounded();
+        why += &format!("; its guest cannot give so much, and keeps {kept}");
     } else if size_bytes > max {
         why += &format!("; it never gets more than {}", ByteSize(max).rounded());
     }

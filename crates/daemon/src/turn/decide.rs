@@ -33,10 +33,11 @@ impl<H: Host> Turns<H> {
         let found = || {
             let vms = self.vms.values().map(|vm| vm.first_bytes);
             let store = self.store_first_bytes.unwrap_or_default();
-            // VMs' own reports cannot make a host larger than it is.
-            vms.fold(store, u64::saturating_add).min(self.host_ram.0)
+            vms.fold(store, u64::saturating_add)
         };
         let total = self.config.total_bytes.unwrap_or_else(found);
+        // Neither a configuration nor VMs' own reports can make a host larger than it is.
+        let total = total.min(self.host_ram.0);
         total.saturating_sub(self.host_relief.withheld_bytes)
     }
 
@@ -394,7 +395,7 @@ impl<H: Host> Turns<H> {
         let baseline = pages(settings.baseline_bytes);
         let known = vm.known.as_ref();
         let relative_at =
-            |bytes| known.map(|known| relative(&known.curve, baseline, pages(bytes), &rules));
+            |bytes| known.and_then(|known| relative(&known.curve, baseline, pages(bytes), &rules));
         let baseline_ratio = known.map_or(0.0, |known| known.curve.miss_ratio(baseline));
         Some(Promise {
             vm: name.to_owned(),
@@ -500,6 +501,7 @@ fn margins(demands: &[Demand], allocation: &Allocation) -> String {
         let vm = &target.vm;
         predictions
             .into_iter()
+            .flatten()
             .map(move |prediction| format!(" {vm}: {prediction}."))
     });
     texts.collect()

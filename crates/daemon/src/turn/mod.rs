@@ -268,6 +268,14 @@ impl<H: Host> Turns<H> {
         self.turn += 1;
         self.warnings.clear();
         self.host_ram = self.host.ram();
+        let ram_bytes = self.host_ram.0;
+        if let Some(total) = self.config.total_bytes.filter(|total| *total > ram_bytes) {
+            self.warnings.push(format!(
+                "the configured total of {} MiB exceeds the host's RAM: {} MiB are allocated",
+                total >> 20,
+                ram_bytes >> 20
+            ));
+        }
         self.discover();
         poll_all(self.vms.values_mut());
         for vm in self.vms.values_mut() {

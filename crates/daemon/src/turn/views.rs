@@ -16,18 +16,14 @@ use super::Turns;
 use crate::clock::Time;
 use crate::host::Host;
 use crate::shared::Snapshot;
-use crate::vm::{Vm, bytes, pages};
-
-/// Why a VM that is promised a number of misses per second has no status.
-const NO_RATE: &str =
-    "its curve has no rate, so its misses per second cannot be predicted; it keeps its size";
+use crate::vm::{Vm, bytes, pages, why_unpredicted};
 
 impl<H: Host> Turns<H> {
     pub(super) fn relative_now(&self, vm: &Vm, rules: &Rules) -> Option<Relative> {
         let known = vm.known.as_ref()?;
         let baseline = pages(vm.settings().baseline_bytes);
         let size = pages(vm.size_bytes());
-        Some(relative(&known.curve, baseline, size, rules))
+        relative(&known.curve, baseline, size, rules)
     }
 
     pub(super) fn summary(&self, name: &str, vm: &Vm, now: Time) -> VmSummary {
@@ -38,7 +34,7 @@ impl<H: Host> Turns<H> {
         let promise = vm.known.as_ref().and_then(|known| {
             let baseline = pages(settings.baseline_bytes);
             let least = promise_size(&known.curve, baseline, &vm.bound(), &rules)?;
-            Some(bytes(least).max(settings.min_bytes))
+            Some(bytes(least).max(settings.min_bytes).max(vm.kept_bytes()))
         });
         let reclaimable = promise.map(|promise| holding.bytes().saturating_sub(promise));
         let (standing, why) = self.standing(vm, relative, reclaimable);
@@ -69,6 +65,7 @@ impl<H: Host> Turns<H> {
             relative,
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,
+            kept_bytes: vm.kept_bytes(),
             curve_source: vm.known.as_ref().map(|known| known.source),
             references: vm
                 .known
@@ -95,17 +92,18 @@ impl<H: Host> Turns<H> {
         if let Some(why) = &vm.broken {
             return (VmStatus::Violating, why.clone());
         }
-        let (Some(relative), Some(reclaimable)) = (relative, reclaimable) else {
-            let why = match &vm.known {
-                Some(_) => Some(NO_RATE.to_owned()),
+        let size = pages(vm.size_bytes());
+        let known = vm.known.as_ref();
+        let misses = known.and_then(|known| known.curve.misses_per_second(size));
+        let predictions = vm.bound().predictions(relative, misses);
+        let (Some(predictions), Some(reclaimable)) = (predictions, reclaimable) else {
+            let why = match known {
+                Some(known) => Some(why_unpredicted(&known.curve, size).to_owned()),
                 None => vm.warnings.first().cloned(),
             };
             let why = why.unwrap_or_else(|| "its curve is not available yet".to_owned());
             return (VmStatus::Unknown, why);
         };
-        let known = vm.known.as_ref();
-        let misses = known.and_then(|known| known.curve.misses_per_second(pages(vm.size_bytes())));
-        let predictions = vm.bound().predictions(Some(relative), misses);
         if let Some(above) = predictions.iter().find(|prediction| {
             let scale = if prediction.unit == PredictionUnit::PerSecond {
                 prediction.limit
@@ -134,10 +132,13 @@ impl<H: Host> Turns<H> {
             );
             (VmStatus::Tight, why)
         } else if reclaimable < self.config.unit_bytes {
-            (
-                VmStatus::Tight,
-                "it is within its limit, and can give nothing".to_owned(),
-            )
+            let why = match &vm.status.need {
+                None if vm.is_resizable() => {
+                    "it is within its limit; what it could give is not known, because its guest reports no statistics"
+                }
+                _ => "it is within its limit, and can give nothing",
+            };
+            (VmStatus::Tight, why.to_owned())
         } else {
             (
                 VmStatus::Safe,

@@ -237,12 +237,7 @@ impl Guest {
     }
 
     fn relative(&self, size: PageCount) -> Option<Relative> {
-        let relative = relative(&self.curve()?, pages(BASELINE_MIB), size, &rules());
-        Some(Relative {
-            expected: relative.expected,
-            low: relative.low,
-            high: relative.high,
-        })
+        relative(&self.curve()?, pages(BASELINE_MIB), size, &rules())
     }
 
     fn summary(&self, now_unix_ms: u64) -> VmSummary {
@@ -309,6 +304,7 @@ impl Guest {
             relative: self.relative(self.size()),
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,
+            kept_bytes: bytes(64),
             curve_source: known.then_some(CurveSource::Trap),
             references: if known { 1_250_000 } else { 0 },
             curve_unix_ms: known.then_some(now_unix_ms.saturating_sub(4000)),

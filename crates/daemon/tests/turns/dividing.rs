@@ -180,6 +180,11 @@ fn promises_that_cannot_all_be_kept_are_refused() {
             max_loss: Some(-0.1),
             ..SettingsChange::default()
         },
+        // As in the configuration: 1000 %.
+        SettingsChange {
+            max_loss: Some(10.5),
+            ..SettingsChange::default()
+        },
         SettingsChange {
             min_bytes: Some(9 << 30),
             ..SettingsChange::default()
@@ -286,4 +291,37 @@ fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
         ("idle", VmStatus::Unknown)
     );
     assert!(idle.why.contains("no rate"), "{}", idle.why);
+}
+
+#[test]
+fn a_vm_whose_size_its_curve_does_not_resolve_has_no_status() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.host.change("idle", |vm| {
+        let truth = curve(&[(600, 0.18), (1024, 0.001)]);
+        vm.claimed = Some(truth.with_references_per_second(100.0));
+    });
+    rig.pass(30);
+    let idle = rig.snapshot().host.vms[0].clone();
+    assert_eq!(idle.standing, VmStatus::Unknown);
+    assert!(idle.why.contains("does not resolve"), "{}", idle.why);
+    assert_eq!((idle.misses, idle.reclaimable_bytes), (None, Some(0)));
+}
+
+#[test]
+fn a_configured_total_above_the_hosts_ram_gives_no_more_than_that() {
+    let total = |total_bytes| {
+        let config = Config {
+            total_bytes,
+            ..config(Mode::Observe)
+        };
+        let mut rig = Rig::of_three(config);
+        rig.pass(6);
+        let host = rig.snapshot().host.clone();
+        let warned = |warning: &String| warning.contains("exceeds the host's RAM");
+        (host.memory.divided_bytes, host.warnings.iter().any(warned))
+    };
+    // The simulated host has 1 TiB.
+    assert_eq!(total(Some(2 << 40)), (1 << 40, true));
+    assert_eq!(total(Some(1 << 31)), (1 << 31, false));
 }

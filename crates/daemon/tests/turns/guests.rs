@@ -3,6 +3,7 @@
 use plimsoll_daemon::config::VmRule;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Mode, StepState};
+use plimsoll_protocol::vm::{Promise, VmStatus};
 
 use crate::rig::{MIB, Rig, config, search, web};
 use crate::simulated::{BalloonBehaviour, Lie, Reports, Statistic};
@@ -26,6 +27,35 @@ fn a_guest_keeps_what_it_cannot_give_and_slack() {
     // A sixteenth of its RAM.
     assert!((364..400).contains(&rig.mib("scan")), "{}", rig.mib("scan"));
     assert_eq!(rig.host.vm("scan").unwrap().oom_kills, 0);
+}
+
+#[test]
+fn what_a_vm_gives_is_never_more_than_its_guest_can_give() {
+    let mut config = config(Mode::Observe);
+    config.vms[0].promise = Some(Promise::on_loss(10.0));
+    let mut rig = Rig::of_three(config);
+    rig.host.change("scan", |vm| vm.used_bytes = 300 * MIB);
+    rig.host.change("web", |vm| vm.reports = Reports::Nothing);
+    rig.host
+        .change("search", |vm| vm.follows = BalloonBehaviour::Absent);
+    rig.pass(30);
+    let snapshot = rig.snapshot();
+    let vm = |name: &str| {
+        let mut vms = snapshot.host.vms.iter();
+        vms.find(|vm| vm.vm == name).unwrap()
+    };
+    let scan = vm("scan");
+    let kept_mib = scan.kept_bytes / MIB;
+    assert!((364..400).contains(&kept_mib), "{kept_mib}");
+    assert_eq!(scan.promise_bytes, Some(scan.kept_bytes));
+    assert_eq!(scan.reclaimable_bytes, Some(512 * MIB - scan.kept_bytes));
+    assert_eq!(scan.standing, VmStatus::Safe);
+    // Without statistics or a balloon nothing can be taken.
+    for name in ["web", "search"] {
+        assert_eq!(vm(name).reclaimable_bytes, Some(0), "{name}");
+        assert_eq!(vm(name).standing, VmStatus::Tight);
+    }
+    assert!(vm("web").why.contains("reports no statistics"));
 }
 
 #[test]

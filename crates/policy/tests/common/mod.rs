@@ -136,9 +136,13 @@ pub fn allowed(demand: &Demand, rules: &Rules, size: u64) -> bool {
         && (entitled || demand.curve.is_some() && keeps_bound(demand, rules, size))
 }
 
-/// Whether the upper limits of the band at a size keep the bound, computed independently.
+/// Whether the upper limits of the band at a size keep the bound, computed independently. Below the curve's first point
+/// only the absence of a bound does.
 pub fn keeps_bound(demand: &Demand, rules: &Rules, size: u64) -> bool {
     let curve = demand.curve.as_ref().unwrap();
+    if size < curve.points()[0].size.0 {
+        return demand.bound == Bound::default();
+    }
     let rise = demand
         .bound
         .max_loss

@@ -103,7 +103,9 @@ fn excess(check: &Check) -> Option<f64> {
     let misses = check.misses;
     let number =
         misses.and_then(|misses| Some((misses.measured_per_second?, misses.bound_per_second)));
-    let excesses = rise.into_iter().chain(number);
+    let stall = check.stall;
+    let stall = stall.map(|stall| (stall.measured_ratio, stall.bound_ratio));
+    let excesses = rise.into_iter().chain(number).chain(stall);
     let excesses = excesses.filter(|(_, bound)| *bound > 0.0);
     excesses
         .map(|(measured, bound)| measured / bound - 1.0)
@@ -304,6 +306,17 @@ mod tests {
             "takes_back": null, "taken_back_by": null, "ended_unix_ms": 1000 * id + 500,
         });
         serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn a_limit_broken_by_waiting_for_memory_of_the_host_has_an_excess() {
+        let json = serde_json::json!({
+            "vm": "web", "predicted": null, "measured": null, "by": "a count", "bound": 1.25,
+            "stall": { "before_ratio": null, "measured_ratio": 0.15, "bound_ratio": 0.05 },
+            "verdict": "broken", "why": "",
+        });
+        let excess = excess(&serde_json::from_value(json).unwrap()).unwrap();
+        assert!((excess - 2.0).abs() < 1e-9, "{excess}");
     }
 
     #[test]
