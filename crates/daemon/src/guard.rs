@@ -7,8 +7,10 @@
 
 use plimsoll_actuator::{MemoryStatus, STATS_AGE_MAX_S, slack_bytes};
 
-/// Rise of a guest's major page faults a second from which a move is too much for it.
+/// Rise of a guest's major page faults a second from which a move is too much for it, at most; and the share of the time
+/// that it may wait for them: a slow disk never serves that many.
 const FAULTS_RISE_MAX: f64 = 500.0;
+const WAITS_RISE_MAX: f64 = 0.5;
 /// Share of a VM's own memory that it gets back at once when its guest runs short or its balloon is stuck.
 const GIVE_BACK_SHARE: u64 = 10;
 
@@ -66,15 +68,21 @@ pub fn give_back_bytes(status: &MemoryStatus) -> u64 {
     tenth.max(slack_of(status))
 }
 
+/// The rise of a guest's major page faults a second from which it runs short, if it waits so many ms for each.
+#[must_use]
+pub fn faults_rise_max(miss_cost_ms: f64) -> f64 {
+    (WAITS_RISE_MAX * 1000.0 / miss_cost_ms).min(FAULTS_RISE_MAX)
+}
+
 /// Why a VM gets memory back, if its guest runs short by its last report. Memory that its swap takes is not available
-/// by design, so that only faults count for a guest with swap; they do not if its page cache moves into the cache under
-/// its disk (`into_cache`).
+/// by design, so that only faults count for a guest with swap: more than `faults_max` per second above those before. That
+/// is infinite if its page cache moves into the cache under its disk, which causes faults.
 #[must_use]
 pub fn shortage(
     status: &MemoryStatus,
     before: GuestCounters,
     swap_bytes: u64,
-    into_cache: bool,
+    faults_max: f64,
 ) -> Option<String> {
     let need = status.need?;
     let killed = need.oom_kills > before.oom_kills && before.oom_kills.is_some();
@@ -88,7 +96,7 @@ pub fn shortage(
         ));
     }
     let faults = need.major_faults_per_second.unwrap_or(0.0);
-    if !into_cache && faults > before.faults_per_second + FAULTS_RISE_MAX {
+    if faults > before.faults_per_second + faults_max {
         return Some(format!("its guest waits for {faults:.0} pages a second"));
     }
     None

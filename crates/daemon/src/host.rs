@@ -150,8 +150,18 @@ pub struct Misses {
 }
 
 impl Misses {
-    /// Reads the counters from a poll of a VM's actuator: reads of its storage where its disk is served by us, else the
-    /// guest's own report of pages that it had to read.
+    /// Reads of disks as misses.
+    const BY_QEMU: &str = "reads of its disks by QEMU's account";
+
+    /// Whether counts like this one are not in every poll: libvirt is queried for them at longer intervals.
+    #[must_use]
+    pub fn is_rare(&self) -> bool {
+        self.by == Self::BY_QEMU
+    }
+
+    /// Reads the counters from a poll of a VM's actuator: blocks read from storage where its disk is served by us, reads of
+    /// the disks that QEMU serves (a miss of the page cache is no page fault if a program reads the file), else the guest's
+    /// own report of pages that it had to read.
     #[must_use]
     pub fn of(status: &MemoryStatus) -> Option<Self> {
         if let Some(disk) = &status.disk {
@@ -159,6 +169,15 @@ impl Misses {
                 count: disk.read_blocks.saturating_sub(disk.hits),
                 of: Some(disk.read_blocks),
                 by: "blocks read from storage",
+            });
+        }
+        // A VM without a disk, or that never read one, has its files elsewhere; one with a cache has other disks besides.
+        let blocks = status.blocks.filter(|blocks| blocks.reads > 0);
+        if let Some(blocks) = blocks.filter(|_| status.cache.is_none()) {
+            return Some(Self {
+                count: blocks.reads,
+                of: None,
+                by: Self::BY_QEMU,
             });
         }
         let guest = status.guest.as_ref().filter(|guest| !guest.is_stale())?;

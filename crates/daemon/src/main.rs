@@ -18,6 +18,7 @@ use plimsoll_daemon::qemu_host::QemuHost;
 use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
+use plimsoll_protocol::decision::Mode;
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 
@@ -129,6 +130,12 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let mut ready = false;
     let watchdog = sd_notify::watchdog_enabled().unwrap_or(Duration::ZERO);
     let mut told = Instant::now();
+    turns.report_progress(Box::new(move || {
+        if !watchdog.is_zero() && told.elapsed() > watchdog / 3 {
+            told = Instant::now();
+            notify(&[NotifyState::Watchdog]);
+        }
+    }));
     let mut alive = |has_moved: bool| {
         if has_moved && dead_mans_switch && orphan.is_none() {
             orphan = start_orphan(args)
@@ -140,10 +147,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
         if !ready {
             ready = true;
             notify(&[NotifyState::Ready]);
-        }
-        if !watchdog.is_zero() && told.elapsed() > watchdog / 3 {
-            told = Instant::now();
-            notify(&[NotifyState::Watchdog]);
         }
         if hang_up.swap(false, Ordering::Relaxed) {
             // Nobody waits for the answer; the result is in the log.
@@ -183,6 +186,8 @@ fn give_back(args: &Args, mut config: Config) -> anyhow::Result<()> {
         return Ok(());
     }
     config.trace.enabled = false;
+    // Nothing is changed in VMs that were not resized.
+    config.mode = Mode::Observe;
     let limits = Limits {
         bytes_max: config.history_bytes_max,
         keep: config.history_keep,

@@ -80,6 +80,8 @@ pub struct MovableVm<'a> {
     pub status: &'a mut MemoryStatus,
     /// Size of the swap that its guest is known to have.
     pub swap_bytes: u64,
+    /// How long it waits for a miss, in ms.
+    pub miss_cost_ms: f64,
     /// What its parts may hold as long as they do not answer.
     pub unanswered: Holding,
 }
@@ -130,18 +132,31 @@ impl Move {
         }
     }
 
+    /// What each VM had at the beginning, and is to have.
+    pub fn moves(&self) -> impl Iterator<Item = (Holding, Holding)> {
+        self.parts.iter().map(|part| (part.from, part.to))
+    }
+
     /// The VMs whose parts have not ended.
     pub fn unfinished(&self) -> impl Iterator<Item = &str> {
         let parts = self.parts.iter().filter(|part| !part.state.has_ended());
         parts.map(|part| part.vm.as_str())
     }
 
-    /// Does what can be done now; `free` is memory that belongs to no VM. To be called about once a second.
+    /// Whether the VM is to be polled before [`Self::advance`].
+    #[must_use]
+    pub fn polls(&self, vm: &str) -> bool {
+        self.unfinished().any(|name| name == vm)
+    }
+
+    /// Does what can be done now; `divided_bytes` is all memory. To be called about once a second, after a poll of the VMs
+    /// whose parts have not ended. A monitor that hangs takes its time; `progress` is called between the VMs.
     pub fn advance(
         &mut self,
         vms: &mut BTreeMap<String, MovableVm<'_>>,
         divided_bytes: u64,
         now: Instant,
+        progress: &mut dyn FnMut(),
     ) -> MoveProgress {
         self.divided_bytes = divided_bytes;
         for part in &mut self.parts {
@@ -151,7 +166,6 @@ impl Move {
             let Some(held) = vms.get_mut(&part.vm) else {
                 continue;
             };
-            *held.status = held.actuator.poll();
             part.now = held.status.holding();
             part.watch(held.status);
             part.watch_guest(held);
@@ -161,11 +175,13 @@ impl Move {
         for part in self.parts.iter_mut().filter(|part| part.is_owed) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.give_back(held, &mut free_bytes);
+                progress();
             }
         }
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.shrink(held);
+                progress();
             }
         }
         // What a VM that still shrinks may need back is granted to nobody.
@@ -177,6 +193,7 @@ impl Move {
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.grow(held, &mut free_bytes);
+                progress();
             }
         }
         for part in &mut self.parts {
@@ -202,7 +219,7 @@ impl Move {
         {
             return MoveProgress::Done;
         }
-        self.stop(vms);
+        self.stop(vms, progress);
         MoveProgress::Partly
     }
 
@@ -214,7 +231,7 @@ impl Move {
     }
 
     /// Sets the target of every VM that has not arrived to its present size.
-    pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>) {
+    pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>, progress: &mut dyn FnMut()) {
         for index in 0..self.parts.len() {
             let free_bytes = self.free_bytes(vms);
             let part = &mut self.parts[index];
@@ -223,6 +240,7 @@ impl Move {
             }
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.hold(held, free_bytes);
+                progress();
             }
         }
     }
@@ -330,7 +348,13 @@ impl Part {
             return;
         }
         let into_cache = self.to.cache_bytes > self.from.cache_bytes;
-        if let Some(why) = guard::shortage(held.status, before, held.swap_bytes, into_cache) {
+        let faults_max = guard::faults_rise_max(held.miss_cost_ms);
+        let faults_max = if into_cache {
+            f64::INFINITY
+        } else {
+            faults_max
+        };
+        if let Some(why) = guard::shortage(held.status, before, held.swap_bytes, faults_max) {
             self.end_short(&why);
         }
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_policy::Bound;
+use plimsoll_protocol::decision::{Step, Verdict};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, HeatRow, MissCost, Promise, Settings, TraceView};
 
@@ -15,7 +16,8 @@ use crate::host::{
     DiscoveredVm, Feed, FeedReport, MemoryPressure, Misses, ObservedCurve, VmHandles,
 };
 use crate::miss_cost::MissCostMeter;
-use crate::moves::{chain, reserved_bytes};
+use crate::moves::{chain, is_fresh, reserved_bytes};
+use crate::turn::check;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
@@ -31,6 +33,8 @@ const SHOWN_POINTS: usize = 400;
 const HEAT_ROWS: usize = 240;
 /// Maximum duration of a poll of a VM whose monitor and disk daemon answer.
 const QUICK: Duration = Duration::from_millis(500);
+/// Number of times that the time for which nothing is taken from a VM doubles at most.
+const BACK_OFF_MAX: u32 = 5;
 /// How long miss counts are kept.
 const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
@@ -93,6 +97,16 @@ pub struct Vm {
     pub followed_ram_bytes: Option<u64>,
     /// The most that its cache had in the last decision of an earlier daemon.
     pub earlier_cache_bytes: u64,
+    /// Its promise after a move that took memory from it, until its misses show whether it is kept.
+    pub unchecked: Option<UncheckedPromise>,
+    /// How often it broke its promise or ran short since it last kept it after it gave memory.
+    breaks: u32,
+    /// Until when nothing is taken from it, because it broke its promise or ran short.
+    spared_until: Option<Instant>,
+    /// Whether that time is not over, as of the last turn.
+    is_spared: bool,
+    /// Major page faults per second of its guest when it was last not below its baseline.
+    pub whole_faults_per_second: f64,
     /// Time and duration of its last poll in a turn.
     polled: Option<(Instant, Duration)>,
     feeds: Vec<Box<dyn Feed>>,
@@ -142,6 +156,11 @@ impl Vm {
             refused_claims: 0,
             followed_ram_bytes: None,
             earlier_cache_bytes: 0,
+            unchecked: None,
+            breaks: 0,
+            spared_until: None,
+            is_spared: false,
+            whole_faults_per_second: 0.0,
             polled: None,
             feeds,
             counts: VecDeque::new(),
@@ -159,11 +178,11 @@ impl Vm {
         self.polled = Some((began, began.elapsed()));
     }
 
-    /// Whether its last poll was so short that the next one may be waited for.
+    /// Whether its monitor answered its last poll, and that was so short that the next one may be waited for.
     #[must_use]
     pub fn answers_quickly(&self) -> bool {
         // The pause after an unanswered poll ends soon, and then the monitor is queried again.
-        self.status.failures.is_empty() && self.polled.is_some_and(|(_, took)| took < QUICK)
+        is_fresh(&self.status.direct) && self.polled.is_some_and(|(_, took)| took < QUICK)
     }
 
     /// Time of its last poll.
@@ -251,6 +270,65 @@ impl Vm {
         }
     }
 
+    /// Whether no plan takes memory from it for now: its misses are not counted, so that nothing would show whether its
+    /// promise is kept, or it broke its promise or ran short lately.
+    #[must_use]
+    pub fn gives_nothing(&self) -> bool {
+        self.is_spared || self.counts.is_empty()
+    }
+
+    /// Its size, as far as it is within its baseline and its limits.
+    #[must_use]
+    pub fn own_bytes(&self) -> u64 {
+        let settings = self.settings();
+        let most = settings.baseline_bytes.min(settings.max_bytes);
+        self.size_bytes().min(most)
+    }
+
+    /// Takes nothing from it for a while, because it broke its promise or ran short: `cooldown`, doubled for each time
+    /// since it last kept its promise.
+    pub fn spare(&mut self, cooldown: Duration, now: Instant) {
+        self.breaks = (self.breaks + 1).min(BACK_OFF_MAX);
+        self.spared_until = Some(now + cooldown * 2_u32.pow(self.breaks));
+        self.is_spared = true;
+    }
+
+    /// Why it gets memory back, and how much of it: the promise of a move by which it gave memory could not be judged at its
+    /// end, and counts show now that it is broken. They are those of the last `length`, which must have passed since.
+    /// Forgets the promise once counts show that it is kept, or once the VM has the memory again.
+    pub fn broken_since(
+        &mut self,
+        length: Duration,
+        tolerance: f64,
+        now: Instant,
+    ) -> Option<(String, u64)> {
+        let unchecked = self.unchecked.as_ref()?;
+        let had = unchecked.step.from.size_bytes();
+        let missing = had.saturating_sub(self.size_bytes());
+        if missing == 0 {
+            self.unchecked = None;
+            return None;
+        }
+        let from = now
+            .checked_sub(length)
+            .filter(|at| *at >= unchecked.since)?;
+        let counted = self.misses_between(from, now);
+        let check = check::judge(&unchecked.promise, unchecked.before, counted, tolerance);
+        if check.verdict == Verdict::Broken {
+            return Some((check.why, missing));
+        }
+        if check::is_measured(&check) {
+            self.keeps_promise();
+            self.unchecked = None;
+        }
+        None
+    }
+
+    /// It kept its promise after it gave memory.
+    pub fn keeps_promise(&mut self) {
+        self.breaks = 0;
+    }
+
     /// Updates its floor by the last poll. Small falls are ignored, so that a plan does not change with each report.
     fn follow_guest(&mut self) {
         let floor = guard::floor_bytes(&self.status, self.swap_bytes());
@@ -315,6 +393,7 @@ impl Vm {
     /// Takes the results of its feeds after a poll.
     pub fn refresh(&mut self, config: &Config, now: Instant) {
         self.count(now);
+        self.is_spared = self.spared_until.is_some_and(|until| now < until);
         let assumed = MissCost::assumed(config.miss_cost_ms);
         self.miss_cost = self.meter.cost().unwrap_or(assumed);
         self.follow_guest();
@@ -382,9 +461,11 @@ impl Vm {
     /// Counts its misses; to be called at every tick that polled it.
     pub fn count(&mut self, now: Instant) {
         self.meter.observe(&self.status);
-        if let Some(misses) = Misses::of(&self.status) {
+        let last = self.counts.back().map(|(_, last)| *last);
+        let passes = |misses: &Misses| last.is_some_and(|last| last.is_rare() && !misses.is_rare());
+        if let Some(misses) = Misses::of(&self.status).filter(|misses| !passes(misses)) {
             // A counter that decreased was restarted by another guest or daemon.
-            if self.counts.back().is_some_and(|(_, last)| {
+            if last.is_some_and(|last| {
                 last.count > misses.count || last.of > misses.of || last.by != misses.by
             }) {
                 self.counts.clear();
@@ -398,6 +479,18 @@ impl Vm {
         }
     }
 
+    /// The last count of its misses.
+    #[must_use]
+    pub fn misses(&self) -> Option<Misses> {
+        self.counts.back().map(|(_, misses)| *misses)
+    }
+
+    /// Time of its last count of misses.
+    #[must_use]
+    pub fn counted_at(&self) -> Option<Instant> {
+        self.counts.back().map(|(at, _)| *at)
+    }
+
     /// Its misses from `from` to `until`, as far as they were counted.
     #[must_use]
     pub fn misses_between(&self, from: Instant, until: Instant) -> Option<MissCount> {
@@ -405,12 +498,8 @@ impl Vm {
         let mut counts = self.counts.iter().filter(|(at, _)| within(at));
         let (begin, first) = counts.next()?;
         let (end, last) = counts.next_back()?;
-        Some(MissCount {
-            misses: last.count - first.count,
-            references: last.of.zip(first.of).map(|(last, first)| last - first),
-            seconds: end.duration_since(*begin).as_secs_f64(),
-            by: last.by,
-        })
+        let seconds = end.duration_since(*begin).as_secs_f64();
+        Some(MissCount::between(*first, *last, seconds))
     }
 
     /// Its misses a second between the last two counts.
@@ -501,6 +590,19 @@ impl Vm {
     }
 }
 
+/// A promise to a VM that gave memory, of which nothing shows yet whether it is kept.
+#[derive(Debug, Clone)]
+pub struct UncheckedPromise {
+    /// The promise.
+    pub promise: check::Promise,
+    /// Its part of the move.
+    pub step: Step,
+    /// Its misses before the move.
+    pub before: Option<MissCount>,
+    /// Since when its misses count.
+    pub since: Instant,
+}
+
 /// Misses within an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MissCount {
@@ -515,6 +617,19 @@ pub struct MissCount {
 }
 
 impl MissCount {
+    /// What was counted from `first` to `last`. A count of hits that falls makes no more misses than references.
+    fn between(first: Misses, last: Misses, seconds: f64) -> Self {
+        let references = last.of.zip(first.of);
+        let references = references.map(|(last, first)| last.saturating_sub(first));
+        let misses = last.count.saturating_sub(first.count);
+        Self {
+            misses: misses.min(references.unwrap_or(u64::MAX)),
+            references,
+            seconds,
+            by: last.by,
+        }
+    }
+
     /// Misses per second; the interval must have a length.
     #[must_use]
     pub fn per_second(&self) -> f64 {
@@ -545,4 +660,27 @@ pub fn pages(bytes: u64) -> PageCount {
 #[must_use]
 pub fn bytes(pages: PageCount) -> u64 {
     pages.to_bytes(PageSize::FOUR_KIB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_of_hits_that_falls_makes_no_more_misses_than_references() {
+        let at = |count, of| Misses {
+            count,
+            of,
+            by: "a count",
+        };
+        let between = |first, last| {
+            let counted = MissCount::between(first, last, 10.0);
+            (counted.misses, counted.references)
+        };
+        let honest = between(at(10, Some(100)), at(40, Some(200)));
+        assert_eq!(honest, (30, Some(100)));
+        let lying = between(at(10, Some(100)), at(5000, Some(200)));
+        assert_eq!(lying, (100, Some(100)));
+        assert_eq!(between(at(10, None), at(5000, None)), (4990, None));
+    }
 }

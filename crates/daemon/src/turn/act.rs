@@ -7,6 +7,7 @@ use plimsoll_actuator::{ActuatorError, Holding, Progress};
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
+use super::discover::poll_now;
 use super::{
     ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, STORE, Stage, Turns, WarmUp,
 };
@@ -79,6 +80,7 @@ impl<H: Host> Turns<H> {
     /// caches whose last one may not have arrived, so that nothing follows them unnoticed or stays reserved for them; and
     /// of the VMs of a move that still follow an earlier one. What has not answered may have changed, and is left alone.
     pub(super) fn forget_earlier_targets(&mut self, parts: &[(String, Holding, Holding)]) {
+        let mut vms = Vec::new();
         for (name, vm) in &mut self.vms {
             let direct = &vm.status.direct;
             let untold = matches!(direct.progress, Progress::NoTarget);
@@ -87,25 +89,28 @@ impl<H: Host> Turns<H> {
             let is_old = (untold || direct.in_doubt || follows) && vm.is_resizable();
             let cache = vm.status.cache.as_ref();
             let in_doubt = cache.is_some_and(|cache| cache.in_doubt);
-            if !((is_old || in_doubt) && vm.settings().managed && vm.is_known()) {
-                continue;
+            if (is_old || in_doubt) && vm.settings().managed && vm.is_known() {
+                vms.push((name, vm, is_old, in_doubt));
             }
-            vm.status = vm.actuator.poll();
+        }
+        poll_now(vms.iter_mut().map(|(_, vm, ..)| &mut **vm));
+        for (name, vm, is_old, in_doubt) in &mut vms {
             let (direct, cache) = (vm.status.direct, vm.status.cache);
             let mut failures = Vec::new();
-            if is_old && moves::is_fresh(&direct) {
+            if *is_old && moves::is_fresh(&direct) {
                 failures.extend(vm.actuator.set_direct(direct.actual_bytes).err());
             }
-            if let Some(cache) = cache.filter(|cache| in_doubt && moves::is_fresh(cache)) {
+            if let Some(cache) = cache.filter(|cache| *in_doubt && moves::is_fresh(cache)) {
                 failures.extend(vm.actuator.set_cache(cache.actual_bytes).err());
             }
             // A resize of a cache that goes on is no failure.
             failures.retain(|failure| !matches!(failure, ActuatorError::Busy { .. }));
             for failure in failures {
-                tracing::warn!(vm = name, "{}", moves::chain(&failure));
+                tracing::warn!(vm = *name, "{}", moves::chain(&failure));
             }
-            vm.status = vm.actuator.poll();
+            (self.progress)();
         }
+        poll_now(vms.into_iter().map(|(_, vm, ..)| vm));
     }
 
     /// Advances a move in progress by one tick.
@@ -116,8 +121,10 @@ impl<H: Host> Turns<H> {
         };
         match &mut active.stage {
             Stage::Moving(under_way) => {
+                let vms = self.vms.iter_mut();
+                poll_now(vms.filter_map(|(name, vm)| under_way.polls(name).then_some(vm)));
                 let mut held = held(&mut self.vms);
-                let progressed = under_way.advance(&mut held, divided, now);
+                let progressed = under_way.advance(&mut held, divided, now, &mut self.progress);
                 drop(held);
                 let steps = under_way.steps();
                 let changed = active
@@ -145,9 +152,14 @@ impl<H: Host> Turns<H> {
         let Some(mut active) = self.active.take() else {
             return;
         };
+        // Counts of misses begin here: a part that ended before was not polled since.
+        let takes_part = |name: &str| active.decision.steps.iter().any(|step| step.vm == name);
+        let vms = self.vms.iter_mut();
+        poll_now(vms.filter_map(|(name, vm)| takes_part(name).then_some(vm)));
         for step in &active.decision.steps {
             if let Some(vm) = self.vms.get_mut(&step.vm) {
                 vm.target_bytes = None;
+                vm.count(now);
                 if active.decision.kind != Kind::Divide {
                     vm.moved();
                 }
@@ -316,9 +328,10 @@ impl<H: Host> Turns<H> {
             return;
         };
         if let Stage::Moving(under_way) = &mut active.stage {
-            under_way.stop(&mut held(&mut self.vms));
+            under_way.stop(&mut held(&mut self.vms), &mut self.progress);
             active.decision.steps = under_way.steps();
         }
+        self.leave_unchecked(&active, None);
         for vm in self.vms.values_mut() {
             vm.target_bytes = None;
         }
@@ -360,6 +373,7 @@ pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::Mo
     let held = vms.iter_mut().map(|(name, vm)| {
         let held = moves::MovableVm {
             swap_bytes: vm.swap_bytes(),
+            miss_cost_ms: vm.miss_cost.ms,
             unanswered: vm.unanswered(),
             actuator: &mut vm.actuator,
             status: &mut vm.status,

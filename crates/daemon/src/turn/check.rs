@@ -1,6 +1,6 @@
 //! The check after a move: measured misses compared with predicted ones and with each VM's limit.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_flow::MissesPerSecond;
 use plimsoll_policy::{Bound, PredictionUnit, Relative};
@@ -8,10 +8,11 @@ use plimsoll_protocol::decision::{
     Check, Initiator, MissesCheck, Mode, Phase, StallCheck, State, Step, StepState, Verdict,
 };
 
-use super::{BACK_OFF_MAX, Stage, TICK, Turns};
+use super::discover::poll_now;
+use super::{ActiveDecision, SAME_BYTES, Stage, TICK, Turns};
 use crate::config::Workflow;
 use crate::host::Host;
-use crate::vm::{MissCount, Vm};
+use crate::vm::{MissCount, UncheckedPromise, Vm};
 
 /// Minimum references, or misses if references are not counted, for a statistical statement.
 const COUNT_MIN: u64 = 50;
@@ -43,6 +44,18 @@ pub struct Promise {
     /// Whether the curve covers the references that are counted, as a disk's does. A curve from traps covers others, so
     /// that only the rates before and after can be compared.
     pub by_ratio: bool,
+}
+
+impl Promise {
+    /// How it is judged after its VM's part of a move: if the VM's own memory changed, so did its reads of the disk, hits
+    /// and misses alike, and their ratio shows nothing of that.
+    fn after(&self, step: Option<&Step>) -> Self {
+        let changed = |step: &Step| step.now.direct_bytes.abs_diff(step.from.direct_bytes);
+        Self {
+            by_ratio: self.by_ratio && step.is_none_or(|step| changed(step) < SAME_BYTES),
+            ..self.clone()
+        }
+    }
 }
 
 /// Result of comparing one bound with what was counted.
@@ -156,7 +169,17 @@ pub fn guard(
     check
 }
 
-/// The check of a VM by what was counted and felt in the time `before` a move and the time `after` it.
+/// The part of a move by which a VM gave memory that a rollback would return to it.
+fn gave<'a>(steps: &'a [Step], vm: &Vm) -> Option<&'a Step> {
+    let settings = vm.settings();
+    let most = settings.max_bytes.max(settings.min_bytes);
+    steps.iter().find(|step| {
+        step.vm == vm.found.vm && step.now.size_bytes() < step.from.size_bytes().min(most)
+    })
+}
+
+/// The check of a VM by what was counted and felt in the time `before` a move and the time `after` it. A move from
+/// which the VM has no less memory is not blamed for its misses.
 fn checked(
     promise: &Promise,
     vm: &Vm,
@@ -167,11 +190,18 @@ fn checked(
 ) -> Check {
     let [counted_before, counted] =
         [before, after].map(|[from, until]| vm.misses_between(from, until));
-    let check = judge(promise, counted_before, counted, tolerance);
-    let gave =
-        |step: &Step| step.vm == promise.vm && step.now.size_bytes() < step.from.size_bytes();
+    let step = steps.iter().find(|step| step.vm == promise.vm);
+    let promise = promise.after(step);
+    let mut check = judge(&promise, counted_before, counted, tolerance);
+    if gave(steps, vm).is_none() {
+        if check.verdict == Verdict::Broken {
+            check.verdict = Verdict::Unknown;
+            check.why += ", but the move took nothing from it that it may have";
+        }
+        return check;
+    }
     let [felt_before, felt] = [before, after].map(|[from, until]| vm.stalled_between(from, until));
-    match felt.filter(|_| steps.iter().any(gave)) {
+    match felt {
         Some(felt) => {
             let bound = promise.max_stall.unwrap_or(STALL_MAX);
             guard(check, felt_before, felt, bound, tolerance)
@@ -180,11 +210,19 @@ fn checked(
     }
 }
 
+/// Whether counts show how much the VM misses, for each of its bounds.
+#[must_use]
+pub fn is_measured(check: &Check) -> bool {
+    let number = |misses: &MissesCheck| misses.measured_per_second.is_some();
+    (check.bound.is_none() || check.measured.is_some()) && check.misses.as_ref().is_none_or(number)
+}
+
 /// Judges misses relative to the baseline.
 ///
 /// If references are counted, misses over references are compared with the curve's ratio at the baseline. If they are
 /// not, the miss rate is compared with the rate before the move, which is assumed to be the curve's prediction for the
-/// old size; a VM whose workload changed is then judged by that.
+/// old size; a VM whose workload changed is then judged by that. Misses that did not rise with the move are not blamed
+/// on it.
 fn judge_rise(
     promise: &Promise,
     before: Option<MissCount>,
@@ -192,7 +230,7 @@ fn judge_rise(
     bound: f64,
     tolerance: f64,
 ) -> Judgement {
-    let (value, surely) = match (after.references, before) {
+    let (value, surely, risen) = match (after.references, before) {
         (Some(references), _) if promise.by_ratio => {
             if references < COUNT_MIN {
                 return Judgement::unknown(format!(
@@ -200,15 +238,32 @@ fn judge_rise(
                     after.seconds
                 ));
             }
-            let ratio = after.misses as f64 / references as f64;
-            let error = (ratio * (1.0 - ratio) / references as f64).sqrt();
+            let ratio_of = |misses: u64, references: u64| {
+                let ratio = misses as f64 / references as f64;
+                (
+                    ratio,
+                    CERTAIN * (ratio * (1.0 - ratio) / references as f64).sqrt(),
+                )
+            };
+            let (ratio, error) = ratio_of(after.misses, references);
             let of_baseline = |ratio: f64| ratio.max(promise.ratio_min) / promise.baseline_ratio;
-            (of_baseline(ratio), of_baseline(ratio - CERTAIN * error))
+            let counted = |before: MissCount| {
+                let references = before.references.filter(|count| *count >= COUNT_MIN)?;
+                Some(ratio_of(before.misses, references))
+            };
+            let risen = before
+                .and_then(counted)
+                .map_or(f64::INFINITY, |(was, of_was)| {
+                    (ratio - error) / (was + of_was).max(promise.ratio_min)
+                });
+            (of_baseline(ratio), of_baseline(ratio - error), risen)
         }
-        (_, Some(before)) if before.misses >= COUNT_MIN => {
-            let factor = promise.before.unwrap_or(1.0) / before.per_second();
-            let (new, least) = (after.per_second(), at_least_per_second(after));
-            (new * factor, least * factor)
+        (_, Some(before)) if before.misses.max(after.misses) >= COUNT_MIN => {
+            // One miss, where there was none.
+            let was = before.per_second().max(1.0 / before.seconds);
+            let risen = at_least_per_second(after) / at_most_per_second(before);
+            let factor = promise.before.unwrap_or(1.0);
+            (after.per_second() / was * factor, risen * factor, risen)
         }
         (_, Some(before)) if before.misses == 0 && after.misses == 0 => {
             return Judgement::unknown(format!(
@@ -231,7 +286,12 @@ fn judge_rise(
         }
     };
     let what = format!("measured {value:.2} of the misses at its baseline");
-    let (verdict, why) = if surely > bound + tolerance {
+    let (verdict, why) = if surely > bound + tolerance && risen <= 1.0 + tolerance {
+        (
+            Verdict::Unknown,
+            format!("{what}, with a limit of {bound:.2}, but as many before the move"),
+        )
+    } else if surely > bound + tolerance {
         (
             Verdict::Broken,
             format!("{what}, with a limit of {bound:.2}"),
@@ -295,6 +355,12 @@ fn at_least_per_second(count: MissCount) -> f64 {
     (count.misses as f64 - CERTAIN * (count.misses as f64).sqrt()) / count.seconds
 }
 
+/// The most misses per second that such a count leaves likely, also a count of none (the limit of a Poisson count).
+fn at_most_per_second(count: MissCount) -> f64 {
+    let root = (count.misses as f64 + 1.0).sqrt() + CERTAIN / 2.0;
+    root * root / count.seconds
+}
+
 impl<H: Host> Turns<H> {
     /// Counts misses after a move, and judges the move once there is enough to judge it by. A VM that gained nothing has
     /// nothing to fill: it is judged also while the others still fill.
@@ -305,12 +371,15 @@ impl<H: Host> Turns<H> {
         let Stage::Checking(warm_up) = &mut active.stage else {
             return;
         };
-        for promise in &active.promises {
-            if let Some(vm) = self.vms.get_mut(&promise.vm) {
-                vm.status = vm.actuator.poll();
-                vm.count(now);
-                vm.feel(self.host.pressure_of(&vm.found), now);
-            }
+        let promised = |name: &str| active.promises.iter().any(|promise| promise.vm == name);
+        let vms = self.vms.iter_mut();
+        let mut vms: Vec<_> = vms
+            .filter_map(|(name, vm)| promised(name).then_some(vm))
+            .collect();
+        poll_now(vms.iter_mut().map(|vm| &mut **vm));
+        for vm in vms {
+            vm.count(now);
+            vm.feel(self.host.pressure_of(&vm.found), now);
         }
         let after = self.config.check_after;
         let (began, moved) = (active.began, warm_up.moved);
@@ -344,10 +413,7 @@ impl<H: Host> Turns<H> {
         let Some(mut active) = self.active.take() else {
             return;
         };
-        // At least two counts: they come with the turns.
-        let length = now
-            .duration_since(since)
-            .max(self.config.turn_interval * 2 + TICK);
+        let length = self.before_length(now.duration_since(since));
         let before = active.began.checked_sub(length).unwrap_or(active.began);
         let checks: Vec<Check> = active
             .promises
@@ -364,6 +430,7 @@ impl<H: Host> Turns<H> {
                 ))
             })
             .collect();
+        self.leave_unchecked(&active, Some(now));
         let mut broken = Vec::new();
         for check in &checks {
             let told = (check.verdict == Verdict::Broken).then(|| check.why.clone());
@@ -371,16 +438,27 @@ impl<H: Host> Turns<H> {
                 tracing::warn!(decision = active.decision.id, vm = check.vm, "{why}");
                 broken.push(format!("{}: {why}", check.vm));
             }
-            if let Some(vm) = self.vms.get_mut(&check.vm) {
-                vm.broken = told;
+            let Some(vm) = self.vms.get_mut(&check.vm) else {
+                continue;
+            };
+            if told.is_some() {
+                vm.spare(self.config.cooldown, now);
+            } else if check.verdict == Verdict::Kept
+                && is_measured(check)
+                && gave(&active.decision.steps, vm).is_some()
+            {
+                vm.keeps_promise();
             }
+            if told.is_some() || is_measured(check) {
+                vm.unchecked = None;
+            }
+            vm.broken = told;
         }
         active.decision.checks = checks;
         let moved = |step: &Step| step.state == StepState::Done;
         let all = active.decision.steps.iter().all(moved);
+        self.cooldown_until = Some(now + self.config.cooldown);
         if broken.is_empty() {
-            self.taken_back = 0;
-            self.cooldown_until = Some(now + self.config.cooldown);
             let state = if all { State::Kept } else { State::Partly };
             let by_policy = active.decision.inputs.is_some();
             self.end(active.decision, state, None);
@@ -388,8 +466,6 @@ impl<H: Host> Turns<H> {
             self.after_check(by_policy, now);
             return;
         }
-        self.taken_back = (self.taken_back + 1).min(BACK_OFF_MAX);
-        self.cooldown_until = Some(now + self.config.cooldown * 2_u32.pow(self.taken_back));
         let why = format!(
             " A VM exceeded its limit, so the move is rolled back: {}.",
             broken.join("; ")
@@ -411,6 +487,36 @@ impl<H: Host> Turns<H> {
             self.begin(pending, Initiator::Daemon, None, now);
             self.mark_taken_back(id);
         }
+    }
+
+    /// Remembers the promises to VMs whose own memory a decision took, before its check or without one; misses count from
+    /// `since`, or from their last count.
+    pub(super) fn leave_unchecked(&mut self, active: &ActiveDecision, since: Option<Instant>) {
+        let length = self.before_length(Duration::ZERO);
+        let before = active.began.checked_sub(length).unwrap_or(active.began);
+        for promise in &active.promises {
+            let Some(vm) = self.vms.get_mut(&promise.vm) else {
+                continue;
+            };
+            let Some(step) = gave(&active.decision.steps, vm) else {
+                continue;
+            };
+            if step.now.direct_bytes < step.from.direct_bytes {
+                vm.unchecked = Some(UncheckedPromise {
+                    promise: promise.after(Some(step)),
+                    step: step.clone(),
+                    before: vm.misses_between(before, active.began),
+                    since: since.or(vm.counted_at()).unwrap_or(active.began),
+                });
+            }
+        }
+    }
+
+    /// Length of the time before a move with which a measurement of this length is compared: at least two counts, which
+    /// come with the turns.
+    fn before_length(&self, after: Duration) -> Duration {
+        let turns = self.config.turn_interval * 2 + TICK;
+        after.max(turns).max(self.config.check_after)
     }
 
     /// The phase that follows a check; a move without a policy decision leaves it to be derived from the caches' sizes.
@@ -441,6 +547,7 @@ impl<H: Host> Turns<H> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_protocol::decision::HoldingView;
 
     fn promise() -> Promise {
         Promise {
@@ -506,7 +613,13 @@ mod tests {
         let idle = counted(3, None, 10.0);
         let verdict = |misses| judge(&promise(), idle, counted(misses, None, 10.0), 0.03).verdict;
         assert_eq!(verdict(20), Verdict::Kept);
-        assert_eq!(verdict(500), Verdict::Unknown);
+        assert_eq!(verdict(500), Verdict::Broken);
+        let none = counted(0, None, 10.0);
+        let verdict = |misses| judge(&promise(), none, counted(misses, None, 10.0), 0.03).verdict;
+        assert_eq!(
+            (verdict(49), verdict(50_000)),
+            (Verdict::Kept, Verdict::Broken)
+        );
         // A counter that does not change is no evidence.
         let still = counted(0, None, 10.0);
         let check = judge(&promise(), still, still, 0.0);
@@ -519,6 +632,63 @@ mod tests {
         let before = counted(900, Some(1000), 10.0);
         let check = judge(&traps, before, counted(950, Some(1000), 10.0), 0.03);
         assert_eq!(check.verdict, Verdict::Kept, "{check:?}");
+    }
+
+    #[test]
+    fn as_many_misses_as_before_the_move_are_not_blamed_on_it() {
+        let over = Promise {
+            before: Some(1.4),
+            ..promise()
+        };
+        let before = counted(10_000, None, 10.0);
+        let verdict = |misses| judge(&over, before, counted(misses, None, 10.0), 0.03).verdict;
+        assert_eq!(verdict(10_000), Verdict::Unknown);
+        assert_eq!(verdict(15_000), Verdict::Broken);
+        let before = counted(3000, Some(10_000), 10.0);
+        let verdict = |misses| {
+            let after = counted(misses, Some(10_000), 10.0);
+            judge(&promise(), before, after, 0.03).verdict
+        };
+        assert_eq!(verdict(3000), Verdict::Unknown);
+        assert_eq!(verdict(6000), Verdict::Broken);
+    }
+
+    #[test]
+    fn a_ratio_of_disk_reads_says_nothing_about_memory_of_the_vms_own() {
+        let had = HoldingView {
+            direct_bytes: 512 << 20,
+            cache_bytes: 64 << 20,
+        };
+        let step = |now| Step {
+            vm: "web".to_owned(),
+            from: had,
+            to: now,
+            now,
+            state: StepState::Done,
+            error: None,
+        };
+        let after = |now| promise().after(Some(&step(now))).by_ratio;
+        let less_cache = HoldingView {
+            cache_bytes: 4 << 20,
+            ..had
+        };
+        let less_memory = HoldingView {
+            direct_bytes: 128 << 20,
+            ..had
+        };
+        assert_eq!((after(less_cache), after(less_memory)), (true, false));
+        // A fifth were hits; ten times as many reads, of which hardly any is one, are 1.2 times the ratio.
+        let before = counted(800, Some(1000), 10.0);
+        let judged = |promise: &Promise| {
+            let promise = Promise {
+                baseline_ratio: 0.8,
+                ..promise.clone()
+            };
+            judge(&promise, before, counted(9600, Some(10_000), 10.0), 0.03).verdict
+        };
+        assert_eq!(judged(&promise()), Verdict::Kept);
+        let by_rate = promise().after(Some(&step(less_memory)));
+        assert_eq!(judged(&by_rate), Verdict::Broken);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use plimsoll_protocol::request::Event;
 use plimsoll_protocol::vm::CurveSource;
 
 use super::check::Promise;
-use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Turns};
+use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Stage, Turns};
 use crate::config::Workflow;
 use crate::host::Host;
 use crate::moves::Move;
@@ -28,8 +28,14 @@ const RECORDED_STEPS: f64 = 1e5;
 const SELF_BALLOON_ROOM: f64 = 0.1;
 
 impl<H: Host> Turns<H> {
-    /// The total memory to allocate.
+    /// The total memory to allocate: what the host lacks is withheld.
     pub(super) fn divided_bytes(&self) -> u64 {
+        let withheld = self.host_relief.withheld_bytes;
+        self.total_bytes().saturating_sub(withheld)
+    }
+
+    /// The total memory to allocate on a host that lacks nothing.
+    pub(super) fn total_bytes(&self) -> u64 {
         let found = || {
             let vms = self.vms.values().map(|vm| vm.first_bytes);
             let store = self.store_first_bytes.unwrap_or_default();
@@ -37,8 +43,7 @@ impl<H: Host> Turns<H> {
         };
         let total = self.config.total_bytes.unwrap_or_else(found);
         // Neither a configuration nor VMs' own reports can make a host larger than it is.
-        let total = total.min(self.host_ram.0);
-        total.saturating_sub(self.host_relief.withheld_bytes)
+        total.min(self.host_ram.0)
     }
 
     pub(super) fn rules(&self) -> Rules {
@@ -61,6 +66,10 @@ impl<H: Host> Turns<H> {
                     settings.min_bytes.max(holding.direct_bytes + cache)
                 }
                 false => settings.min_bytes.max(vm.kept_bytes()),
+            };
+            let least = match vm.gives_nothing() {
+                true => least.max(vm.own_bytes()),
+                false => least,
             };
             let divided = vm.can_be_divided() && (!self.is_cached() || vm.status.cache.is_some());
             let curve = vm.known.as_ref().filter(|_| divided);
@@ -109,11 +118,22 @@ impl<H: Host> Turns<H> {
     }
 
     pub(super) fn decide(&mut self, now: Instant) {
+        // A host that is short waits for no check: it is judged by what was counted so far, and what cannot be judged yet
+        // is watched.
+        let checking = self.active.as_ref().and_then(|active| match &active.stage {
+            Stage::Checking(warm_up) => Some(warm_up.moved),
+            Stage::Moving(_) => None,
+        });
+        if let Some(moved) = checking.filter(|_| self.is_withheld_outstanding()) {
+            self.check(moved, now);
+        }
         if self.active.is_some() {
             return;
         }
         let pending = self.next_move(now);
-        let cooling = self.cooldown_until.is_some_and(|until| now < until);
+        // A host that is short does not wait.
+        let cooling =
+            self.cooldown_until.is_some_and(|until| now < until) && !self.is_withheld_outstanding();
         if self.config.mode == Mode::Act
             && !self.paused
             && !cooling
@@ -428,6 +448,7 @@ impl<H: Host> Turns<H> {
         let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));
         let size = whole.unwrap_or(most).clamp(settings.min_bytes, most);
         Some(match set.bound {
+            _ if vm.gives_nothing() => size.max(vm.own_bytes()),
             WorkingSetBound::Estimate | WorkingSetBound::AtMost => size,
             WorkingSetBound::AtLeast => size.max(vm.status.direct.actual_bytes),
         })

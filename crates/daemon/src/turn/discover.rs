@@ -15,6 +15,8 @@ const POLLS_AT_ONCE: usize = 64;
 const THREAD_INTERVAL: Duration = Duration::from_millis(1);
 /// Time within which polls are started of VMs that are new, or did not answer quickly the last time.
 const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
+/// The same for VMs of a move or its check, of which none is passed over.
+const POLLS_BEGIN_MAX: Duration = Duration::from_hours(1);
 /// The same for VMs that answered quickly the last time, of which all may fall silent at once.
 const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 
@@ -100,13 +102,12 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
     }
 }
 
-/// Polls those of these VMs that answered quickly the last time, concurrently.
-pub(super) fn poll_quick<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
-    let quick = vms.filter(|vm| vm.answers_quickly()).collect();
-    poll_for(quick, QUICK_POLLS_BEGIN_MAX);
+/// Polls all of these VMs, concurrently.
+pub(super) fn poll_now<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
+    poll_for(vms.collect(), POLLS_BEGIN_MAX);
 }
 
-/// Polls VMs, the one that was not polled for longest first; no poll is started after `time`, and the VMs that are left
+/// Polls VMs concurrently, the one that was not polled for longest first; no poll is started after `time`, and the VMs that are left
 /// come first in the next turn. Returns whether none is.
 fn poll_for(mut vms: Vec<&mut Vm>, time: Duration) -> bool {
     vms.sort_by_key(|vm| vm.polled_at());

@@ -24,6 +24,12 @@ impl<H: Host> Turns<H> {
         let begin = Instant::now();
         loop {
             self.discover();
+            for (name, vm) in &mut self.vms {
+                // Those above what they had give, which needs reports of their guests; in no other VM anything is changed.
+                if self.history.was_resized(name, vm.found.process()) {
+                    let _ = vm.actuator.want_statistics(true);
+                }
+            }
             poll_all(self.vms.values_mut());
             let all_answer = self.vms.values().all(Vm::is_known);
             let longest = match self.vms.is_empty() {
@@ -43,6 +49,7 @@ impl<H: Host> Turns<H> {
             );
         }
         let done = self.return_memory();
+        self.want_statistics(false);
         let _ = self.history.flush();
         done
     }

@@ -2,22 +2,29 @@
 //!
 //! A cache frees its memory within milliseconds and loses copies of what storage has. A balloon needs its guest, so VMs
 //! follow only in the next turns, within their limits: what the host lacks is withheld from the total.
+//!
+//! What is withheld follows from what the VMs hold now: the total is to be what they hold less what the host lacks. While
+//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. It is never
+//! more than the VMs' limits leave ([`Turns::limit_withheld`]), so that an allocation exists.
 
 use std::time::{Duration, Instant};
 
+use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::Mode;
 
-use super::{CACHE_LEAST_BYTES, SAME_BYTES, Turns};
+use super::{CACHE_LEAST_BYTES, SAME_BYTES, Stage, Turns};
 use crate::host::Host;
 use crate::moves::chain;
-use crate::vm::Vm;
+use crate::vm::{Vm, bytes};
 
 /// Minimum time between two reactions: the kernel has then counted what the first one freed.
 const REACTION_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for which the host must have had enough before memory is allocated again.
 const CALM: Duration = Duration::from_mins(1);
-/// Share of the time in which all of the host's tasks wait for memory, from which twice the headroom is required.
+/// Share of the time in which all of the host's tasks wait for memory, from which twice the headroom is required, and the
+/// time over which it is measured.
 const STALLED_RATIO: f64 = 0.05;
+const STALL_WINDOW: Duration = Duration::from_secs(2);
 /// The headroom by default, as a share of the host's RAM.
 const HEADROOM_SHARE: u64 = 32;
 
@@ -28,10 +35,12 @@ pub(super) struct HostRelief {
     pub withheld_bytes: u64,
     /// Time of the last reaction.
     reacted: Option<Instant>,
-    /// Last time at which the host was short.
+    /// Last time at which the host was short; `None` once it has had enough for a while.
     short_at: Option<Instant>,
-    /// Stall time of all tasks, and when it was read.
+    /// Stall time of all tasks at the beginning of the window, and that beginning.
     stalled: Option<(Duration, Instant)>,
+    /// Whether the tasks waited for memory for a significant time in the last window.
+    is_stalled: bool,
 }
 
 impl HostRelief {
@@ -40,22 +49,38 @@ impl HostRelief {
         self.short_at.is_some()
     }
 
-    /// Whether the host's tasks waited for memory for a significant time since the last call.
+    /// Whether the host's tasks waited for memory for a significant time in the last window.
     fn is_stalled(&mut self, full_total: Option<Duration>, now: Instant) -> bool {
-        let before = self.stalled;
-        self.stalled = full_total.map(|total| (total, now));
-        let (Some((before, at)), Some(total)) = (before, full_total) else {
+        let Some(total) = full_total else {
             return false;
         };
+        let (before, at) = *self.stalled.get_or_insert((total, now));
         let (lost, passed) = (total.saturating_sub(before), now.duration_since(at));
-        !passed.is_zero() && lost.as_secs_f64() > passed.as_secs_f64() * STALLED_RATIO
+        if passed >= STALL_WINDOW {
+            self.is_stalled = lost.as_secs_f64() > passed.as_secs_f64() * STALLED_RATIO;
+            self.stalled = Some((total, now));
+        }
+        self.is_stalled
     }
 }
 
 impl<H: Host> Turns<H> {
+    /// What the VMs and the page store hold.
+    fn held_bytes(&self) -> u64 {
+        let held = self.vms.values().map(Vm::size_bytes);
+        held.fold(self.store_bytes, u64::saturating_add)
+    }
+
+    /// Whether VMs have yet to give what was withheld.
+    pub(super) fn is_withheld_outstanding(&self) -> bool {
+        self.host_relief.withheld_bytes > 0
+            && self.held_bytes() > self.divided_bytes().saturating_add(SAME_BYTES)
+    }
+
     /// Shrinks caches if the host runs short; to be called several times a second.
     pub(super) fn relieve_host(&mut self, now: Instant) {
         if self.config.mode != Mode::Act || self.paused {
+            self.host_relief = HostRelief::default();
             return;
         }
         let (total, available) = self.host.ram();
@@ -69,36 +94,84 @@ impl<H: Host> Turns<H> {
         let lacking = required.saturating_sub(available);
         if lacking == 0 {
             let calm = |at| now.duration_since(at) >= CALM;
-            let relief = &mut self.host_relief;
-            let enough = headroom
-                .saturating_mul(2)
-                .saturating_add(relief.withheld_bytes);
-            if relief.short_at.is_some_and(calm) && available > enough {
-                relief.withheld_bytes = 0;
-                relief.short_at = None;
-                tracing::info!("the host has enough memory again");
+            if self.host_relief.short_at.is_none_or(calm) {
+                self.release(available.saturating_sub(headroom.saturating_mul(2)));
             }
             return;
         }
-        self.host_relief.short_at = Some(now);
+        let began = self.host_relief.short_at.replace(now).is_none();
         let reacted = self.host_relief.reacted;
         if reacted.is_some_and(|at| now.duration_since(at) < REACTION_INTERVAL) {
             return;
         }
         self.host_relief.reacted = Some(now);
-        // What the VMs have above their reports is not theirs to lose: only what they hold can be withheld.
-        let held = self.vms.values().map(|vm| vm.size_bytes());
-        let most = held.fold(0, u64::saturating_add) / 2;
-        let withheld = self.host_relief.withheld_bytes.saturating_add(lacking);
-        self.host_relief.withheld_bytes = withheld.min(most);
-        tracing::warn!(
-            "the host has {} MiB available and should have {}: {} MiB are withheld",
-            available >> 20,
-            required >> 20,
-            self.host_relief.withheld_bytes >> 20
-        );
-        self.stop("The host ran short of memory");
+        // Some total must be left for an allocation to be computed, even if it is far too little.
+        let least = self.store_bytes.saturating_add(SAME_BYTES);
+        let left = self.held_bytes().saturating_sub(lacking).max(least);
+        let withheld = self.total_bytes().saturating_sub(left);
+        self.host_relief.withheld_bytes = self.host_relief.withheld_bytes.max(withheld);
+        if began {
+            tracing::warn!(
+                "the host has {} MiB available and should have {}: {} MiB are withheld",
+                available >> 20,
+                required >> 20,
+                self.host_relief.withheld_bytes >> 20
+            );
+        }
+        // Other moves go on: they get nothing until the host has what it lacks, and what shrinks helps it.
+        if self.moves_between_parts() {
+            self.stop("The host ran short of memory");
+        }
         self.shrink_caches(lacking);
+    }
+
+    /// Withholds no more than would leave the host with `spare` bytes less.
+    fn release(&mut self, spare_bytes: u64) {
+        let relief = &self.host_relief;
+        if relief.short_at.is_none() && relief.withheld_bytes == 0 {
+            return;
+        }
+        let may_hold = self.held_bytes().saturating_add(spare_bytes);
+        let withheld = self.total_bytes().saturating_sub(may_hold);
+        let relief = &mut self.host_relief;
+        relief.withheld_bytes = relief.withheld_bytes.min(withheld);
+        if relief.short_at.take().is_some() {
+            tracing::info!(
+                "the host has enough memory again: {} MiB are still withheld",
+                relief.withheld_bytes >> 20
+            );
+        }
+    }
+
+    /// Withholds no more than the VMs' limits leave: an allocation that keeps them must exist. To be called each turn.
+    pub(super) fn limit_withheld(&mut self) {
+        if self.host_relief.withheld_bytes == 0 {
+            return;
+        }
+        if let Some(needed) = self.needed() {
+            let needed_bytes = bytes(needed).saturating_add(self.store_bytes);
+            let most = self.total_bytes().saturating_sub(needed_bytes);
+            let relief = &mut self.host_relief;
+            relief.withheld_bytes = relief.withheld_bytes.min(most);
+        }
+        self.warnings.push(format!(
+            "the host runs or ran short of memory: {} MiB are withheld from the VMs",
+            self.host_relief.withheld_bytes >> 20
+        ));
+    }
+
+    /// Whether a move is in progress that takes memory from a VM for the VM's own cache, or the reverse: while the host
+    /// is short, the second part would not get what the first one frees.
+    fn moves_between_parts(&self) -> bool {
+        let under_way = self.active.as_ref().and_then(|active| match &active.stage {
+            Stage::Moving(under_way) => Some(under_way),
+            Stage::Checking(_) => None,
+        });
+        let opposite = |from: Holding, to: Holding| {
+            (to.direct_bytes > from.direct_bytes && to.cache_bytes < from.cache_bytes)
+                || (to.direct_bytes < from.direct_bytes && to.cache_bytes > from.cache_bytes)
+        };
+        under_way.is_some_and(|under_way| under_way.moves().any(|(from, to)| opposite(from, to)))
     }
 
     /// Takes memory from the caches under disks, from each in proportion to what it can give.

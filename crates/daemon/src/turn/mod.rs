@@ -55,8 +55,6 @@ const SAME_BYTES: u64 = 1 << 20;
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
 /// The first turn in which memory is moved: a check compares with the turns before.
 const FIRST_MOVE_TURN: u64 = 4;
-/// Number of times that the cooldown doubles at most: once for every allocation rolled back.
-const BACK_OFF_MAX: u32 = 5;
 /// The page store's name in the history; no VM can have it.
 const STORE: &str = "\0store";
 
@@ -100,7 +98,6 @@ pub struct Turns<H: Host> {
     active: Option<ActiveDecision>,
     proposal: Option<(Decision, PendingMove)>,
     cooldown_until: Option<Instant>,
-    taken_back: u32,
     turn: u64,
     host_relief: HostRelief,
     /// Whether memory was moved since the start.
@@ -126,6 +123,8 @@ pub struct Turns<H: Host> {
     /// The page store's initial capacity, which is memory that does not belong to the VMs.
     store_first_bytes: Option<u64>,
     hostname: String,
+    /// Called while a tick goes on for long: once for each VM that it waited for.
+    progress: Box<dyn FnMut() + Send>,
 }
 
 impl<H: Host> Turns<H> {
@@ -152,7 +151,6 @@ impl<H: Host> Turns<H> {
             active: None,
             proposal: None,
             cooldown_until: None,
-            taken_back: 0,
             turn: 0,
             host_relief: HostRelief::default(),
             has_moved: false,
@@ -170,9 +168,15 @@ impl<H: Host> Turns<H> {
             gave_back: None,
             store_first_bytes: None,
             hostname: host_name(),
+            progress: Box::new(|| ()),
         };
         turns.recover();
         turns
+    }
+
+    /// Calls `progress` at least once for each VM whose monitor a tick waits for, so that a watchdog sees that it goes on.
+    pub fn report_progress(&mut self, progress: Box<dyn FnMut() + Send>) {
+        self.progress = progress;
     }
 
     /// Decisions in progress of an earlier daemon are not continued: memory already moved stays, and they are reported.
@@ -233,6 +237,7 @@ impl<H: Host> Turns<H> {
         loop {
             let tick = Instant::now();
             self.tick(tick);
+            (self.progress)();
             alive(self.has_moved);
             loop {
                 if stop() {
@@ -295,6 +300,7 @@ impl<H: Host> Turns<H> {
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
             self.back_store();
         }
+        self.limit_withheld();
         self.inputs = self.plan_inputs();
         self.decide(now);
         self.record();

@@ -1,12 +1,13 @@
 //! Between turns: memory for guests that run short.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::{Initiator, Kind, Mode};
 
-use super::discover::poll_quick;
-use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Stage, Turns};
+use super::discover::poll_all;
+use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, Stage, Turns};
 use crate::guard::{self, GuestCounters};
 use crate::host::Host;
 use crate::vm::Vm;
@@ -14,16 +15,20 @@ use crate::vm::Vm;
 /// Interval between polls of VMs that are below their baselines: that of a guest's statistics.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// A VM that gets memory back.
+struct ShortVm {
+    vm: String,
+    why: String,
+    wanted_bytes: u64,
+}
+
 impl<H: Host> Turns<H> {
-    /// Gives memory back to a VM whose guest runs short while it has less than its baseline; to be called each second.
-    /// Moves in progress watch the VMs that they shrink themselves.
+    /// Gives memory back to VMs below their baselines whose guests run short, or of which counts show only now that they
+    /// miss more since a move than they are promised; to be called each second. A daemon that does not act watches the VMs
+    /// that a decision resized. Moves in progress watch the VMs that they shrink themselves.
     pub(super) fn relieve_guests(&mut self, now: Instant) {
         let due = |at: Instant| now.duration_since(at) >= POLL_INTERVAL;
-        if self.config.mode != Mode::Act
-            || self.paused
-            || self.turn < FIRST_MOVE_TURN
-            || !self.guests_polled.is_none_or(due)
-        {
+        if !self.guests_polled.is_none_or(due) {
             return;
         }
         self.guests_polled = Some(now);
@@ -35,48 +40,95 @@ impl<H: Host> Turns<H> {
             },
             None => Vec::new(),
         };
-        let squeezed = |vm: &Vm| {
-            let settings = vm.settings();
-            let has = vm.status.direct.actual_bytes;
-            settings.managed
-                && vm.is_known()
-                && vm.is_resizable()
-                && has.saturating_add(SAME_BYTES) < settings.baseline_bytes.min(vm.ram_bytes())
-        };
-        poll_quick(self.vms.values_mut().filter(|vm| squeezed(vm)));
+        let watched: BTreeSet<String> = self
+            .vms
+            .iter()
+            .filter_map(|(name, vm)| {
+                (is_squeezed(vm) && self.may_relieve(name, vm)).then(|| name.clone())
+            })
+            .collect();
+        let began = Instant::now();
+        let vms = self.vms.iter_mut();
+        poll_all(vms.filter_map(|(name, vm)| watched.contains(name).then_some(vm)));
+        let check_after = self.config.check_after;
         let mut short = Vec::new();
         for (name, vm) in &mut self.vms {
-            let kills = vm.status.need.and_then(|need| need.oom_kills);
+            let need = vm.status.need;
+            let kills = need.and_then(|need| need.oom_kills);
             let before = GuestCounters {
-                // The check after a move judges misses.
-                faults_per_second: f64::INFINITY,
+                faults_per_second: vm.whole_faults_per_second,
                 oom_kills: vm.oom_kills,
             };
             vm.oom_kills = kills.or(vm.oom_kills);
-            if !squeezed(vm) || moving.contains(name) {
+            if !is_squeezed(vm) {
+                let faults = need.and_then(|need| need.major_faults_per_second);
+                vm.whole_faults_per_second = faults.unwrap_or(vm.whole_faults_per_second);
+                vm.unchecked = None;
                 continue;
             }
-            if let Some(why) = guard::shortage(&vm.status, before, vm.swap_bytes(), false) {
-                short.push((name.clone(), why));
+            // A report of an earlier poll has had its effect.
+            let polled = vm.polled_at().is_some_and(|at| at >= began);
+            if !watched.contains(name) || !polled {
+                continue;
+            }
+            vm.count(now);
+            if moving.contains(name) {
+                continue;
+            }
+            let faults_max = match vm.status.holding().cache_bytes > CACHE_LEAST_BYTES {
+                true => f64::INFINITY,
+                false => guard::faults_rise_max(vm.miss_cost.ms),
+            };
+            let shortage = guard::shortage(&vm.status, before, vm.swap_bytes(), faults_max);
+            let shortage = shortage.map(|why| (why, guard::give_back_bytes(&vm.status)));
+            let broken = || vm.broken_since(check_after, self.config.tolerance, now);
+            if let Some((why, wanted_bytes)) = shortage.or_else(broken) {
+                short.push(ShortVm {
+                    vm: name.clone(),
+                    why,
+                    wanted_bytes,
+                });
             }
         }
         if short.is_empty() {
             return;
         }
         // All at once: a guest that always reports to be short must not stand before the others.
-        let reasons = short.iter().map(|(name, why)| format!("{name}: {why}"));
+        let reasons = short
+            .iter()
+            .map(|short| format!("{}: {}", short.vm, short.why));
         let reasons = reasons.collect::<Vec<_>>().join("; ");
+        if self.paused {
+            tracing::warn!("{reasons}, and the daemon is paused: nothing is moved");
+            return;
+        }
         let Some(pending) = self.relief(&short, &reasons) else {
             tracing::warn!("{reasons}, and no memory is free");
             return;
         };
+        for short in &short {
+            if let Some(vm) = self.vms.get_mut(&short.vm) {
+                vm.spare(self.config.cooldown, now);
+                // It is judged anew with what it gets.
+                vm.unchecked
+                    .iter_mut()
+                    .for_each(|unchecked| unchecked.since = now);
+            }
+        }
         self.stop("Guests ran short of memory");
         self.begin(pending, Initiator::Daemon, None, now);
         self.cooldown_until = Some(now + self.config.cooldown);
     }
 
+    /// Whether memory may be moved to or from a VM because guests run short: any that is managed if the daemon acts, else
+    /// those that a decision resized.
+    fn may_relieve(&self, name: &str, vm: &Vm) -> bool {
+        vm.settings().managed
+            && (self.config.mode == Mode::Act || self.history.was_resized(name, vm.found.process()))
+    }
+
     /// A move that gives VMs memory: of their own caches, else free memory, else of VMs above their baselines.
-    fn relief(&self, short: &[(String, String)], reasons: &str) -> Option<PendingMove> {
+    fn relief(&self, short: &[ShortVm], reasons: &str) -> Option<PendingMove> {
         let reserved = self.vms.values().map(Vm::reserved_bytes);
         let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
         let mut free = self.divided_bytes().saturating_sub(reserved);
@@ -84,20 +136,25 @@ impl<H: Host> Turns<H> {
             let settings = vm.settings();
             let has = vm.status.holding();
             let above = has.bytes().saturating_sub(settings.baseline_bytes);
-            let may_give = settings.managed && vm.is_resizable();
+            let may_give = self.may_relieve(name, vm) && vm.is_resizable();
             (may_give && above >= SAME_BYTES)
                 .then(|| (name.clone(), has, above.min(has.direct_bytes)))
         };
         let mut givers: Vec<_> = self.vms.iter().filter_map(above).collect();
         let mut moves = Vec::new();
-        for (name, _) in short {
+        for ShortVm {
+            vm: name,
+            wanted_bytes,
+            ..
+        } in short
+        {
             let Some(vm) = self.vms.get(name) else {
                 continue;
             };
             let from = vm.status.holding();
             let whole = vm.settings().baseline_bytes.min(vm.ram_bytes());
             let missing = whole.saturating_sub(from.direct_bytes);
-            let wanted = guard::give_back_bytes(&vm.status).min(missing);
+            let wanted = (*wanted_bytes).min(missing);
             let of_cache = from
                 .cache_bytes
                 .saturating_sub(CACHE_LEAST_BYTES)
@@ -143,4 +200,12 @@ impl<H: Host> Turns<H> {
             takes_back: None,
         })
     }
+}
+
+/// Whether a VM has less than its baseline, by a balloon that can return it.
+fn is_squeezed(vm: &Vm) -> bool {
+    let has = vm.status.direct.actual_bytes;
+    vm.is_known()
+        && vm.is_resizable()
+        && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.ram_bytes())
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use plimsoll_protocol::decision::Step;
 
-use crate::host::Misses;
 use crate::vm::{Vm, bytes, pages};
 
 /// Longest wait, in lengths of a measurement.
@@ -58,7 +57,7 @@ impl WarmUp {
                 within.checked_sub(1).map_or(old, |last| points[last].size)
             });
             let wanted = used.0.saturating_sub(old.0);
-            let from = Misses::of(&vm.status)?.count;
+            let from = vm.misses()?.count;
             (wanted > 0).then(|| Fill {
                 vm: step.vm.clone(),
                 from,
@@ -103,7 +102,7 @@ impl WarmUp {
             return self.since;
         }
         for fill in self.fills.iter_mut().filter(|fill| !fill.is_warm) {
-            let count = vms.get(&fill.vm).and_then(|vm| Misses::of(&vm.status));
+            let count = vms.get(&fill.vm).and_then(Vm::misses);
             // A VM that has ended or whose counter began again fills nothing that can be counted.
             let Some(filled) = count.and_then(|misses| misses.count.checked_sub(fill.from)) else {
                 fill.is_warm = true;

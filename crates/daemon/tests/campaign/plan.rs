@@ -9,7 +9,7 @@ use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::Promise;
 
-use crate::simulated::{BalloonBehaviour, Lie, Reports, Statistic};
+use crate::simulated::{BalloonBehaviour, Counts, Lie, Reports, Statistic};
 
 pub const MIB: u64 = 1 << 20;
 /// Pace of a balloon that takes hours, in bytes a second.
@@ -116,6 +116,7 @@ pub struct Guest {
     pub curve: MissRatioCurve,
     pub references_per_second: u64,
     pub pace: u64,
+    pub counts: Counts,
 }
 
 #[derive(Debug, Clone)]
@@ -216,6 +217,7 @@ fn guest(index: u64, numbers: &mut Numbers) -> Guest {
         curve: curve(ram, numbers),
         references_per_second: numbers.pick(&[10, 1000, 40_000]),
         pace: numbers.pick(&[32, 64, 256]) * MIB,
+        counts: numbers.pick(&[Counts::Disk, Counts::Faults, Counts::Reads]),
     }
 }
 

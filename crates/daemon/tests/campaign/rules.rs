@@ -7,10 +7,11 @@
 //! - A guest that reports that it kills processes is not shrunk on.
 //! - No honest guest runs out of memory: one whose processes fill half of its slack in ten seconds or more gets memory back
 //!   before an allocation fails, if it is to have more and there is some.
-//! - Nothing is moved while the daemon is paused or does not act, nor of a VM that it may not move.
+//! - Nothing is moved while the daemon is paused or does not act, nor of a VM that it may not move; but guests that it
+//!   squeezed get memory back if they run short also when it does not act.
 //! - Guests that run short get no more than their baselines, from nobody below his.
 //! - Plans keep the limits of the VMs, and give none more than its RAM.
-//! - Caches shrink while the host is short.
+//! - Caches shrink while the host is short, and VMs give what is withheld; without faults all of it is allocated again.
 //! - Each decision ends.
 
 use std::collections::BTreeMap;
@@ -38,6 +39,8 @@ const NOTICE: u64 = 5;
 const WITHHELD: u64 = 130;
 /// Longest time of a move, and of a decision by an operator, in s.
 const MOVE_MAX: u64 = 30 * 60;
+/// How the reason of a decision begins that returns memory to guests that run short.
+const RELIEF: &str = "Guests get memory back";
 /// What a cache keeps.
 const CACHE_LEAST: u64 = 4 * MIB;
 /// Sizes that differ by less are the same.
@@ -420,7 +423,10 @@ impl Rules {
         let operator = self
             .operator
             .is_some_and(|at| self.second() < at + 2 * MOVE_MAX);
-        if before.host.mode != Mode::Act && !operator {
+        // Guests that a decision squeezed are watched by any daemon.
+        let relief = |newest: Decision| newest.reason.starts_with(RELIEF);
+        let is_relief = self.newest().is_some_and(relief);
+        if before.host.mode != Mode::Act && !operator && !is_relief {
             return Err(Finding::by(
                 "memory is moved by a daemon that does not act",
                 setting,
@@ -465,7 +471,7 @@ impl Rules {
         let Some(decision) = history.and_then(|history| history.decision(id)) else {
             return Err(Finding::by("a decision in progress is not recorded", id));
         };
-        let is_relief = decision.reason.starts_with("Guests get memory back");
+        let is_relief = decision.reason.starts_with(RELIEF);
         for step in &decision.steps {
             // It began before this turn, or in it.
             let limits = [Some(snapshot), before].into_iter().flatten();
@@ -501,6 +507,36 @@ impl Rules {
             }
         }
         Ok(())
+    }
+
+    /// Judges a host that was short for a while, without other faults: it has enough, or the VMs have given all that is
+    /// withheld from them.
+    pub fn host_was_short(&self) -> Result<(), Finding> {
+        let Some(snapshot) = self.snapshot() else {
+            return Ok(());
+        };
+        let memory = &snapshot.host.memory;
+        let held: u64 = self.running().map(|(_, vm)| vm.size_bytes()).sum();
+        let is_enough = self.host.available_bytes() + SAME >= self.headroom_bytes;
+        match is_enough || held <= memory.divided_bytes + SAME {
+            true => Ok(()),
+            false => Err(Finding::by(
+                "VMs keep memory that the host lacks",
+                (memory, &snapshot.host.warnings, self.newest()),
+            )),
+        }
+    }
+
+    /// Judges a host that has had enough for a while: nothing is withheld.
+    pub fn host_has_enough(&self) -> Result<(), Finding> {
+        let memory = self.snapshot().map(|snapshot| snapshot.host.memory.clone());
+        match memory.filter(|memory| memory.divided_bytes + SAME < self.limit_bytes) {
+            None => Ok(()),
+            Some(memory) => Err(Finding::by(
+                "memory is withheld although the host has enough",
+                (memory, self.limit_bytes),
+            )),
+        }
     }
 
     /// Judges a rollback that has ended, without faults: if it is said to be complete, it is.

@@ -24,6 +24,9 @@ use crate::simulated::{BalloonBehaviour, Reports, SimulatedHost, SimulatedVm};
 pub const RETURN_MAX: Duration = Duration::from_secs(2 * 32 + 30);
 /// Time without faults before: withheld memory is allocated again after a minute.
 const CALM: u64 = 75;
+/// RAM that is available on a host that is short, in MiB, and how long it is.
+const SHORT_MIB: u64 = 900;
+const SHORT: u64 = 180;
 /// RAM of the host that is available without faults, in MiB.
 const ENOUGH_MIB: u64 = 1 << 19;
 
@@ -39,6 +42,8 @@ pub struct Covered {
     pub longest_return_s: u64,
     /// Runs at whose end a decision was rolled back and that was checked.
     pub rolled_back: u64,
+    /// Runs at whose end the host was short for a while.
+    pub short: u64,
 }
 
 impl Covered {
@@ -49,6 +54,7 @@ impl Covered {
         self.decisions += other.decisions;
         self.returned += other.returned;
         self.rolled_back += other.rolled_back;
+        self.short += other.short;
         self.longest_return_s = self.longest_return_s.max(other.longest_return_s);
     }
 }
@@ -140,12 +146,21 @@ impl<'a> Run<'a> {
             };
             self.befall(&Event::Set(guest, reset))?;
         }
-        self.befall(&Event::Available(ENOUGH_MIB))?;
         self.befall(&Event::Reload(Mode::Act))?;
         self.befall(&Event::Resume)?;
+        if self.plan.seed % 4 == 1 && !self.plan.has_caches {
+            self.befall(&Event::Available(SHORT_MIB))?;
+            for _ in 0..SHORT {
+                self.pass()?;
+            }
+            self.rules.host_was_short()?;
+            self.covered.short += 1;
+        }
+        self.befall(&Event::Available(ENOUGH_MIB))?;
         for _ in 0..CALM {
             self.pass()?;
         }
+        self.rules.host_has_enough()?;
         if self.plan.seed.is_multiple_of(2) {
             self.roll_back_and_check()?;
         }
@@ -337,6 +352,7 @@ impl<'a> Run<'a> {
         vm.references_per_second = guest.references_per_second;
         vm.follows = BalloonBehaviour::Pace(guest.pace);
         vm.cache_bytes = self.plan.has_caches.then_some(0);
+        vm.counts = guest.counts;
         self.needs[index] = self.needs[index].min(ram_bytes / 2);
         self.host.put(&guest.name, vm);
         self.rules.fault(index);

@@ -38,6 +38,8 @@ pub enum BalloonBehaviour {
 
 /// The time of day at the beginning: years after 1970, as that of the VMs' hosts.
 const AHEAD_MS: u64 = 1_700_000_000_000;
+/// What a simulated guest has read of its disks at its boot.
+const BOOT_READS: u64 = 1000;
 /// Interval at which a simulated guest reports.
 const REPORT_INTERVAL_MS: u64 = 2000;
 
@@ -56,6 +58,19 @@ pub enum Reports {
     Distress,
     /// Counters that go back.
     Backwards,
+}
+
+/// Who counts a VM's misses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// The daemon of its disk, with the references.
+    Disk,
+    /// Its guest, as major page faults.
+    Faults,
+    /// Its QEMU, as reads of disks.
+    Reads,
+    /// Nobody.
+    Nobody,
 }
 
 /// A statistic of a guest.
@@ -196,6 +211,8 @@ pub struct SimulatedVm {
     pub working_set: Option<WorkingSet>,
     /// How long it waits for a miss, and who measures that.
     pub miss_cost: MissCost,
+    /// Who counts its misses.
+    pub counts: Counts,
     /// Share of the time in which its threads wait for memory of the host below a size in bytes; `None` without a
     /// control group of its own.
     pub stalls_below: Option<(u64, f64)>,
@@ -236,6 +253,7 @@ impl SimulatedVm {
             polled: None,
             working_set: None,
             miss_cost: MissCost::default(),
+            counts: Counts::Disk,
             stalls_below: None,
             stalled_ms: 0.0,
             waited_ms: 0.0,
@@ -295,7 +313,15 @@ impl SimulatedVm {
             free_bytes: Some(self.available_bytes() / 2),
             available_bytes: Some(self.available_bytes()),
             disk_caches_bytes: Some(self.available_bytes() / 2),
-            major_faults: Some(0),
+            major_faults: Some(match self.counts {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "a count"
+                )]
+                Counts::Faults => self.misses as u64,
+                _ => 0,
+            }),
             swap_in_bytes: Some(0),
             swap_out_bytes: Some(0),
             oom_kills: Some(self.oom_kills),
@@ -382,9 +408,10 @@ impl SimulatedVm {
         reason = "a count and a time"
     )]
     fn blocks(&self) -> Option<BlockReads> {
-        let counted = self.miss_cost.source == MissCostSource::BlockStatistics;
+        let counted = self.miss_cost.source == MissCostSource::BlockStatistics
+            || self.counts == Counts::Reads;
         counted.then_some(BlockReads {
-            reads: self.misses as u64,
+            reads: BOOT_READS + self.misses as u64,
             wait_ns: (self.waited_ms * 1e6) as u64,
         })
     }
@@ -398,8 +425,8 @@ struct Inner {
     /// How far the time of day is ahead of the time since the beginning.
     ahead_ms: u64,
     vms: BTreeMap<String, SimulatedVm>,
-    /// RAM of the host that is available, and time in which all its tasks waited for memory.
-    available_bytes: Option<u64>,
+    /// RAM of the host that is available or that VMs hold, and time in which all its tasks waited for memory.
+    free_or_held_bytes: Option<u64>,
     stalled: Duration,
     /// Capacity of the page store and the one that was requested; `None` without a store.
     store: Option<(u64, u64)>,
@@ -416,7 +443,7 @@ impl Default for Inner {
             now_ms: 0,
             ahead_ms: AHEAD_MS,
             vms: BTreeMap::new(),
-            available_bytes: None,
+            free_or_held_bytes: None,
             stalled: Duration::ZERO,
             store: None,
             most_bytes: 0,
@@ -444,6 +471,16 @@ impl Inner {
         self.store.map_or(0, |(has, target)| has.max(target)) + vms.sum::<u64>()
     }
 
+    fn held_bytes(&self) -> u64 {
+        self.vms.values().map(SimulatedVm::size_bytes).sum()
+    }
+
+    /// The host's available RAM: what its VMs give becomes available.
+    fn available_bytes(&self) -> u64 {
+        self.free_or_held_bytes
+            .map_or(1 << 39, |bytes| bytes.saturating_sub(self.held_bytes()))
+    }
+
     fn watch(&mut self) {
         self.most_bytes = self.most_bytes.max(self.reserved_bytes());
     }
@@ -467,9 +504,10 @@ impl SimulatedHost {
         inner.watch();
     }
 
-    /// Sets the host's available RAM.
+    /// Sets the host's available RAM; from then on it follows the sizes of the VMs.
     pub fn set_available(&self, bytes: u64) {
-        self.lock().available_bytes = Some(bytes);
+        let mut inner = self.lock();
+        inner.free_or_held_bytes = Some(bytes + inner.held_bytes());
     }
 
     /// Adds a page store of this capacity.
@@ -564,7 +602,7 @@ impl SimulatedHost {
     /// The host's available RAM.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
-        self.lock().available_bytes.unwrap_or(1 << 39)
+        self.lock().available_bytes()
     }
 
     /// Maximum of the VMs' total memory, including memory they could still have taken without a request.
@@ -625,7 +663,7 @@ impl Host for SimulatedHost {
     }
 
     fn ram(&mut self) -> (u64, u64) {
-        (1 << 40, self.lock().available_bytes.unwrap_or(1 << 39))
+        (1 << 40, self.lock().available_bytes())
     }
 
     fn pressure(&mut self) -> Option<MemoryPressure> {
@@ -750,7 +788,10 @@ impl MemoryPart for SimulatedPart {
             failures.push(self.unanswered());
             return Observation::default();
         };
-        let disk = vm.cache_bytes.is_none() || vm.disk_answers;
+        let disk = match vm.cache_bytes {
+            None => vm.counts == Counts::Disk,
+            Some(_) => vm.disk_answers,
+        };
         let disk = disk.then(|| vm.disk());
         if is_cache {
             vm.polled_cache_bytes = vm.cache_bytes;

@@ -1,15 +1,18 @@
 //! Checks after a move, and what follows from a promise that is broken.
 
+use plimsoll_daemon::config::VmRule;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Kind, Mode, State, Verdict};
 use plimsoll_protocol::vm::VmStatus;
 
 use crate::dividing::{add_idle, config_with_idle};
-use crate::rig::{Rig, config, curve, search, web};
+use crate::rig::{MIB, Rig, config, curve, scan, search, web};
+use crate::simulated::{Counts, Reports};
 
 #[test]
 fn a_promise_found_broken_is_made_good() {
     let mut rig = Rig::of_three(config(Mode::Act));
+    rig.add(200, "spare", scan());
     // Its curve shows no need, although it needs all its memory.
     rig.host.change("scan", |vm| {
         vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.1)]);
@@ -39,9 +42,99 @@ fn a_promise_found_broken_is_made_good() {
         .unwrap();
     assert_eq!(check.verdict, Verdict::Broken);
     assert!(decisions[1].reason.contains("A VM exceeded its limit"));
-    // It is not repeated at once.
-    rig.pass(60);
-    assert_eq!(rig.decisions().len(), decisions.len());
+    // Nothing is taken from it for a while, and others are not kept from what they gain.
+    rig.pass(180);
+    assert_eq!(rig.mib("scan"), 512);
+    assert!(rig.mib("search") > 700, "{}", rig.mib("search"));
+    assert_eq!(rig.newest().state, State::Kept);
+}
+
+#[test]
+fn misses_of_a_vm_that_gave_nothing_take_no_move_back() {
+    let mut config = config(Mode::Act);
+    config.vms.insert(
+        0,
+        VmRule {
+            min_bytes: Some(512 * MIB),
+            max_bytes: Some(512 * MIB),
+            ..VmRule::for_name("tenant")
+        },
+    );
+    let mut rig = Rig::of_three(config);
+    rig.add(200, "tenant", web());
+    rig.until("it is checked", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|decision| decision.state == State::Checking)
+    });
+    // As a backup at night.
+    rig.host.change("tenant", |vm| {
+        vm.truth = curve(&[(16, 0.99), (1024, 0.98)]);
+    });
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let decision = rig.newest();
+    assert_eq!(decision.state, State::Kept, "{}", decision.reason);
+    let check = decision.checks.iter().find(|check| check.vm == "tenant");
+    let check = check.unwrap();
+    assert_eq!(check.verdict, Verdict::Unknown, "{check:?}");
+    assert!(check.why.contains("took nothing from it"), "{}", check.why);
+}
+
+/// A loop in which `scan` is idle, although it needs all its memory when it works, until its memory was moved; its misses
+/// are counted so.
+fn idle_until_moved(counts: Counts) -> Rig {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.001)]);
+        vm.references_per_second = 0;
+        vm.counts = counts;
+    });
+    rig.until("it moves", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|decision| decision.state == State::Checking)
+    });
+    assert!(rig.mib("scan") < 200);
+    rig
+}
+
+fn awake(rig: &Rig) {
+    rig.host.change("scan", |vm| vm.references_per_second = 400);
+}
+
+#[test]
+fn an_idle_vm_that_misses_since_it_gave_memory_gets_it_back() {
+    for counts in [Counts::Faults, Counts::Reads] {
+        let mut rig = idle_until_moved(counts);
+        awake(&rig);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        rig.until("it is back", |rig| rig.mib("scan") == 512);
+        let mut decisions = rig.decisions().into_iter();
+        assert!(decisions.any(|decision| decision.state == State::RolledBack));
+        // Long after the check, which could not judge it.
+        let mut rig = idle_until_moved(counts);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        assert_eq!(rig.newest().state, State::Kept);
+        rig.pass(200);
+        assert!(rig.mib("scan") < 200);
+        awake(&rig);
+        rig.pass(60);
+        assert_eq!(rig.mib("scan"), 512, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_vm_whose_misses_nobody_counts_gives_nothing() {
+    let mut config = config(Mode::Act);
+    config.vms.push(VmRule {
+        swap_bytes: Some(1 << 30),
+        ..VmRule::for_name("scan")
+    });
+    let mut rig = Rig::of_three(config);
+    rig.host.change("scan", |vm| {
+        vm.reports = Reports::Nothing;
+        vm.counts = Counts::Nobody;
+    });
+    rig.pass(300);
+    assert_eq!(rig.mib("scan"), 512);
 }
 
 #[test]

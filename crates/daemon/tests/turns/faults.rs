@@ -1,7 +1,8 @@
 //! Balloons that stand still, monitors that break or are silent, VMs that end, and a daemon that is stopped.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use plimsoll_daemon::config::Workflow;
 use plimsoll_daemon::shared::Command;
@@ -330,6 +331,38 @@ fn five_hundred_silent_monitors_lengthen_no_turn_by_two_seconds() {
     );
     // Those that answer have curves as before.
     assert_eq!((known, known_after), (3, 3));
+}
+
+#[test]
+fn silent_monitors_are_not_waited_for_one_after_another_when_memory_is_moved() {
+    const SILENCE: Duration = Duration::from_millis(200);
+    let mut rig = Rig::of_three(config(Mode::Act));
+    for number in 0..60 {
+        let name = format!("silent-{number}");
+        rig.add(1000 + number, &name, web());
+    }
+    rig.pass(12);
+    for number in 0..60 {
+        let name = format!("silent-{number}");
+        rig.host.change(&name, |vm| vm.silence = SILENCE);
+    }
+    let (mut longest, mut reported) = (Duration::ZERO, 0);
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    rig.turns.report_progress(Box::new(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+    }));
+    while rig.decisions().is_empty() {
+        let began = Instant::now();
+        rig.pass(1);
+        longest = longest.max(began.elapsed());
+        reported = calls.load(Ordering::Relaxed);
+    }
+    println!(
+        "60 silent monitors: the longest tick took {longest:?}, {reported} reports of progress"
+    );
+    assert!(longest < SILENCE * 30, "{longest:?}");
+    assert!(reported > 0);
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! Guests that report what they need, falsely or not at all, and that run short.
 
+use std::sync::Arc;
+
 use plimsoll_daemon::config::VmRule;
+use plimsoll_daemon::shared::Command;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Mode, StepState};
 use plimsoll_protocol::vm::{Promise, VmStatus};
 
 use crate::rig::{MIB, Rig, config, search, web};
-use crate::simulated::{BalloonBehaviour, Lie, Reports, Statistic};
+use crate::simulated::{BalloonBehaviour, Counts, Lie, Reports, Statistic};
 
 /// Waits until the newest allocation has ended, and returns it.
 pub fn divided(rig: &mut Rig) -> Decision {
@@ -143,6 +146,78 @@ fn a_guest_that_runs_short_after_a_move_gets_memory_back_at_once() {
     }
     assert!(rig.mib("scan") > had + 200, "{}", rig.mib("scan"));
     assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+/// Whether `scan`, which has little left, gets memory back as it allocates.
+fn is_relieved(rig: &mut Rig) -> bool {
+    let had = rig.mib("scan");
+    assert!(had < 200, "{had}");
+    rig.host.change("scan", |vm| {
+        let more = vm.available_bytes().saturating_sub(20 * MIB);
+        vm.allocate(more);
+    });
+    rig.pass(20);
+    rig.mib("scan") > had
+}
+
+#[test]
+fn a_guest_that_a_move_by_an_operator_squeezed_is_watched_by_every_daemon_but_a_paused_one() {
+    let squeezed = || {
+        let mut rig = Rig::of_three(config(Mode::Observe));
+        rig.pass(60);
+        rig.apply().unwrap();
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        rig
+    };
+    assert!(is_relieved(&mut squeezed()));
+    // From the first turn of the next daemon.
+    let rig = squeezed();
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Observe), rig.host.clone(), history);
+    later.pass(5);
+    assert!(is_relieved(&mut later));
+    let mut rig = squeezed();
+    rig.ask(Command::Pause).unwrap();
+    assert!(!is_relieved(&mut rig));
+    // What another has squeezed is not its own.
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(60);
+    rig.host.change("scan", |vm| vm.direct_bytes = 128 * MIB);
+    rig.pass(10);
+    assert!(!is_relieved(&mut rig));
+}
+
+#[test]
+fn a_guest_is_watched_although_the_daemon_of_its_disk_does_not_answer() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| vm.cache_bytes = Some(4 * MIB));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig.host.change("scan", |vm| vm.disk_answers = false);
+    rig.pass(10);
+    assert!(is_relieved(&mut rig));
+}
+
+#[test]
+fn a_guest_with_swap_that_thrashes_after_a_move_gets_memory_back() {
+    let mut config = config(Mode::Act);
+    // A disk of 150 reads a second.
+    config.miss_cost_ms = 6.7;
+    config.vms.push(VmRule {
+        swap_bytes: Some(1 << 30),
+        ..VmRule::for_name("scan")
+    });
+    let mut rig = Rig::of_three(config);
+    rig.host.change("scan", |vm| {
+        vm.counts = Counts::Faults;
+        vm.references_per_second = 100;
+    });
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let had = rig.mib("scan");
+    rig.host.change("scan", |vm| vm.references_per_second = 280);
+    rig.pass(20);
+    assert!(rig.mib("scan") > had, "{had}");
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use plimsoll_daemon::config::Workflow;
 use plimsoll_daemon::shared::Command;
-use plimsoll_protocol::decision::{Kind, Mode, Phase};
+use plimsoll_flow::PageCount;
+use plimsoll_protocol::decision::{Kind, Mode, Phase, State};
 use plimsoll_protocol::request::SettingsChange;
 
 use crate::guests::divided;
-use crate::rig::{MIB, Rig, config, web};
+use crate::rig::{MIB, Rig, config, search, web};
+use crate::simulated::BalloonBehaviour;
 
 const VMS: [&str; 3] = ["web", "search", "scan"];
 
@@ -118,10 +120,79 @@ fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
     let left = caches(&rig);
     rig.pass(120);
     assert!(caches(&rig) <= left, "{left} {}", caches(&rig));
-    // Tasks that wait for memory raise what is required.
+    // Tasks that wait for memory raise what is required, if they do for 5 % of two seconds.
+    rig.host.stall(Duration::from_millis(60));
+    rig.pass(3);
+    assert_eq!(caches(&rig), left);
     rig.host.stall(Duration::from_millis(200));
-    rig.pass(1);
+    rig.pass(3);
     assert!(caches(&rig) < left, "{left} {}", caches(&rig));
+}
+
+/// The sum of the sizes of three VMs in MiB.
+fn sizes(rig: &Rig) -> u64 {
+    VMS.iter().map(|vm| rig.mib(vm)).sum()
+}
+
+#[test]
+fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
+    const HEADROOM: u64 = 4 << 30;
+    for lacking_mib in [200, 3000] {
+        let mut config = config(Mode::Act);
+        config.headroom_bytes = Some(HEADROOM);
+        // The host does not wait for it.
+        config.cooldown = Duration::from_secs(3600);
+        let mut rig = Rig::of_three(config);
+        divided(&mut rig);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        let had = sizes(&rig);
+        rig.host.set_available(HEADROOM - lacking_mib * MIB);
+        rig.pass(300);
+        let gave = had - sizes(&rig);
+        let memory = rig.snapshot().host.memory.clone();
+        if lacking_mib == 200 {
+            // No more than that, however long it lasts.
+            assert!((200..270).contains(&gave), "{gave}");
+            assert!(memory.available_bytes >= HEADROOM);
+        } else {
+            // All that they can do without, which is not enough.
+            assert!((300..1000).contains(&gave), "{gave}");
+            for (vm, truth) in [("web", web()), ("search", search())] {
+                let at = |mib: u64| truth.miss_ratio(PageCount(mib * 256));
+                let loss = at(rig.mib(vm)) / at(512);
+                assert!(loss <= 1.25 + 1e-9, "{vm}: {loss}");
+            }
+        }
+        let held = memory.vms_direct_bytes;
+        assert!(held <= memory.divided_bytes + MIB, "{memory:?}");
+        let warnings = rig.snapshot().host.warnings.clone();
+        let infeasible = |warning: &String| warning.contains("cannot be allocated");
+        assert!(!warnings.iter().any(infeasible), "{warnings:?}");
+        rig.host.set_available(1 << 39);
+        rig.pass(90);
+        assert_eq!(rig.snapshot().host.memory.divided_bytes, 1536 * MIB);
+    }
+}
+
+#[test]
+fn a_move_that_shrinks_vms_goes_on_while_the_host_is_short_and_is_checked() {
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(1 << 30);
+    let mut rig = Rig::of_three(config);
+    rig.host
+        .change("scan", |vm| vm.follows = BalloonBehaviour::Pace(8 * MIB));
+    rig.until("it moves", |rig| rig.mib("scan") < 480);
+    let id = rig.newest().id;
+    rig.host.set_available((1 << 30) - 100 * MIB);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let decision = rig.shared.history.decision(id).unwrap();
+    assert!(
+        matches!(decision.state, State::Kept | State::Partly),
+        "{decision:?}"
+    );
+    assert_eq!(decision.checks.len(), 3);
+    assert!(rig.mib("scan") < 200, "{}", rig.mib("scan"));
+    assert!(rig.host.available_bytes() >= 1 << 30);
 }
 
 #[test]
