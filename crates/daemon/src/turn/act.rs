@@ -115,7 +115,7 @@ impl<H: Host> Turns<H> {
 
     /// Advances a move in progress by one tick.
     pub(super) fn advance(&mut self, now: Instant) {
-        let divided = self.divided_bytes().saturating_sub(self.store_bytes);
+        let divided = self.granted_bytes().saturating_sub(self.store_bytes);
         let Some(active) = &mut self.active else {
             return;
         };

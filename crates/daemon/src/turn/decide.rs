@@ -28,8 +28,15 @@ const RECORDED_STEPS: f64 = 1e5;
 const SELF_BALLOON_ROOM: f64 = 0.1;
 
 impl<H: Host> Turns<H> {
-    /// The total memory to allocate: what the host lacks is withheld.
+    /// The total memory to allocate: what the host lacks is withheld, as far as the VMs' limits allow.
     pub(super) fn divided_bytes(&self) -> u64 {
+        let relief = &self.host_relief;
+        let withheld = relief.withheld_bytes.min(relief.planned_max_bytes);
+        self.total_bytes().saturating_sub(withheld)
+    }
+
+    /// The memory that VMs may be given: all that the host lacks is withheld, also what the VMs' limits need.
+    pub(super) fn granted_bytes(&self) -> u64 {
         let withheld = self.host_relief.withheld_bytes;
         self.total_bytes().saturating_sub(withheld)
     }

@@ -4,8 +4,8 @@
 //! follow only in the next turns, within their limits: what the host lacks is withheld from the total.
 //!
 //! What is withheld follows from what the VMs hold now: the total is to be what they hold less what the host lacks. While
-//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. It is never
-//! more than the VMs' limits leave ([`Turns::limit_withheld`]), so that an allocation exists.
+//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. Plans withhold no
+//! more than the VMs' limits leave ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of the rest.
 
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ const HEADROOM_SHARE: u64 = 32;
 pub(super) struct HostRelief {
     /// Memory that is allocated to nobody, because the host lacks it.
     pub withheld_bytes: u64,
+    /// The part of it that plans can withhold within the VMs' limits, at most.
+    pub planned_max_bytes: u64,
     /// Time of the last reaction.
     reacted: Option<Instant>,
     /// Last time at which the host was short; `None` once it has had enough for a while.
@@ -143,16 +145,16 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Withholds no more than the VMs' limits leave: an allocation that keeps them must exist. To be called each turn.
+    /// Plans withhold no more than the VMs' limits leave: an allocation that keeps them must exist. To be called each turn.
     pub(super) fn limit_withheld(&mut self) {
+        self.host_relief.planned_max_bytes = u64::MAX;
         if self.host_relief.withheld_bytes == 0 {
             return;
         }
         if let Some(needed) = self.needed() {
             let needed_bytes = bytes(needed).saturating_add(self.store_bytes);
             let most = self.total_bytes().saturating_sub(needed_bytes);
-            let relief = &mut self.host_relief;
-            relief.withheld_bytes = relief.withheld_bytes.min(most);
+            self.host_relief.planned_max_bytes = most;
         }
         self.warnings.push(format!(
             "the host runs or ran short of memory: {} MiB are withheld from the VMs",

@@ -43,9 +43,8 @@ impl<H: Host> Turns<H> {
         let watched: BTreeSet<String> = self
             .vms
             .iter()
-            .filter_map(|(name, vm)| {
-                (is_squeezed(vm) && self.may_relieve(name, vm)).then(|| name.clone())
-            })
+            .filter(|(name, vm)| is_squeezed(vm) && self.may_relieve(name, vm))
+            .map(|(name, _)| name.clone())
             .collect();
         let began = Instant::now();
         let vms = self.vms.iter_mut();
@@ -131,7 +130,7 @@ impl<H: Host> Turns<H> {
     fn relief(&self, short: &[ShortVm], reasons: &str) -> Option<PendingMove> {
         let reserved = self.vms.values().map(Vm::reserved_bytes);
         let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
-        let mut free = self.divided_bytes().saturating_sub(reserved);
+        let mut free = self.granted_bytes().saturating_sub(reserved);
         let above = |(name, vm): (&String, &Vm)| {
             let settings = vm.settings();
             let has = vm.status.holding();

@@ -96,6 +96,7 @@ pub struct Rules {
     /// As of the last second.
     before: Option<Arc<Snapshot>>,
     caches_before: u64,
+    available_before: u64,
     /// The decision in progress, and its first second.
     moving: Option<(u64, u64)>,
     booted: u64,
@@ -122,6 +123,7 @@ impl Rules {
             turn: 0,
             before: None,
             caches_before: 0,
+            available_before: 0,
             moving: None,
             booted: 0,
             operator: None,
@@ -276,6 +278,7 @@ impl Rules {
     pub fn tick_begins(&mut self) {
         self.before = self.snapshot();
         self.caches_before = self.caches();
+        self.available_before = self.host.available_bytes();
     }
 
     /// What the caches of VMs that may be moved, and whose disks answer, can give.
@@ -322,7 +325,7 @@ impl Rules {
         if !acts {
             self.idle = second;
         }
-        if self.host.available_bytes() < self.headroom_bytes {
+        if self.available_before < self.headroom_bytes {
             self.short = Some(second);
             let had = self.caches_before;
             if acts && had > MIB && !is_cache_shrunk && second >= self.booted + WATCH {
