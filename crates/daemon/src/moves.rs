@@ -82,6 +82,8 @@ pub struct MovableVm<'a> {
     pub swap_bytes: u64,
     /// How long it waits for a miss, in ms.
     pub miss_cost_ms: f64,
+    /// Its own memory when it was found.
+    pub first_bytes: u64,
     /// What its parts may hold as long as they do not answer.
     pub unanswered: Holding,
 }
@@ -348,11 +350,12 @@ impl Part {
             return;
         }
         let into_cache = self.to.cache_bytes > self.from.cache_bytes;
-        let faults_max = guard::faults_rise_max(held.miss_cost_ms);
-        let faults_max = if into_cache {
+        // What it has beyond that was lent, and others are owed it, whatever it does with it.
+        let returns = self.to.direct_bytes >= held.first_bytes;
+        let faults_max = if into_cache || returns {
             f64::INFINITY
         } else {
-            faults_max
+            guard::faults_rise_max(held.miss_cost_ms)
         };
         if let Some(why) = guard::shortage(held.status, before, held.swap_bytes, faults_max) {
             self.end_short(&why);

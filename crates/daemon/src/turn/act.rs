@@ -374,6 +374,7 @@ pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::Mo
         let held = moves::MovableVm {
             swap_bytes: vm.swap_bytes(),
             miss_cost_ms: vm.miss_cost.ms,
+            first_bytes: vm.first_bytes,
             unanswered: vm.unanswered(),
             actuator: &mut vm.actuator,
             status: &mut vm.status,
