@@ -71,10 +71,10 @@ fn options(
 
 /// Runs a long sequence in a store of each sharing and number of shards.
 fn run_long(roomy: bool, compression: bool) {
-    for (seed, sharing) in (0_u64..).zip(SHARINGS) {
+    for (seed, (index, sharing)) in (0_u64..).zip(SHARINGS.into_iter().enumerate()) {
         for (turn, shards) in [1, 64].into_iter().enumerate() {
             // Each policy with each number of shards; each with two of the three sharings.
-            let eviction = EVICTION_POLICIES[(seed as usize + turn) % EVICTION_POLICIES.len()];
+            let eviction = EVICTION_POLICIES[(index + turn) % EVICTION_POLICIES.len()];
             println!(
                 "roomy {roomy}, compression {compression}, {sharing:?}, {shards} shards, {eviction:?}"
             );

@@ -367,7 +367,8 @@ proptest! {
                     if !hit {
                         twin.put(page);
                     }
-                    if missed && (!exclusive || !hit) || exclusive && !hit {
+                    let is_put = if exclusive { !hit } else { missed };
+                    if is_put {
                         miniature.put(page);
                     }
                 }

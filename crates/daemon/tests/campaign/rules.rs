@@ -532,7 +532,7 @@ impl Rules {
 
     /// Judges a host that has had enough for a while: nothing is withheld.
     pub fn host_has_enough(&self) -> Result<(), Finding> {
-        let memory = self.snapshot().map(|snapshot| snapshot.host.memory.clone());
+        let memory = self.snapshot().map(|snapshot| snapshot.host.memory);
         match memory.filter(|memory| memory.divided_bytes + SAME < self.limit_bytes) {
             None => Ok(()),
             Some(memory) => Err(Finding::by(

@@ -149,7 +149,7 @@ fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
         rig.host.set_available(HEADROOM - lacking_mib * MIB);
         rig.pass(300);
         let gave = had - sizes(&rig);
-        let memory = rig.snapshot().host.memory.clone();
+        let memory = rig.snapshot().host.memory;
         if lacking_mib == 200 {
             // No more than that, however long it lasts.
             assert!((200..270).contains(&gave), "{gave}");

@@ -183,6 +183,17 @@ impl Link {
         let deadline = Instant::now() + PATIENCE;
         self.connection.set_deadline(Some(deadline));
     }
+
+    /// A free slot; waits for puts in progress if there is none.
+    fn slot(&mut self) -> Result<Slot, Error> {
+        let Some(slot) = self.connection.reserve() else {
+            // Half of them, so that the server has the other half while this process goes on.
+            let left = self.connection.under_way() / 2;
+            finish_puts(self, left)?;
+            return self.connection.reserve().ok_or(LOST_SLOTS);
+        };
+        Ok(slot)
+    }
 }
 
 impl VictimCache for HcacheClient {

@@ -91,7 +91,7 @@ impl GhostPlan {
 
     fn make(&self) -> Result<Model, GhostError> {
         if self.eviction.is_stack {
-            return Ok(Model::List(GhostBuffer::new(self.options)?));
+            return Ok(Model::List(Box::new(GhostBuffer::new(self.options)?)));
         }
         let pages = self.options.ghost;
         let reach = u32::try_from(pages.0).ok();
@@ -107,7 +107,7 @@ impl GhostPlan {
 /// The model of one client's gets.
 #[derive(Debug)]
 enum Model {
-    List(GhostBuffer),
+    List(Box<GhostBuffer>),
     Miniatures(Miniatures),
 }
 

@@ -49,10 +49,6 @@ impl Miniatures {
 
     pub(super) fn observe(&mut self, event: &Event) {
         // The lower bits chose the sample.
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "32 of the hash's bits are enough"
-        )]
         let page = (event.page >> 32) as u32;
         self.gets += u64::from(!matches!(event.kind, EventKind::Put | EventKind::Flushed));
         for (_, miniature, misses) in &mut self.all {
@@ -160,10 +156,16 @@ mod tests {
         let mut buffer = [0; PAGE_BYTES];
         for turn in 0..60_000_u32 {
             // Pages used by a power law, and every so often a scan.
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "0 to 3000"
+            )]
+            let popular = (3000.0 * random.f64().powi(4)) as u32;
             let page = if turn % 4000 < 600 {
                 10_000 + turn % 3000
             } else {
-                (3000.0 * random.f64().powi(4)) as u32
+                popular
             };
             let handle = |index| Handle {
                 pool,
