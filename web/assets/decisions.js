@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { whisker } from "./host.js";
-import { shape, state, verdict } from "./standing.js";
+import { shape, state, verdict } from "./status.js";
 import { app, apply, loadDecisions, rollback, update } from "./store.js";
 import { bytes, change, duration, margins, moment, plural, size, times } from "./units.js";
 

@@ -4,7 +4,7 @@
 import { scale, steps } from "./chart.js";
 import { proposalBanner } from "./decisions.js";
 import { h, s } from "./dom.js";
-import { accelerator, badge, meaning, ORDER, shape } from "./standing.js";
+import { accelerator, badge, meaning, ORDER, shape } from "./status.js";
 import { app, askLose, update, wantTrend } from "./store.js";
 import { bytes, change, duration, MIB, margins, plural, size, times } from "./units.js";
 
@@ -16,7 +16,7 @@ export function hostView() {
         h("h1", { class: "unseen" }, `Host ${host.host}`),
         proposalBanner(),
         warnings(host),
-        standings(host),
+        statuses(host),
         daemonStrip(host),
         memoryPanel(host),
         losePanel(host),
@@ -39,29 +39,29 @@ function warnings({ warnings: told }) {
     );
 }
 
-function standings({ vms, memory }) {
-    const tile = (standing) => {
-        const number = vms.filter((vm) => vm.standing === standing).length;
-        const only = app.only === standing;
+function statuses({ vms, memory }) {
+    const tile = (status) => {
+        const number = vms.filter((vm) => vm.status === status).length;
+        const only = app.only === status;
         return h(
             "button",
             {
-                key: standing,
-                class: `tile ${standing} ${number ? "" : "zero"}`,
+                key: status,
+                class: `tile ${status} ${number ? "" : "zero"}`,
                 "aria-pressed": String(only),
-                title: `${meaning(standing)}. Show only these`,
+                title: `${meaning(status)}. Show only these`,
                 onclick: () => {
-                    app.only = only ? null : standing;
+                    app.only = only ? null : status;
                     update();
                 },
             },
             h("span", { class: "number" }, String(number)),
-            h("span", { class: "word" }, shape(standing), standing),
+            h("span", { class: "word" }, shape(status), status),
         );
     };
     return h(
         "section",
-        { class: "tiles", "aria-label": "VMs by standing" },
+        { class: "tiles", "aria-label": "VMs by status" },
         ORDER.map(tile),
         h(
             "div",
@@ -297,7 +297,7 @@ function memoryPanel({ memory }) {
 
 const byName = (a, b) => a.vm.localeCompare(b.vm, "en", { numeric: true });
 const SORTS = {
-    standing: ["Standing", (a, b) => ORDER.indexOf(a.standing) - ORDER.indexOf(b.standing) || byName(a, b)],
+    status: ["Status", (a, b) => ORDER.indexOf(a.status) - ORDER.indexOf(b.status) || byName(a, b)],
     name: ["VM", byName],
     size: ["Size", (a, b) => b.size_bytes - a.size_bytes],
     misses: ["Misses", (a, b) => (b.relative?.expected ?? -1) - (a.relative?.expected ?? -1)],
@@ -305,7 +305,7 @@ const SORTS = {
 };
 
 function vmsPanel({ vms }) {
-    const shown = vms.filter((vm) => !app.only || vm.standing === app.only).toSorted(SORTS[app.sort][1]);
+    const shown = vms.filter((vm) => !app.only || vm.status === app.only).toSorted(SORTS[app.sort][1]);
     const column = (sort, text, title) =>
         h(
             "div",
@@ -314,7 +314,7 @@ function vmsPanel({ vms }) {
                 class: `c-${sort ?? "plain"}`,
                 "aria-sort":
                     sort && app.sort === sort
-                        ? sort === "name" || sort === "standing"
+                        ? sort === "name" || sort === "status"
                             ? "ascending"
                             : "descending"
                         : null,
@@ -397,7 +397,7 @@ function vmsPanel({ vms }) {
                             "div",
                             { role: "row", class: "vm-row heads" },
                             column("name", SORTS.name[0]),
-                            column("standing", SORTS.standing[0]),
+                            column("status", SORTS.status[0]),
                             column("size", SORTS.size[0], "Guest memory plus the cache under its disk"),
                             column(null, "Working set", "Working set, by its curve"),
                             column(
@@ -428,7 +428,7 @@ function vmRow(vm) {
                 role: "cell",
                 class: `c-${name}`,
                 "data-label": {
-                    standing: "Standing",
+                    status: "Status",
                     size: "Size",
                     set: "Working set",
                     misses: "Misses",
@@ -440,7 +440,7 @@ function vmRow(vm) {
         );
     return h(
         "div",
-        { role: "row", class: `vm-row ${vm.standing}`, key: vm.vm, "data-vm": vm.vm },
+        { role: "row", class: `vm-row ${vm.status}`, key: vm.vm, "data-vm": vm.vm },
         h(
             "div",
             { role: "cell", class: "c-name" },
@@ -454,7 +454,7 @@ function vmRow(vm) {
                     h("span", { class: "tag plain", title: "The daemon may not resize it" }, "unmanaged"),
             ),
         ),
-        cell("standing", badge(vm.standing), h("small", { class: "why", title: vm.why }, vm.why)),
+        cell("status", badge(vm.status), h("small", { class: "why", title: vm.why }, vm.why)),
         cell(
             "size",
             h(

@@ -17,7 +17,7 @@ export const app = {
     route: { view: "host" },
     /** Which VMs the board shows, and in which order. */
     only: null,
-    sort: "standing",
+    sort: "status",
     /** The slider "host loses X". */
     lose: { bytes: 0, answered: 0, answer: null, error: null },
     /** The VM whose page is open. */

@@ -1,7 +1,7 @@
 // How far the numbers can be trusted, and what they cost: overhead, losses, ages, the daemon itself.
 
 import { h } from "./dom.js";
-import { mark } from "./standing.js";
+import { mark } from "./status.js";
 import { app } from "./store.js";
 import { count, duration, percent, size } from "./units.js";
 

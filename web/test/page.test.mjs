@@ -168,15 +168,15 @@ test("the board shows the numbers of the API", async () => {
     assert.equal(await number("#memory-outside"), memory.total_bytes - memory.divided_bytes);
     assert.equal(await number("#memory-available"), memory.available_bytes);
     assert.equal(await number("#reclaimable"), memory.reclaimable_bytes);
-    for (const standing of ["violating", "tight", "safe", "unknown"]) {
-        const expected = host.vms.filter((vm) => vm.standing === standing).length;
-        assert.equal(await page.locator(`.tile.${standing} .number`).textContent(), String(expected), standing);
+    for (const status of ["violating", "tight", "safe", "unknown"]) {
+        const expected = host.vms.filter((vm) => vm.status === status).length;
+        assert.equal(await page.locator(`.tile.${status} .number`).textContent(), String(expected), status);
     }
     assert.equal(await page.locator(".vm-row[data-vm]").count(), host.vms.length);
     for (const vm of host.vms) {
         const row = `.vm-row[data-vm="${vm.vm}"]`;
         assert.equal(await number(`${row} .size`), vm.size_bytes);
-        assert.equal(await page.locator(`${row} .badge`).textContent(), vm.standing);
+        assert.equal(await page.locator(`${row} .badge`).textContent(), vm.status);
         const shown = await page.locator(`${row} .relative`).textContent();
         assert.equal(shown, vm.relative ? `${vm.relative.expected.toFixed(2)}×` : "–");
         if (vm.working_set) assert.equal(await number(`${row} .working-set data`), vm.working_set.bytes);

@@ -102,7 +102,7 @@ pub struct VmWhatIf {
     /// The same at the other size.
     pub relative_then: Option<Relative>,
     /// Its status at that size.
-    pub standing_then: VmStatus,
+    pub status_then: VmStatus,
     /// The reason, in a sentence.
     pub why: String,
 }

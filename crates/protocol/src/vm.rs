@@ -107,7 +107,7 @@ pub struct VmSummary {
     /// Whether libvirt manages it.
     pub libvirt: bool,
     /// Its status with respect to its limit.
-    pub standing: VmStatus,
+    pub status: VmStatus,
     /// Why, in a sentence.
     pub why: String,
     /// Its RAM at start: the maximum of its guest memory.

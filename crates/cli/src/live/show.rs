@@ -88,7 +88,7 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
         "VM {} (process {}), {kind}\n{}: {}\n",
         printable(&vm.vm),
         vm.pid,
-        name_of(vm.standing),
+        name_of(vm.status),
         printable(&vm.why),
     ));
     memory(vm, &mut sections);

@@ -84,7 +84,7 @@ fn head(host: &HostView) -> String {
 fn table(vms: &[VmSummary]) -> String {
     let mut columns = Columns::new(&[
         ("VM", Side::Left),
-        ("standing", Side::Left),
+        ("status", Side::Left),
         ("size", Side::Right),
         ("of it cache", Side::Right),
         ("target", Side::Right),
@@ -104,7 +104,7 @@ fn table(vms: &[VmSummary]) -> String {
         let overhead = vm.trace.as_ref().map(|trace| percent(trace.overhead_ratio));
         columns.row([
             name(&vm.vm),
-            name_of(vm.standing),
+            name_of(vm.status),
             size(vm.size_bytes),
             if vm.cache.is_some() || vm.cache_bytes > 0 {
                 size(vm.cache_bytes)
@@ -162,7 +162,7 @@ fn lines(host: &HostView) -> String {
             ("vm", &|vm| printable(&vm.vm)),
             ("pid", &|vm| vm.pid.to_string()),
             ("accelerator", &|vm| or_empty(vm.accelerator)),
-            ("standing", &|vm| name_of(vm.standing)),
+            ("status", &|vm| name_of(vm.status)),
             ("size_bytes", &|vm| vm.size_bytes.to_string()),
             ("direct_bytes", &|vm| vm.direct_bytes.to_string()),
             ("cache_bytes", &|vm| vm.cache_bytes.to_string()),

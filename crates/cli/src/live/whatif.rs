@@ -64,7 +64,7 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
                 printable(&answer.vm),
                 size(answer.size_bytes),
                 size(answer.size_then_bytes),
-                name_of(answer.standing_then),
+                name_of(answer.status_then),
             )?;
             let shares = [
                 ("", Some(1.0)),
@@ -103,7 +103,7 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
                     ("relative_then", &|_| or_empty(then.map(|at| at.expected))),
                     ("relative_then_low", &|_| or_empty(then.map(|at| at.low))),
                     ("relative_then_high", &|_| or_empty(then.map(|at| at.high))),
-                    ("standing_then", &|vm| name_of(vm.standing_then)),
+                    ("status_then", &|vm| name_of(vm.status_then)),
                     ("misses_per_second", &|vm| {
                         or_empty(vm.misses.map(|at| at.misses_per_second))
                     }),

@@ -52,7 +52,7 @@ fn backend(backend: TraceMethod) -> BackendView {
     }
 }
 
-fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: u64) -> VmSummary {
+fn summary(vm: &str, status: VmStatus, why: &str, direct_mib: u64, cache_mib: u64) -> VmSummary {
     let size_bytes = (direct_mib + cache_mib) * MIB;
     VmSummary {
         vm: vm.to_owned(),
@@ -62,7 +62,7 @@ fn summary(vm: &str, standing: VmStatus, why: &str, direct_mib: u64, cache_mib: 
         refused_claims: 0,
         backends: TraceMethod::ALL.map(backend).into(),
         libvirt: false,
-        standing,
+        status,
         why: why.to_owned(),
         ram_bytes: 512 * MIB,
         direct_bytes: direct_mib * MIB,

@@ -64,7 +64,7 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
         "{csv}"
     );
     assert!(
-        csv.starts_with("vm,pid,accelerator,standing,size_bytes,"),
+        csv.starts_with("vm,pid,accelerator,status,size_bytes,"),
         "{csv}"
     );
     assert!(

@@ -253,7 +253,7 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
                     low: 1.1,
                     high: 1.24,
                 }),
-                standing_then: VmStatus::Tight,
+                status_then: VmStatus::Tight,
                 why: "its promise would just be kept".to_owned(),
             })
         }
@@ -281,7 +281,7 @@ fn plan() -> PlanJson {
         misses: None,
         relative_now: vm.relative,
         relative: vm.relative,
-        reason: match vm.standing {
+        reason: match vm.status {
             VmStatus::Safe => Reason::GivesToItsBound,
             VmStatus::Unknown => Reason::Unknown,
             VmStatus::Tight | VmStatus::Violating => Reason::Kept,

@@ -147,7 +147,7 @@ const PHASES: [(Phase, &str); 6] = [
     (Phase::GivingBack, "giving-back"),
 ];
 
-const STANDINGS: [(VmStatus, &str); 4] = [
+const STATUSES: [(VmStatus, &str); 4] = [
     (VmStatus::Safe, "safe"),
     (VmStatus::Tight, "tight"),
     (VmStatus::Violating, "violating"),
@@ -319,12 +319,12 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
             }
         }
     }
-    let help = "Whether it meets its SLO; 1 for its standing.";
-    let mut family = text.family(Kind::Gauge, "vm_standing", help);
+    let help = "Whether it meets its SLO; 1 for its status.";
+    let mut family = text.family(Kind::Gauge, "vm_status", help);
     for vm in vms {
-        for (standing, name) in STANDINGS {
-            let labels: Labels<'_> = &[("vm", &vm.vm), ("standing", &name)];
-            family.sample(labels, u8::from(standing == vm.standing));
+        for (status, name) in STATUSES {
+            let labels: Labels<'_> = &[("vm", &vm.vm), ("status", &name)];
+            family.sample(labels, u8::from(status == vm.status));
         }
     }
     let help = "Working set by its curve; the label bound is estimate, at_least or at_most.";

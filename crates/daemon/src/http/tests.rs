@@ -163,10 +163,10 @@ fn what_would_be_follows_from_the_curves() {
     let served = ExampleServer::new(|_| {});
     let client = served.client();
     let less = client.vm_what_if("web", 256 << 20).unwrap();
-    assert_eq!(less.standing_then, VmStatus::Violating);
+    assert_eq!(less.status_then, VmStatus::Violating);
     assert!(less.relative_then.unwrap().expected > 2.0);
     let more = client.vm_what_if("web", 1 << 30).unwrap();
-    assert_eq!(more.standing_then, VmStatus::Safe);
+    assert_eq!(more.status_then, VmStatus::Safe);
     let above = client.vm_what_if("web", 2 << 30).unwrap();
     assert!(
         above.why.ends_with("it never gets more than 1 GiB"),
@@ -176,13 +176,13 @@ fn what_would_be_follows_from_the_curves() {
     // Below its first point a curve says nothing.
     let tiny = client.vm_what_if("web", 4096).unwrap();
     assert_eq!(
-        (tiny.standing_then, tiny.relative_then),
+        (tiny.status_then, tiny.relative_then),
         (VmStatus::Unknown, None)
     );
     assert!(tiny.why.contains("does not resolve"), "{}", tiny.why);
     let unknown = client.vm_what_if("fresh", 1 << 20).unwrap();
     assert_eq!(
-        (unknown.standing_then, unknown.relative_then),
+        (unknown.status_then, unknown.relative_then),
         (VmStatus::Unknown, None)
     );
 

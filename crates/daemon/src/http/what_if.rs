@@ -115,7 +115,7 @@ fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> V
     let known = curve.and_then(|json| ByteCurve::new(json).ok());
     let baseline = summary.settings.baseline_bytes;
     let relative_then = (known.as_ref()).and_then(|curve| curve.relative(size_bytes, baseline));
-    let (standing_then, why) = standing(summary, known.as_ref(), relative_then, size_bytes);
+    let (status_then, why) = status(summary, known.as_ref(), relative_then, size_bytes);
     VmWhatIf {
         schema: SCHEMA,
         vm: summary.vm.clone(),
@@ -126,13 +126,13 @@ fn at_size(summary: &VmSummary, curve: Option<&CurveJson>, size_bytes: u64) -> V
         vcpu_seconds_per_second: summary.vcpu_seconds_per_second,
         relative: summary.relative,
         relative_then,
-        standing_then,
+        status_then,
         why,
     }
 }
 
 /// A VM's prediction at a size, and its source.
-fn standing(
+fn status(
     summary: &VmSummary,
     curve: Option<&ByteCurve>,
     relative: Option<Relative>,
@@ -151,7 +151,7 @@ fn standing(
         let mut predictions = predicted.iter().flatten().flatten();
         predictions.find(above)
     };
-    let (standing, mut why) = match &predicted {
+    let (status, mut why) = match &predicted {
         None => (VmStatus::Unknown, "its curve is not known".to_owned()),
         Some(Err(why)) => (VmStatus::Unknown, (*why).to_owned()),
         Some(_) if let Some(it) = above(|prediction| prediction.expected) => (
@@ -193,7 +193,7 @@ fn standing(
     } else if size_bytes > max {
         why += &format!("; it never gets more than {}", ByteSize(max).rounded());
     }
-    (standing, why)
+    (status, why)
 }
 
 fn with_less(mut inputs: PlanInputs, lose_bytes: i64) -> HostWhatIf {

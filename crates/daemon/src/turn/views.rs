@@ -37,14 +37,14 @@ impl<H: Host> Turns<H> {
             Some(bytes(least).max(settings.min_bytes).max(vm.kept_bytes()))
         });
         let reclaimable = promise.map(|promise| holding.bytes().saturating_sub(promise));
-        let (standing, why) = self.standing(vm, relative, reclaimable);
+        let (status, why) = self.status(vm, relative, reclaimable);
         VmSummary {
             vm: name.to_owned(),
             pid: vm.found.pid,
             uuid: vm.found.uuid.clone(),
             accelerator: vm.found.accelerator,
             libvirt: vm.found.libvirt,
-            standing,
+            status,
             why,
             ram_bytes: vm.ram_bytes(),
             direct_bytes: holding.direct_bytes,
@@ -83,7 +83,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    pub(super) fn standing(
+    pub(super) fn status(
         &self,
         vm: &Vm,
         relative: Option<Relative>,

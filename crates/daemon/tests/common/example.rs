@@ -249,7 +249,7 @@ impl Guest {
         });
         let promise = promise.map(|bytes| bytes.max(self.settings().min_bytes));
         let reclaimable = promise.map(|promise| size_bytes.saturating_sub(promise));
-        let (standing, why) = match reclaimable {
+        let (status, why) = match reclaimable {
             None => (
                 VmStatus::Unknown,
                 "its curve is not available yet".to_owned(),
@@ -281,7 +281,7 @@ impl Guest {
                 })
                 .collect(),
             libvirt: false,
-            standing,
+            status,
             why,
             ram_bytes: bytes(RAM_MIB),
             direct_bytes: self.holding().direct_bytes,

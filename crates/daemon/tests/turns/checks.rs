@@ -26,7 +26,7 @@ fn a_promise_found_broken_is_made_good() {
     rig.until("it is seen", |rig| {
         let snapshot = rig.snapshot();
         let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
-        scan.standing == VmStatus::Violating
+        scan.status == VmStatus::Violating
     });
     rig.until("it is back", |rig| rig.newest().state == State::Kept);
     for vm in ["web", "search", "scan"] {

@@ -286,10 +286,7 @@ fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
     rig.pass(300);
     assert_eq!(rig.decisions(), []);
     let idle = rig.snapshot().host.vms[0].clone();
-    assert_eq!(
-        (idle.vm.as_str(), idle.standing),
-        ("idle", VmStatus::Unknown)
-    );
+    assert_eq!((idle.vm.as_str(), idle.status), ("idle", VmStatus::Unknown));
     assert!(idle.why.contains("no rate"), "{}", idle.why);
 }
 
@@ -303,7 +300,7 @@ fn a_vm_whose_size_its_curve_does_not_resolve_has_no_status() {
     });
     rig.pass(30);
     let idle = rig.snapshot().host.vms[0].clone();
-    assert_eq!(idle.standing, VmStatus::Unknown);
+    assert_eq!(idle.status, VmStatus::Unknown);
     assert!(idle.why.contains("does not resolve"), "{}", idle.why);
     assert_eq!((idle.misses, idle.reclaimable_bytes), (None, Some(0)));
 }

@@ -52,11 +52,11 @@ fn what_a_vm_gives_is_never_more_than_its_guest_can_give() {
     assert!((364..400).contains(&kept_mib), "{kept_mib}");
     assert_eq!(scan.promise_bytes, Some(scan.kept_bytes));
     assert_eq!(scan.reclaimable_bytes, Some(512 * MIB - scan.kept_bytes));
-    assert_eq!(scan.standing, VmStatus::Safe);
+    assert_eq!(scan.status, VmStatus::Safe);
     // Without statistics or a balloon nothing can be taken.
     for name in ["web", "search"] {
         assert_eq!(vm(name).reclaimable_bytes, Some(0), "{name}");
-        assert_eq!(vm(name).standing, VmStatus::Tight);
+        assert_eq!(vm(name).status, VmStatus::Tight);
     }
     assert!(vm("web").why.contains("reports no statistics"));
 }

@@ -42,7 +42,7 @@ struct Rightsizes {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Rightsize {
     vm: String,
-    standing: VmStatus,
+    status: VmStatus,
     /// What it has.
     size_bytes: u64,
     /// Smallest size within its limit; `null` if there is no curve.
@@ -183,7 +183,7 @@ fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
     let right = vm.promise_bytes;
     Rightsize {
         vm: vm.vm.clone(),
-        standing: vm.standing,
+        status: vm.status,
         size_bytes: vm.size_bytes,
         right_bytes: right,
         saves_bytes: right.map(|right| vm.size_bytes.saturating_sub(right)),
@@ -196,7 +196,7 @@ fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
 fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
     let mut columns = Columns::new(&[
         ("VM", Side::Left),
-        ("standing", Side::Left),
+        ("status", Side::Left),
         ("has", Side::Right),
         ("uses", Side::Right),
         ("needs", Side::Right),
@@ -208,7 +208,7 @@ fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
     for (right, vm) in report.vms.iter().zip(summaries) {
         columns.row([
             name(&right.vm),
-            name_of(right.standing),
+            name_of(right.status),
             size(right.size_bytes),
             working_set(vm.working_set.as_ref()),
             maybe_size(right.right_bytes),
@@ -235,7 +235,7 @@ fn lines(report: &Rightsizes) -> String {
         &report.vms,
         &[
             ("vm", &|vm| printable(&vm.vm)),
-            ("standing", &|vm| name_of(vm.standing)),
+            ("status", &|vm| name_of(vm.status)),
             ("size_bytes", &|vm| vm.size_bytes.to_string()),
             ("right_bytes", &|vm| or_empty(vm.right_bytes)),
             ("saves_bytes", &|vm| or_empty(vm.saves_bytes)),

@@ -54,7 +54,7 @@ pub enum PauseRequest {
 enum Sort {
     /// Those that need attention first.
     #[default]
-    Standing,
+    Status,
     Name,
     Size,
     Misses,
@@ -64,17 +64,17 @@ enum Sort {
 impl Sort {
     fn next(self) -> Self {
         match self {
-            Self::Standing => Self::Name,
+            Self::Status => Self::Name,
             Self::Name => Self::Size,
             Self::Size => Self::Misses,
             Self::Misses => Self::Gives,
-            Self::Gives => Self::Standing,
+            Self::Gives => Self::Status,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::Standing => "standing",
+            Self::Status => "status",
             Self::Name => "name",
             Self::Size => "size",
             Self::Misses => "misses",
@@ -87,7 +87,7 @@ impl Sort {
         vms.sort_by(|one, other| one.vm.cmp(&other.vm));
         match self {
             Self::Name => {}
-            Self::Standing => vms.sort_by_key(|vm| urgency(vm.standing)),
+            Self::Status => vms.sort_by_key(|vm| urgency(vm.status)),
             Self::Size => vms.sort_by_key(|vm| Reverse(vm.size_bytes)),
             Self::Gives => vms.sort_by_key(|vm| Reverse(vm.reclaimable_bytes)),
             Self::Misses => vms.sort_by(|one, other| {
@@ -98,8 +98,8 @@ impl Sort {
     }
 }
 
-fn urgency(standing: VmStatus) -> u8 {
-    match standing {
+fn urgency(status: VmStatus) -> u8 {
+    match status {
         VmStatus::Violating => 0,
         VmStatus::Tight => 1,
         VmStatus::Unknown => 2,
@@ -290,7 +290,7 @@ impl Screen {
         let rows: Vec<_> = vms.iter().map(|vm| row(vm, is_wide)).collect();
         let heads = ["size", "target", "uses", "misses", "gives", "cost"];
         let heads = heads.map(right).into_iter();
-        let heads = ["VM".into(), "standing".into()].into_iter().chain(heads);
+        let heads = ["VM".into(), "status".into()].into_iter().chain(heads);
         let heads = heads.chain(is_wide.then(|| "traced".into()));
         let widths = [9, 8, 8, 9, 10, 8, 6].map(Constraint::Length);
         let widths = [Constraint::Fill(1)].into_iter().chain(widths);
@@ -336,7 +336,7 @@ fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
     );
     let cells = [
         Cell::new(name(&vm.vm)),
-        Cell::new(name_of(vm.standing)).style(style_of(vm.standing)),
+        Cell::new(name_of(vm.status)).style(style_of(vm.status)),
         right(&size(vm.size_bytes)),
         right(&vm.target_bytes.map(size).unwrap_or_default()),
         right(&working_set(vm.working_set.as_ref())),
@@ -353,8 +353,8 @@ fn right(text: &str) -> Cell<'static> {
     Cell::new(Text::raw(text.to_owned()).right_aligned())
 }
 
-fn style_of(standing: VmStatus) -> Style {
-    let color = match standing {
+fn style_of(status: VmStatus) -> Style {
+    let color = match status {
         VmStatus::Safe => Color::Green,
         VmStatus::Tight => Color::Yellow,
         VmStatus::Violating => Color::Red,
@@ -432,7 +432,7 @@ fn draw_detail(detail: &Detail, frame: &mut Frame, area: Rect) {
 fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
     let mut lines = vec![
         Line::from(vec![
-            Span::styled(name_of(vm.standing), style_of(vm.standing)),
+            Span::styled(name_of(vm.status), style_of(vm.status)),
             Span::raw(": "),
             Span::raw(printable(&vm.why)),
         ]),

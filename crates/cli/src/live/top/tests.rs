@@ -71,7 +71,7 @@ fn any_size_of_terminal_gets_a_frame() {
 #[test]
 fn arrows_walk_the_list_in_the_order_of_the_sort_key() {
     let mut screen = screen();
-    // By standing: mail (tight), the hostile one (unknown), web (safe). The picture shows web.
+    // By status: mail (tight), the hostile one (unknown), web (safe). The picture shows web.
     assert_eq!(selected(press(&mut screen, KeyCode::Up)), example::HOSTILE);
     assert_eq!(selected(press(&mut screen, KeyCode::Up)), "mail");
     assert_eq!(selected(press(&mut screen, KeyCode::Up)), "mail");

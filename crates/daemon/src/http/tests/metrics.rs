@@ -33,7 +33,7 @@ fn metrics_tell_what_the_host_is() {
         "plimsoll_host_memory_bytes{holder=\"spare\"} 268435456",
         "plimsoll_history_bytes 12345",
         "plimsoll_decisions_total{state=\"kept\"} 2",
-        "plimsoll_vm_standing{vm=\"fresh\",standing=\"unknown\"} 1",
+        "plimsoll_vm_status{vm=\"fresh\",status=\"unknown\"} 1",
         "plimsoll_trace_overhead_ratio{vm=\"scan\"} 0.0098",
         "plimsoll_trace_lost_references_total{vm=\"scan\"} 3",
         "plimsoll_paused 0",

@@ -2,7 +2,7 @@
 
 import { h, s } from "./dom.js";
 
-const STANDINGS = {
+const STATUSES = {
     violating: { word: "violating", more: "Misses more than its limit allows" },
     tight: { word: "tight", more: "Within its limit, can give nothing" },
     safe: { word: "safe", more: "Within its limit, could give memory" },
@@ -10,8 +10,8 @@ const STANDINGS = {
 };
 
 /** Worst first. */
-export const ORDER = Object.keys(STANDINGS);
-export const meaning = (standing) => STANDINGS[standing]?.more ?? "";
+export const ORDER = Object.keys(STATUSES);
+export const meaning = (status) => STATUSES[status]?.more ?? "";
 
 const SHAPES = {
     // A circle afloat: the line is well above the water.
@@ -24,17 +24,17 @@ const SHAPES = {
     unknown: () => [s("circle", { class: "hollow", cx: 8, cy: 8, r: 6.2 })],
 };
 
-export function shape(standing) {
+export function shape(status) {
     return s(
         "svg",
-        { class: `shape ${SHAPES[standing] ? standing : "unknown"}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
-        (SHAPES[standing] ?? SHAPES.unknown)(),
+        { class: `shape ${SHAPES[status] ? status : "unknown"}`, viewBox: "0 0 16 16", "aria-hidden": "true" },
+        (SHAPES[status] ?? SHAPES.unknown)(),
     );
 }
 
 /** Shape and word. */
-export const badge = (standing) =>
-    h("span", { class: `badge ${standing}`, title: meaning(standing) }, shape(standing), h("span", {}, standing));
+export const badge = (status) =>
+    h("span", { class: `badge ${status}`, title: meaning(status) }, shape(status), h("span", {}, status));
 
 const STATES = {
     proposed: "unknown",
@@ -55,8 +55,8 @@ const VERDICTS = { kept: "safe", broken: "violating", unknown: "unknown" };
 
 export const verdict = (name) => mark(VERDICTS[name] ?? "unknown", name);
 
-/** Any word beside the shape of a standing. */
-export const mark = (standing, word) => h("span", { class: `badge ${standing}` }, shape(standing), h("span", {}, word));
+/** Any word beside the shape of a status. */
+export const mark = (status, word) => h("span", { class: `badge ${status}` }, shape(status), h("span", {}, word));
 
 /** What tells that a VM's times are not those of hardware. */
 export const accelerator = (name) =>
