@@ -274,7 +274,7 @@ impl MemoryPart for Balloon {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes - target_bytes % PAGE_BYTES;
         let max_bytes = self.max_bytes;
-        let least_bytes = PAGE_BYTES + self.virtio_mem_bytes;
+        let least_bytes = PAGE_BYTES.saturating_add(self.virtio_mem_bytes);
         if !(least_bytes..=max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),

@@ -171,9 +171,12 @@ impl Misses {
                 by: "blocks read from storage",
             });
         }
-        // A VM without a disk, or that never read one, has its files elsewhere; one with a cache has other disks besides.
-        let blocks = status.blocks.filter(|blocks| blocks.reads > 0);
-        if let Some(blocks) = blocks.filter(|_| status.cache.is_none()) {
+        // A disk daemon that does not answer now counts again later.
+        if status.cache.is_some() {
+            return None;
+        }
+        // A VM without a disk, or that never read one, has its files elsewhere.
+        if let Some(blocks) = status.blocks.filter(|blocks| blocks.reads > 0) {
             return Some(Self {
                 count: blocks.reads,
                 of: None,

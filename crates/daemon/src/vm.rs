@@ -288,7 +288,10 @@ impl Vm {
     /// Takes nothing from it for a while, because it broke its promise or ran short: `cooldown`, doubled for each time
     /// since it last kept its promise.
     pub fn spare(&mut self, cooldown: Duration, now: Instant) {
-        self.breaks = (self.breaks + 1).min(BACK_OFF_MAX);
+        // A guest gets memory back step by step: all of that is one time.
+        if self.spared_until.is_none_or(|until| now >= until) {
+            self.breaks = (self.breaks + 1).min(BACK_OFF_MAX);
+        }
         self.spared_until = Some(now + cooldown * 2_u32.pow(self.breaks));
         self.is_spared = true;
     }
@@ -470,6 +473,8 @@ impl Vm {
             }) {
                 self.counts.clear();
             }
+            // A turn may come with a tick.
+            self.counts.pop_back_if(|(at, _)| *at == now);
             self.counts.push_back((now, misses));
         }
         while let Some((at, _)) = self.counts.front()
@@ -601,6 +606,26 @@ pub struct UncheckedPromise {
     pub before: Option<MissCount>,
     /// Since when its misses count.
     pub since: Instant,
+}
+
+impl UncheckedPromise {
+    /// This one and an earlier one: what both moves took is owed, and is judged by the misses before the earlier one.
+    #[must_use]
+    pub fn after(self, earlier: Self) -> Self {
+        Self {
+            promise: check::Promise {
+                before: earlier.promise.before,
+                by_ratio: self.promise.by_ratio && earlier.promise.by_ratio,
+                ..self.promise
+            },
+            step: Step {
+                from: earlier.step.from,
+                ..self.step
+            },
+            before: earlier.before,
+            since: self.since,
+        }
+    }
 }
 
 /// Misses within an interval.

@@ -227,7 +227,12 @@ impl<H: Host> Turns<H> {
                 vm.settings().baseline_bytes.saturating_sub(its)
             })
             .fold(0, u64::saturating_add);
+        let reserved = self.vms.values().map(Vm::reserved_bytes);
+        let reserved = reserved.fold(0, u64::saturating_add);
+        // What others have got meanwhile, or the host lacks, is not lent as well.
+        let free = self.granted_bytes().saturating_sub(reserved);
         let capacity = first.saturating_add(given);
+        let capacity = capacity.min(free.max(self.store_bytes));
         if capacity.abs_diff(self.store_bytes) < SAME_BYTES {
             return;
         }

@@ -449,7 +449,8 @@ impl<H: Host> Turns<H> {
             {
                 vm.keeps_promise();
             }
-            if told.is_some() || is_measured(check) {
+            // Of a broken one, the rollback may get nothing.
+            if told.is_none() && is_measured(check) && gave(&active.decision.steps, vm).is_some() {
                 vm.unchecked = None;
             }
             vm.broken = told;
@@ -502,11 +503,17 @@ impl<H: Host> Turns<H> {
                 continue;
             };
             if step.now.direct_bytes < step.from.direct_bytes {
-                vm.unchecked = Some(UncheckedPromise {
+                let since = since.or(vm.counted_at()).unwrap_or(active.began);
+                let latest = UncheckedPromise {
                     promise: promise.after(Some(step)),
                     step: step.clone(),
                     before: vm.misses_between(before, active.began),
-                    since: since.or(vm.counted_at()).unwrap_or(active.began),
+                    since,
+                };
+                // What an earlier move took and nobody could judge is owed as well, by what was counted before that.
+                vm.unchecked = Some(match vm.unchecked.take() {
+                    Some(earlier) => latest.after(earlier),
+                    None => latest,
                 });
             }
         }

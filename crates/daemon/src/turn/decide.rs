@@ -1,6 +1,6 @@
 //! The decision of a turn: the next step of the workflow, an allocation by the policy or a self-ballooning move.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_flow::{
@@ -26,6 +26,9 @@ const RECORDED_POINTS: usize = 200;
 const RECORDED_STEPS: f64 = 1e5;
 /// Share of memory above its working set that a self-ballooning VM keeps.
 const SELF_BALLOON_ROOM: f64 = 0.1;
+
+/// Time for which misses count at least before a host that is short judges a move by them.
+const EARLY_CHECK_MIN: Duration = Duration::from_secs(10);
 
 impl<H: Host> Turns<H> {
     /// The total memory to allocate: what the host lacks is withheld, as far as the VMs' limits allow.
@@ -131,7 +134,10 @@ impl<H: Host> Turns<H> {
             Stage::Checking(warm_up) => Some(warm_up.moved),
             Stage::Moving(_) => None,
         });
-        if let Some(moved) = checking.filter(|_| self.is_withheld_outstanding()) {
+        let least = self.config.check_after.min(EARLY_CHECK_MIN);
+        let early = |moved: &Instant| now.duration_since(*moved) >= least;
+        if let Some(moved) = checking.filter(|moved| self.is_withheld_outstanding() && early(moved))
+        {
             self.check(moved, now);
         }
         if self.active.is_some() {

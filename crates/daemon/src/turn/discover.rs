@@ -83,9 +83,16 @@ impl<H: Host> Turns<H> {
                     self.store_first_bytes = Some(first);
                 }
             }
-            Some(Err(error)) => self
-                .warnings
-                .push(format!("the page store: {}", moves::chain(&error))),
+            Some(Err(error)) => {
+                if self.store_first_bytes.is_none() {
+                    // It may have all that an earlier daemon gave it.
+                    self.store_first_bytes = self.history.baseline(STORE);
+                    let lent = self.history.cache(STORE).or(self.store_first_bytes);
+                    self.store_bytes = lent.unwrap_or(0);
+                }
+                self.warnings
+                    .push(format!("the page store: {}", moves::chain(&error)));
+            }
             None => self.store_bytes = 0,
         }
     }

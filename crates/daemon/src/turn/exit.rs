@@ -26,9 +26,8 @@ impl<H: Host> Turns<H> {
             self.discover();
             for (name, vm) in &mut self.vms {
                 // Those above what they had give, which needs reports of their guests; in no other VM anything is changed.
-                if self.history.was_resized(name, vm.found.process()) {
-                    let _ = vm.actuator.want_statistics(true);
-                }
+                let was_resized = self.history.was_resized(name, vm.found.process());
+                let _ = vm.actuator.want_statistics(was_resized);
             }
             poll_all(self.vms.values_mut());
             let all_answer = self.vms.values().all(Vm::is_known);
@@ -107,6 +106,10 @@ impl<H: Host> Turns<H> {
     pub fn goes_on_returning(&mut self, now: Instant) -> bool {
         let store_had = self.store_bytes;
         self.read_store();
+        if let Some(first) = self.lent_store() {
+            // An earlier change may still be in progress.
+            let _ = self.host.resize_store(first);
+        }
         self.advance(now);
         // A move does not wait for memory that no VM is giving.
         if self.active.is_none() && self.store_bytes < store_had {
