@@ -181,7 +181,8 @@ void ring_wait(void)
 	struct wait_budget *budget;
 	bool room;
 
-	if (likely(has_room()) || !limit_ns)
+	/* Without slots no content ever finds room. */
+	if (likely(has_room()) || !limit_ns || !slot_count)
 		return;
 	tail = ring_tail();
 	if (tail == READ_ONCE(stuck_tail) || READ_ONCE(closed) || !ring_attached())

@@ -48,10 +48,11 @@ impl GhostTable {
         self.blocks.capacity() * size_of::<Block<Bucket>>()
     }
 
-    /// Changes the number of pages that it remembers; if it differs, all entries are dropped.
+    /// Changes the number of pages that it remembers; if it differs by more than an eighth, all entries are dropped.
     pub(crate) fn set_entries(&mut self, entries: usize, frames: &mut impl Frames) {
         let buckets = entries.div_ceil(ENTRIES);
-        if buckets != self.buckets {
+        // The capacity left to pages changes a little with each client that comes and goes.
+        if buckets.abs_diff(self.buckets) > self.buckets / 8 {
             self.clear(frames);
             self.buckets = buckets;
         }

@@ -247,8 +247,8 @@ impl Store {
     /// As [`resize`](Self::resize).
     pub fn set_outside_bytes(&self, bytes: u64) -> Result<(), Error> {
         let mut bound = lock(&self.inner.bound);
-        let capacity_bytes = bound.capacity_bytes;
-        self.inner.set_bound(&mut bound, capacity_bytes, bytes)
+        let target_bytes = bound.target_bytes;
+        self.inner.set_bound(&mut bound, target_bytes, bytes)
     }
 
     /// Runs the scheduler: `now` is the time since the store began. To be called about once a second.

@@ -136,7 +136,7 @@ fn pages_put_got_and_flushed_between_the_steps_are_right() {
                     }
                 }
             }
-            // Some turns finish a reduction at once, and set the old capacity again.
+            // Some turns finish a reduction at once.
             let stats = store.stats();
             assert!(stats.used_bytes <= stats.capacity_bytes, "{stats:?}");
             assert_eq!(stats.capacity_bytes, target);
@@ -144,6 +144,29 @@ fn pages_put_got_and_flushed_between_the_steps_are_right() {
             assert_eq!(kept.len() as u64, stats.pages);
             next = next.max(5000);
         }
+    }
+}
+
+#[test]
+fn a_reduction_below_the_metadata_of_the_former_pages_ends_and_leaves_a_store_that_works() {
+    const COUNT: u64 = 60_000;
+    for shards in [1, 4] {
+        let (store, client, pool) = store(shards, |options| {
+            options.max_capacity_bytes = 256 * MIB;
+            options.capacity_bytes = 256 * MIB;
+        });
+        (0..COUNT).for_each(|page| put(&client, pool, page));
+        while !store.resize_step(2 * MIB, 1024).unwrap() {}
+        let stats = store.stats();
+        assert_eq!(stats.capacity_bytes, 2 * MIB);
+        assert!(stats.used_bytes <= 2 * MIB, "{stats:?}");
+        assert_eq!(kept(&client, pool, COUNT).len() as u64, stats.pages);
+        (COUNT..COUNT + 1000).for_each(|page| put(&client, pool, page));
+        assert!(store.stats().pages > 100, "{:?}", store.stats());
+        assert_eq!(store.resize_step(16 * MIB, 1024), Ok(true));
+        (COUNT..COUNT + 1000).for_each(|page| put(&client, pool, page));
+        let all = kept(&client, pool, COUNT + 1000);
+        assert_eq!(all.range(COUNT..).count(), 1000);
     }
 }
 

@@ -255,7 +255,7 @@ impl Shard {
     }
 
     /// Releases all metadata if no page is left.
-    pub(super) fn clear_if_empty(&mut self) {
+    pub(crate) fn clear_if_empty(&mut self) {
         if self.descriptors.live() == 0 {
             self.table.clear(&mut self.magazine);
             self.tree.clear(&mut self.magazine);

@@ -63,17 +63,17 @@ impl Inner {
     pub(super) fn settle(&self) -> Result<(), Error> {
         let heap_bytes = self.heap_bytes();
         let mut bound = lock(&self.bound);
-        let allowed = allowed_heap_bytes(heap_bytes, bound.capacity_bytes, self.options.sharing);
+        let allowed = allowed_heap_bytes(heap_bytes, bound.target_bytes, self.options.sharing);
         let too_much = bound.allowed_heap_bytes.saturating_sub(allowed) > HEAP_RESERVE_BYTES * 2;
         if heap_bytes <= bound.allowed_heap_bytes && !too_much {
             return Ok(());
         }
         let Bound {
-            capacity_bytes,
+            target_bytes,
             outside_bytes,
             ..
         } = *bound;
-        self.set_bound(&mut bound, capacity_bytes, outside_bytes)
+        self.set_bound(&mut bound, target_bytes, outside_bytes)
     }
 
     /// Changes the capacity and what is subtracted from it.

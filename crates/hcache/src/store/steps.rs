@@ -78,8 +78,13 @@ impl Inner {
                     Err(NoFrame) => {
                         let evicted = self.evict_somebody(EVICTED, Goal::Pages).pages;
                         if evicted == 0 {
-                            // Perhaps they are in reserve; the caller repeats the step.
-                            (0..self.shards.len()).for_each(|at| self.shard(at).magazine.spill());
+                            // Perhaps they are in reserve, or hold metadata of pages that are gone; the caller repeats
+                            // the step.
+                            for at in 0..self.shards.len() {
+                                let mut shard = self.shard(at);
+                                shard.clear_if_empty();
+                                shard.magazine.spill();
+                            }
                             return match lock(&self.common.free).len() {
                                 0 => Err(self.dirty_error(asked_bytes)),
                                 _ => Ok(false),

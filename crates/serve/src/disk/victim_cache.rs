@@ -27,6 +27,8 @@ use plimsoll_ring::{Completion, ConnectOptions, Connection, Error, Slot};
 
 /// How long a server may take for a call.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it may take to answer a new client, for whose ring it may have to make room; nothing waits for that.
+const CONNECTING_MAX: Duration = Duration::from_secs(10);
 /// Time between the end of a connection, or of an attempt, and the next attempt, at first and at last.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Blocks of an object, as a power of two: 4 GiB.
@@ -66,6 +68,8 @@ struct Link {
     since: Instant,
     /// Pages stored by puts since the last [`VictimCache::collect_puts`].
     stored: u64,
+    /// When the puts since then have waited for long enough; `None` while none waited.
+    puts_until: Option<Instant>,
 }
 
 impl HcacheClient {
@@ -73,7 +77,7 @@ impl HcacheClient {
     #[must_use]
     pub fn new(socket: &Path, name: &str) -> Self {
         let mut options = ConnectOptions::new(name);
-        options.timeout = PATIENCE;
+        options.timeout = CONNECTING_MAX;
         options.slots = SLOTS;
         options.entries = SLOTS + 1;
         let mut client = Self {
@@ -129,6 +133,7 @@ impl HcacheClient {
                         pools: HashMap::new(),
                         since: Instant::now(),
                         stored: 0,
+                        puts_until: None,
                     }));
                 }
                 Ok(Err(error)) => {
@@ -187,6 +192,10 @@ impl Link {
     /// A free slot; waits for puts in progress if there is none.
     fn slot(&mut self) -> Result<Slot, Error> {
         let Some(slot) = self.connection.reserve() else {
+            // All puts of a batch together wait as long as one call may.
+            let latest = Instant::now() + PATIENCE;
+            let until = *self.puts_until.get_or_insert(latest);
+            self.connection.set_deadline(Some(until));
             // Half of them, so that the server has the other half while this process goes on.
             let left = self.connection.under_way() / 2;
             finish_puts(self, left)?;
@@ -245,6 +254,7 @@ impl VictimCache for HcacheClient {
         };
         link.begin_call();
         let under_way = link.connection.under_way();
+        link.puts_until = None;
         let done = finish_puts(link, under_way).map(|()| std::mem::take(&mut link.stored));
         self.judge(done)
     }
