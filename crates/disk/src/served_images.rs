@@ -29,7 +29,7 @@ const PIECE: usize = 4096;
 /// The 128-bit key of the pool of an image: equal for daemons that serve the same image in the same state.
 ///
 /// # Errors
-/// `EOPNOTSUPP` for a block device, whose changes nothing tells; else the result of `fstat(2)`.
+/// `EOPNOTSUPP` for a block device, whose changes nothing reports; else the result of `fstat(2)`.
 pub fn image_pool_key(image: &File) -> Result<u128, Errno> {
     let metadata = image
         .metadata()
@@ -113,7 +113,7 @@ impl ServedImages {
         Ok(ImageNumber(number))
     }
 
-    /// The current key of an image's pool, or `None` if it cannot be told. If the image has changed, what was read from
+    /// The current key of an image's pool, or `None` if it is unknown. If the image has changed, what was read from
     /// it before is forgotten.
     #[must_use]
     pub fn key(&self, image: ImageNumber) -> Option<u128> {

@@ -138,7 +138,7 @@ pub(crate) fn set_server_sleeping(words: &impl SharedWords, sleeping: bool) {
         .swap(sleeping.into(), Relaxed);
 }
 
-/// To be called between the announcement that the server sleeps, to any number of clients, and the last look at their
+/// To be called between the announcement that the server sleeps, to any number of clients, and the last read of their
 /// rings: a client publishes, then checks whether we sleep; we publish that, then check for its entries.
 pub(crate) fn server_announced() {
     fence(SeqCst);

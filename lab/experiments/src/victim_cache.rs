@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE_MS: u64 = 500;
 /// Users of the two guests that share a store, and their weights.
 const SHARERS: [(u32, u32); 2] = [(2001, 100), (2002, 300)];
-/// Time from one look at the shares to the next.
+/// Time between two readings of the shares.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Flush guests' page caches into an hcache, compare guests with and without one, and let two share one by weight.

@@ -540,7 +540,7 @@ impl<H: Host> Turns<H> {
         if keep || self.paused {
             return;
         }
-        let why = "The division is done, so the caches' memory goes back to the VMs.";
+        let why = "The reallocation is complete, so the caches' memory goes back to the VMs.";
         if let Some(pending) = self.give_back(why) {
             if self.config.mode == Mode::Act {
                 self.begin(pending, Initiator::Daemon, None, now);

@@ -198,7 +198,7 @@ impl<H: Host> Turns<H> {
                     return None;
                 }
                 self.divide().or_else(|| {
-                    let why = "No division is worth a move, so the caches' memory goes back.";
+                    let why = "No reallocation is worth a move, so the caches' memory goes back.";
                     (!keep).then(|| self.give_back(why)).flatten()
                 })
             }
