@@ -18,6 +18,7 @@ pub mod guard;
 pub mod history;
 pub mod host;
 pub mod http;
+pub mod judgement;
 pub mod log;
 pub mod miss_cost;
 pub mod moves;

@@ -16,6 +16,9 @@ use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 use crate::guard::{self, GuestCounters};
 
+/// Differences between sizes of one VM below this are ignored.
+pub const SAME_BYTES: u64 = 1 << 20;
+
 /// Maximum duration of a move, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
 /// Minimum amount of free memory for which a VM gets a new target before the rest is free.
@@ -50,6 +53,8 @@ struct Part {
     held: Option<Instant>,
     /// Whether it gets memory back as soon as there is some.
     is_owed: bool,
+    /// Whether its cache could not take a new target yet, because it follows the one before.
+    is_busy: bool,
 }
 
 /// A move in progress.
@@ -111,6 +116,7 @@ impl Move {
             at_floor: false,
             held: None,
             is_owed: false,
+            is_busy: false,
         };
         Self {
             parts: vms.into_iter().map(part).collect(),
@@ -209,7 +215,7 @@ impl Move {
                 part.state,
                 StepState::Shrinking | StepState::Growing | StepState::Late
             );
-            moves || part.is_owed
+            moves || part.is_owed || (part.is_busy && !part.state.has_ended())
         });
         if moving && !too_long {
             return MoveProgress::InProgress;
@@ -478,6 +484,7 @@ impl Part {
 
     /// Takes from the free memory, never beyond its new size.
     fn grow(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
+        self.is_busy = false;
         if held.status.direct.in_doubt
             && self.told.direct_bytes < self.to.direct_bytes
             && let Some(target) = held.status.direct.target_bytes
@@ -525,7 +532,7 @@ impl Part {
             *free_bytes -= bytes - has.cache_bytes;
             match held.actuator.set_cache(bytes) {
                 Ok(()) => self.told.cache_bytes = bytes,
-                Err(ActuatorError::Busy { .. }) => {}
+                Err(ActuatorError::Busy { .. }) => self.is_busy = true,
                 Err(error) => self.failed(&error),
             }
         }

@@ -15,9 +15,9 @@ use crate::guard;
 use crate::host::{
     DiscoveredVm, Feed, FeedReport, MemoryPressure, Misses, ObservedCurve, VmHandles,
 };
+use crate::judgement::{self, MissCount};
 use crate::miss_cost::MissCostMeter;
 use crate::moves::{chain, is_fresh, reserved_bytes};
-use crate::turn::check;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
@@ -316,11 +316,11 @@ impl Vm {
             .checked_sub(length)
             .filter(|at| *at >= unchecked.since)?;
         let counted = self.misses_between(from, now);
-        let check = check::judge(&unchecked.promise, unchecked.before, counted, tolerance);
+        let check = judgement::judge(&unchecked.promise, unchecked.before, counted, tolerance);
         if check.verdict == Verdict::Broken {
             return Some((check.why, missing));
         }
-        if check::is_measured(&check) {
+        if judgement::is_measured(&check) {
             self.keeps_promise();
             self.unchecked = None;
         }
@@ -599,7 +599,7 @@ impl Vm {
 #[derive(Debug, Clone)]
 pub struct UncheckedPromise {
     /// The promise.
-    pub promise: check::Promise,
+    pub promise: judgement::Promise,
     /// Its part of the move.
     pub step: Step,
     /// Its misses before the move.
@@ -613,7 +613,7 @@ impl UncheckedPromise {
     #[must_use]
     pub fn after(self, earlier: Self) -> Self {
         Self {
-            promise: check::Promise {
+            promise: judgement::Promise {
                 before: earlier.promise.before,
                 by_ratio: self.promise.by_ratio && earlier.promise.by_ratio,
                 ..self.promise
@@ -625,40 +625,6 @@ impl UncheckedPromise {
             before: earlier.before,
             since: self.since,
         }
-    }
-}
-
-/// Misses within an interval.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MissCount {
-    /// Misses.
-    pub misses: u64,
-    /// References that could have missed, if they are counted.
-    pub references: Option<u64>,
-    /// Length of the interval.
-    pub seconds: f64,
-    /// The kind of misses counted.
-    pub by: &'static str,
-}
-
-impl MissCount {
-    /// What was counted from `first` to `last`. A count of hits that falls makes no more misses than references.
-    fn between(first: Misses, last: Misses, seconds: f64) -> Self {
-        let references = last.of.zip(first.of);
-        let references = references.map(|(last, first)| last.saturating_sub(first));
-        let misses = last.count.saturating_sub(first.count);
-        Self {
-            misses: misses.min(references.unwrap_or(u64::MAX)),
-            references,
-            seconds,
-            by: last.by,
-        }
-    }
-
-    /// Misses per second; the interval must have a length.
-    #[must_use]
-    pub fn per_second(&self) -> f64 {
-        self.misses as f64 / self.seconds
     }
 }
 

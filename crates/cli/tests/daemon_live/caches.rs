@@ -44,7 +44,8 @@ fn memory_goes_into_the_cache_is_seen_there_and_goes_back() {
         );
         daemon.until("shrunk into the cache", |host| host.phase == Phase::Tracing);
         let into = daemon.decisions().into_iter().next().unwrap();
-        assert_eq!((into.kind, into.state), (Kind::IntoCaches, State::Kept));
+        let outcome = (into.kind, into.state);
+        assert_eq!(outcome, (Kind::IntoCaches, State::Kept), "{:?}", into.steps);
         let vm = daemon.vm("served");
         assert_eq!((vm.direct_bytes, vm.cache_bytes), (98 * MIB, 98 * MIB));
         let host = daemon.until("a curve of its cache", |host| {

@@ -13,10 +13,10 @@ use plimsoll_protocol::plan::{PlanError, PlanInputs, PlanJson};
 use plimsoll_protocol::request::Event;
 use plimsoll_protocol::vm::CurveSource;
 
-use super::check::Promise;
 use super::{CACHE_LEAST_BYTES, FIRST_MOVE_TURN, PendingMove, SAME_BYTES, Stage, Turns};
 use crate::config::Workflow;
 use crate::host::Host;
+use crate::judgement::Promise;
 use crate::moves::Move;
 use crate::vm::{Vm, bytes, pages};
 

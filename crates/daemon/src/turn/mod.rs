@@ -34,7 +34,6 @@ use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State};
 use plimsoll_protocol::plan::{PlanInputs, PlanJson};
 use plimsoll_protocol::vm::Sample;
 
-use check::Promise;
 use discover::poll_all;
 use host_relief::HostRelief;
 use views::curve_json;
@@ -43,14 +42,13 @@ use warm_up::WarmUp;
 use crate::config::{Config, Workflow};
 use crate::history::{History, TurnRecord};
 use crate::host::Host;
-use crate::moves::Move;
+use crate::judgement::Promise;
+use crate::moves::{Move, SAME_BYTES};
 use crate::shared::{Command, SharedState, host_name};
 use crate::vm::{Vm, bytes};
 
 /// Interval between ticks.
 pub const TICK: Duration = Duration::from_secs(1);
-/// Differences between sizes of one VM below this are ignored.
-const SAME_BYTES: u64 = 1 << 20;
 /// Memory that a cache under a disk keeps: the disk daemon needs at least this much for its metadata.
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
 /// The first turn in which memory is moved: a check compares with the turns before.
