@@ -611,7 +611,7 @@ pub struct UncheckedPromise {
 impl UncheckedPromise {
     /// This one and an earlier one: what both moves took is owed, and is judged by the misses before the earlier one.
     #[must_use]
-    pub fn after(self, earlier: Self) -> Self {
+    pub fn after(self, earlier: &Self) -> Self {
         Self {
             promise: judgement::Promise {
                 before: earlier.promise.before,

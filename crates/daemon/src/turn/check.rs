@@ -206,7 +206,7 @@ impl<H: Host> Turns<H> {
                 };
                 // What an earlier move took and nobody could judge is owed as well, by what was counted before that.
                 vm.unchecked = Some(match vm.unchecked.take() {
-                    Some(earlier) => latest.after(earlier),
+                    Some(earlier) => latest.after(&earlier),
                     None => latest,
                 });
             }
