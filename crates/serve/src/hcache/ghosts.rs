@@ -1,6 +1,6 @@
 //! Hit ratios of each client of a store at other capacities, from ghost lists or miniatures.
 //!
-//! Under a policy that is a stack algorithm (LRU) a client has a ghost list. Under any other it has [`Miniatures`], which play
+//! Under a policy that is a stack algorithm (LRU) a client has a ghost list. Under any other it has miniatures (`miniatures.rs`), which play
 //! the policy itself at several sizes. What follows is about the list, unless it is said of both.
 //!
 //! A client's own memory lies in front of the store: a page it puts has just left that memory, a page it gets
