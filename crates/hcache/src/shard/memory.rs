@@ -37,10 +37,7 @@ impl Shard {
     /// Moves everything in this shard out of frames from `top` on, except shared contents. On failure some was moved,
     /// and the rest stays in place.
     pub(crate) fn relocate(&mut self, top: u32) -> Result<(), NoFrame> {
-        self.magazine.spill();
-        self.ghosts
-            .set_entries(self.common.ghost_entries(), &mut self.magazine);
-        self.ghosts.leave_frames(top, &mut self.magazine);
+        self.leave_spare_frames(top);
         let Self {
             table,
             tree,
@@ -94,15 +91,20 @@ impl Shard {
         outcome
     }
 
+    /// Gives up frames in reserve, and those of pages that left that are from `top` on.
+    fn leave_spare_frames(&mut self, top: u32) {
+        self.magazine.spill();
+        self.ghosts
+            .set_entries(self.common.ghost_entries(), &mut self.magazine);
+        self.ghosts.leave_frames(top, &mut self.magazine);
+    }
+
     /// Moves at most `left` pages, metadata included, out of frames from `top` on, and counts it down. Returns whether
     /// nothing is left there. Only if pages are neither compressed nor shared.
     pub(crate) fn relocate_some(&mut self, top: u32, left: &mut usize) -> Result<bool, NoFrame> {
         /// Descriptors visited that count like a page.
         const VISITED: u32 = 64;
-        self.magazine.spill();
-        self.ghosts
-            .set_entries(self.common.ghost_entries(), &mut self.magazine);
-        self.ghosts.leave_frames(top, &mut self.magazine);
+        self.leave_spare_frames(top);
         let Self {
             table,
             tree,
