@@ -53,8 +53,9 @@ struct Part {
     held: Option<Instant>,
     /// Whether it gets memory back as soon as there is some.
     is_owed: bool,
-    /// Whether its cache could not take a new target yet, because it follows the one before.
-    is_busy: bool,
+    /// Whether a target was requested since the last poll of all VMs, or could not be because its cache follows the one
+    /// before: what there is to grant then is known at the next.
+    is_pending: bool,
 }
 
 /// A move in progress.
@@ -116,7 +117,7 @@ impl Move {
             at_floor: false,
             held: None,
             is_owed: false,
-            is_busy: false,
+            is_pending: false,
         };
         Self {
             parts: vms.into_iter().map(part).collect(),
@@ -215,7 +216,7 @@ impl Move {
                 part.state,
                 StepState::Shrinking | StepState::Growing | StepState::Late
             );
-            moves || part.is_owed || (part.is_busy && !part.state.has_ended())
+            moves || part.is_owed || (part.is_pending && !part.state.has_ended())
         });
         if moving && !too_long {
             return MoveProgress::InProgress;
@@ -451,6 +452,7 @@ impl Part {
 
     /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
+        self.is_pending = false;
         let floor = guard::floor_bytes(held.status, held.swap_bytes);
         let least = self.to.direct_bytes.max(floor);
         let has = held.status.direct.actual_bytes;
@@ -479,12 +481,12 @@ impl Part {
         }
         if direct || cache {
             *held.status = held.actuator.poll();
+            self.is_pending = true;
         }
     }
 
     /// Takes from the free memory, never beyond its new size.
     fn grow(&mut self, held: &mut MovableVm<'_>, free_bytes: &mut u64) {
-        self.is_busy = false;
         if held.status.direct.in_doubt
             && self.told.direct_bytes < self.to.direct_bytes
             && let Some(target) = held.status.direct.target_bytes
@@ -532,13 +534,14 @@ impl Part {
             *free_bytes -= bytes - has.cache_bytes;
             match held.actuator.set_cache(bytes) {
                 Ok(()) => self.told.cache_bytes = bytes,
-                Err(ActuatorError::Busy { .. }) => self.is_busy = true,
+                Err(ActuatorError::Busy { .. }) => {}
                 Err(error) => self.failed(&error),
             }
         }
         if direct.is_some() || cache.is_some() {
             // Its status before the request is no evidence of the new target.
             *held.status = held.actuator.poll();
+            self.is_pending = true;
         }
     }
 
