@@ -7,9 +7,12 @@ use std::hash::BuildHasher as _;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::thread;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// A program, and an option with which it does nothing.
 pub const QEMU: (&str, &str) = ("qemu-system-x86_64", "--version");
@@ -79,6 +82,70 @@ impl Drop for Turn {
         // A line of a table; without it nothing is less tested.
         let file = File::options().create(true).append(true).open(times);
         let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    }
+}
+
+/// How long the host's CPUs run nothing although a thread of ours is to run: another VM of its hypervisor has them, or
+/// other programs. One thread on each CPU wakes up all the time and measures how late it is.
+#[derive(Debug)]
+pub struct Delays {
+    longest_us: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    watchers: Vec<JoinHandle<()>>,
+}
+
+/// Time between two wake-ups of a watcher.
+const WAKE_UP: Duration = Duration::from_millis(2);
+
+impl Delays {
+    /// Begins to watch.
+    #[must_use]
+    pub fn watch() -> Self {
+        let longest_us = Arc::new(AtomicU64::new(0));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let watch = |cpu| {
+            let (longest_us, is_over) = (Arc::clone(&longest_us), Arc::clone(&is_over));
+            move || {
+                let mut cpus = CpuSet::new();
+                cpus.set(cpu);
+                // A CPU that it may not use is watched from another.
+                let _ = sched_setaffinity(None, &cpus);
+                while !is_over.load(Ordering::Relaxed) {
+                    let begin = Instant::now();
+                    thread::sleep(WAKE_UP);
+                    let late = begin.elapsed().saturating_sub(WAKE_UP).as_micros();
+                    let late = u64::try_from(late).unwrap_or(u64::MAX);
+                    longest_us.fetch_max(late, Ordering::Relaxed);
+                }
+            }
+        };
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let watchers = (0..cpus).map(|cpu| thread::spawn(watch(cpu))).collect();
+        Self {
+            longest_us,
+            is_over,
+            watchers,
+        }
+    }
+
+    /// Ends the watch; returns the longest delay.
+    ///
+    /// # Panics
+    ///
+    /// If a watcher did.
+    #[must_use]
+    pub fn end(mut self) -> Duration {
+        self.is_over.store(true, Ordering::Relaxed);
+        for watcher in self.watchers.drain(..) {
+            watcher.join().unwrap();
+        }
+        Duration::from_micros(self.longest_us.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Delays {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
     }
 }
 

@@ -11,20 +11,21 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use plimsoll_rig::host::Delays;
 use plimsoll_rig::{PATIENCE, Subject, send, wait_for};
 use plimsoll_skip::longer;
 use plimsoll_vm::{ConsoleEvent, Qmp};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::nemesis::{Group, SAMPLE, STALL_MAX, boot_growing, enable, longest_stall, switch};
+use crate::nemesis::{
+    Group, SAMPLE, STALL_MAX, beyond, boot_growing, enable, longest_stall, switch,
+};
 use crate::refusals::{can_swap, with_swap};
 use crate::rig::{Attach, Outcome, PLIMSOLL, ground, with_backend};
 
 /// Length of a run, in seconds.
 const RUN_SECONDS: usize = 20;
-/// How long a client tries to enable background snapshots.
-const ENABLING_MAX: Duration = Duration::from_secs(3);
 /// What a tracer may give as its reason to end, or not to begin.
 const REASONS: [&str; 3] = [
     "swap is on",
@@ -206,7 +207,7 @@ impl Arena {
                     .or_default() += 1;
                 return;
             }
-            assert!(begin.elapsed() < ENABLING_MAX, "{error}");
+            assert!(begin.elapsed() < PATIENCE, "{error}");
             thread::sleep(Duration::from_millis(30));
         }
         start_migration(&mut monitor, 1024);
@@ -280,7 +281,7 @@ impl Arena {
 
     /// Applies a nemesis; returns the guest's longest stall from then until it has completed two more rounds.
     fn apply(&mut self, nemesis: &Nemesis) -> Duration {
-        let from = Instant::now();
+        let (from, delays) = (Instant::now(), Delays::watch());
         (nemesis.apply)(self);
         let applied = Instant::now();
         self.subject.until("two more rounds", |log| {
@@ -292,7 +293,7 @@ impl Arena {
         });
         self.subject.assert_sound();
         let stall = self.subject.console().longest_stall(from, Instant::now());
-        stall.unwrap_or_default()
+        beyond(stall.unwrap_or_default(), delays)
     }
 }
 

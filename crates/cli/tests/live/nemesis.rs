@@ -6,6 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use plimsoll_rig::host::Delays;
 use plimsoll_rig::{GuestConfig, GuestImage, PATIENCE, Subject, send, wait_for};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{QemuVm, Qmp, VmError};
@@ -24,16 +25,25 @@ pub const SAMPLE: &str = "--backend trap --rate 1/8 --rate-rule fixed --budget n
 /// A guest that comes to its sampled pages often enough to wait for a stopped tracer at once.
 pub const WORKLOAD: &str = "workload=uniform mib=16 write_ratio=0.5";
 
-/// The guest's longest stall while `work` is done and for a while after it.
+/// The guest's longest stall while `work` is done and for a while after it, beyond the longest delay of the host's CPUs.
 pub fn longest_stall(subject: &mut Subject, work: impl FnOnce()) -> Duration {
     subject.assert_goes_on();
-    let from = Instant::now();
+    let (from, delays) = (Instant::now(), Delays::watch());
     work();
     thread::sleep(OBSERVED);
     // The round that a stall is in ends after it.
     subject.assert_goes_on();
     let stall = subject.console().longest_stall(from, Instant::now());
-    stall.expect("a guest that reports its longest batch; rebuild its /init if it does not")
+    let stall =
+        stall.expect("a guest that reports its longest batch; rebuild its /init if it does not");
+    beyond(stall, delays)
+}
+
+/// What a stall has that no delay of the host's CPUs explains.
+pub fn beyond(stall: Duration, delays: Delays) -> Duration {
+    let delay = delays.end();
+    println!("a stall of {stall:?}; the host's CPUs were late by {delay:?}");
+    stall.saturating_sub(delay)
 }
 
 /// Fails if a stall is longer than allowed, beyond what this host does to a guest that nobody traces.
@@ -302,10 +312,9 @@ fn a_post_copy_migration_of_a_traced_vm_completes_and_its_destination_is_traced_
 /// Switches background snapshots on while the VM is traced, as a client would that tries again when QEMU finds the RAM
 /// in use; prints how long it took.
 fn enable_snapshots(qmp: &mut Qmp) {
-    const TRIED_MAX: Duration = Duration::from_secs(2);
     let (begin, mut tries) = (Instant::now(), 1);
     while let Err(error) = enable(qmp, "background-snapshot") {
-        assert!(begin.elapsed() < TRIED_MAX, "{error}");
+        assert!(begin.elapsed() < PATIENCE, "{error}");
         thread::sleep(Duration::from_millis(50));
         tries += 1;
     }
@@ -556,7 +565,7 @@ fn virtual_cpus_that_come_and_go_are_counted() {
     };
     until_counted(1.0);
     let mut monitor = subject.guest.qmp().unwrap();
-    let from = Instant::now();
+    let (from, delays) = (Instant::now(), Delays::watch());
     plug_vcpu(&mut monitor).unwrap();
     until_counted(2.0);
     unplug_vcpu(&mut monitor);
@@ -564,7 +573,8 @@ fn virtual_cpus_that_come_and_go_are_counted() {
     drop(monitor);
     subject.assert_goes_on();
     let stall = subject.console().longest_stall(from, Instant::now());
-    assert_bounded("vCPU plugged and unplugged", stall.unwrap(), untraced);
+    let stall = beyond(stall.unwrap(), delays);
+    assert_bounded("vCPU plugged and unplugged", stall, untraced);
     tracer.interrupt();
     tracer.end().assert_quiet_success();
     subject.assert_no_trap_is_left();

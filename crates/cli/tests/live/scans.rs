@@ -104,11 +104,6 @@ fn the_curve_of_even_references_is_found_from_what_lies_between_looks() {
         "--backend scan --rate 1/16 --rate-rule fixed --budget none --period 3s --periods 4";
     let ended = Attach::start(&subject.pid(), options).end();
     ended.assert_quiet_success();
-    // The curve of all windows begins where that of each one does.
-    let hidden = ended
-        .periods()
-        .map(|line| line.number("scan_resolution_pages") / line.number("tracking_rate"))
-        .fold(0.0, f64::max);
     let curve: CurveJson = serde_json::from_value(ended.last().json["curve"].clone()).unwrap();
     let pages = (64 * MIB) as f64;
     let at = |size: f64| {
@@ -119,7 +114,13 @@ fn the_curve_of_even_references_is_found_from_what_lies_between_looks() {
             .checked_sub(1)
             .map_or(1.0, |index| curve.points[index].miss_ratio)
     };
-    let from = (hidden * 2.0).clamp(pages / 8.0, pages / 2.0);
+    // A curve begins at what a window finds touched between two looks, which is more on a busy host; its level there is not known.
+    let first = curve.points[0].size_pages as f64;
+    let from = (first * 1.1).max(pages / 8.0);
+    assert!(
+        from < pages * 0.9,
+        "the curve begins at {first} of {pages} pages"
+    );
     let sizes = (0..100).map(|step| from + (pages - from) * f64::from(step) / 100.0);
     let uniform = |size: f64| 1.0 - size / pages;
     let errors = sizes.map(|size| (at(size) / at(from) - uniform(size) / uniform(from)).abs());
