@@ -513,13 +513,19 @@ impl Rules {
     }
 
     /// Judges a host that was short for a while, without other faults: it has enough, or the VMs have given all that is
-    /// withheld from them.
+    /// withheld from them. What a VM that may not be moved took beyond its baseline, the others do not owe.
     pub fn host_was_short(&self) -> Result<(), Finding> {
         let Some(snapshot) = self.snapshot() else {
             return Ok(());
         };
         let memory = &snapshot.host.memory;
-        let held: u64 = self.running().map(|(_, vm)| vm.size_bytes()).sum();
+        let held = self.running().map(|(index, vm)| {
+            let limits = Self::limits(&snapshot, &self.names[index]);
+            let fixed = limits.filter(|limits| !limits.managed);
+            let most = fixed.map_or(u64::MAX, |limits| limits.baseline_bytes);
+            vm.size_bytes().min(most)
+        });
+        let held: u64 = held.sum();
         let is_enough = self.host.available_bytes() + SAME >= self.headroom_bytes;
         match is_enough || held <= memory.divided_bytes + SAME {
             true => Ok(()),
