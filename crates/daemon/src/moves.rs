@@ -88,7 +88,7 @@ pub struct MovableVm<'a> {
     pub swap_bytes: u64,
     /// How long it waits for a miss, in ms.
     pub miss_cost_ms: f64,
-    /// Its own memory when it was found.
+    /// Its size when it was found.
     pub first_bytes: u64,
     /// What its parts may hold as long as they do not answer.
     pub unanswered: Holding,
@@ -358,7 +358,7 @@ impl Part {
         }
         let into_cache = self.to.cache_bytes > self.from.cache_bytes;
         // What it has beyond that was lent, and others are owed it, whatever it does with it.
-        let returns = self.to.direct_bytes >= held.first_bytes;
+        let returns = self.to.bytes() >= held.first_bytes;
         let faults_max = if into_cache || returns {
             f64::INFINITY
         } else {
