@@ -180,8 +180,9 @@ fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
     };
     let before = at_phase(&mut guest, "measured")?;
     // A list that becomes longer restarts its counts.
-    if before.curve.is_some() {
-        let cache_bytes = before.machine.engine.cache_bytes + GROWTH_BYTES;
+    let cache_bytes = before.machine.engine.cache_bytes;
+    if cache_bytes > 0 {
+        let cache_bytes = cache_bytes + GROWTH_BYTES;
         ask::<()>(&guest.admin(), Request::Resize { cache_bytes })?;
     }
     let after = at_phase(&mut guest, "end")?;
