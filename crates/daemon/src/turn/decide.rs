@@ -33,9 +33,8 @@ const EARLY_CHECK_MIN: Duration = Duration::from_secs(10);
 impl<H: Host> Turns<H> {
     /// The total memory to allocate: what the host lacks is withheld, as far as the VMs' limits allow.
     pub(super) fn divided_bytes(&self) -> u64 {
-        let relief = &self.host_relief;
-        let withheld = relief.withheld_bytes.min(relief.planned_max_bytes);
-        self.total_bytes().saturating_sub(withheld)
+        self.granted_bytes()
+            .max(self.host_relief.planned_least_bytes)
     }
 
     /// The memory that VMs may be given: all that the host lacks is withheld, also what the VMs' limits need.

@@ -4,8 +4,9 @@
 //! follow only in the next turns, within their limits: what the host lacks is withheld from the total.
 //!
 //! What is withheld follows from what the VMs hold now: the total is to be what they hold less what the host lacks. While
-//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. Plans withhold no
-//! more than the VMs' limits leave ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of the rest.
+//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. Plans divide at
+//! least what the VMs' limits need ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of what the host
+//! lacks.
 
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,8 @@ const HEADROOM_SHARE: u64 = 32;
 pub(super) struct HostRelief {
     /// Memory that is allocated to nobody, because the host lacks it.
     pub withheld_bytes: u64,
-    /// The part of it that plans can withhold within the VMs' limits, at most.
-    pub planned_max_bytes: u64,
+    /// What plans divide at least: the VMs' limits need it.
+    pub planned_least_bytes: u64,
     /// Time of the last reaction.
     reacted: Option<Instant>,
     /// Last time at which the host was short; `None` once it has had enough for a while.
@@ -145,21 +146,34 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Plans withhold no more than the VMs' limits leave: an allocation that keeps them must exist. To be called each turn.
+    /// Plans divide at least what the VMs' limits need, although the host withholds that or has less: an allocation that
+    /// keeps the limits must exist, and VMs that have more are to give the rest. To be called each turn.
     pub(super) fn limit_withheld(&mut self) {
-        self.host_relief.planned_max_bytes = u64::MAX;
-        if self.host_relief.withheld_bytes == 0 {
+        self.host_relief.planned_least_bytes = 0;
+        let (held, total) = (self.held_bytes(), self.total_bytes());
+        let withheld = self.host_relief.withheld_bytes;
+        if withheld == 0 && held <= total {
             return;
         }
         if let Some(needed) = self.needed() {
-            let needed_bytes = bytes(needed).saturating_add(self.store_bytes);
-            let most = self.total_bytes().saturating_sub(needed_bytes);
-            self.host_relief.planned_max_bytes = most;
+            let needed = bytes(needed).saturating_add(self.store_bytes);
+            if needed <= total.max(held) {
+                self.host_relief.planned_least_bytes = needed;
+            }
+            if needed > total {
+                self.warnings.push(format!(
+                    "the VMs' minimum sizes and loss bounds need {} MiB, and the host has {} MiB",
+                    needed >> 20,
+                    total >> 20
+                ));
+            }
         }
-        self.warnings.push(format!(
-            "the host runs or ran short of memory: {} MiB are withheld from the VMs",
-            self.host_relief.withheld_bytes >> 20
-        ));
+        if withheld > 0 {
+            self.warnings.push(format!(
+                "the host runs or ran short of memory: {} MiB are withheld from the VMs",
+                withheld >> 20
+            ));
+        }
     }
 
     /// Whether a move is in progress that takes memory from a VM for the VM's own cache, or the reverse: while the host

@@ -175,6 +175,22 @@ fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
 }
 
 #[test]
+fn vms_give_what_they_do_not_need_also_if_all_their_needs_exceed_the_total() {
+    let mut config = config(Mode::Act);
+    // Its VMs of 512 MiB need about 380, 500 and 40 MiB.
+    config.total_bytes = Some(800 * MIB);
+    let mut rig = Rig::of_three(config);
+    rig.until("scan gives", |rig| rig.mib("scan") < 200);
+    rig.pass(120);
+    let snapshot = rig.snapshot();
+    let held: u64 = ["web", "search", "scan"].iter().map(|vm| rig.mib(vm)).sum();
+    assert!(held < 1100, "{held}");
+    let warnings = &snapshot.host.warnings;
+    let is_said = |warning: &String| warning.contains("and the host has 800 MiB");
+    assert!(warnings.iter().any(is_said), "{warnings:?}");
+}
+
+#[test]
 fn a_move_that_shrinks_vms_goes_on_while_the_host_is_short_and_is_checked() {
     let mut config = config(Mode::Act);
     config.headroom_bytes = Some(1 << 30);
