@@ -429,7 +429,9 @@ impl Rules {
         // Guests that a decision squeezed are watched by any daemon.
         let relief = |newest: Decision| newest.reason.starts_with(RELIEF);
         let is_relief = self.newest().is_some_and(relief);
-        if before.host.mode != Mode::Act && !operator && !is_relief {
+        // A target that is reset to what a VM has moves nothing.
+        let moves = setting.target_bytes != setting.had_bytes;
+        if before.host.mode != Mode::Act && moves && !operator && !is_relief {
             return Err(Finding::by(
                 "memory is moved by a daemon that does not act",
                 setting,
