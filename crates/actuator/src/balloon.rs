@@ -43,7 +43,8 @@ pub struct BalloonSettings {
     pub timeout: Duration,
     /// How long the guest may take before it counts as late or stuck.
     pub patience: Patience,
-    /// Interval at which the guest reports statistics, in s, unless one is set already; 0 leaves it as it is.
+    /// Interval at which the guest reports statistics, in s, unless one is set already; once a target was set, also instead of
+    /// a longer one. 0 leaves it as it is.
     pub stats_interval_s: u64,
 }
 
@@ -73,8 +74,10 @@ pub struct Balloon {
     virtio_mem_bytes: u64,
     /// Whether the guest should report statistics.
     statistics: bool,
-    /// Whether their interval was set by this process because none was set.
-    has_set_interval: bool,
+    /// Their interval before this process set it.
+    former_interval_s: Option<u64>,
+    /// Whether this process has set a target: what the guest needs must be known soon.
+    has_set_target: bool,
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
@@ -97,7 +100,8 @@ impl Balloon {
             max_bytes: memory_bytes,
             virtio_mem_bytes: 0,
             statistics: true,
-            has_set_interval: false,
+            former_interval_s: None,
+            has_set_target: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
@@ -201,11 +205,12 @@ impl Balloon {
             return Ok(None);
         };
         let mut interval_s = qmp.within(deadline).stats_interval_s(&path)?;
-        if interval_s == 0 && self.statistics && self.settings.stats_interval_s > 0 {
-            interval_s = self.settings.stats_interval_s;
-            qmp.within(deadline)
-                .set_stats_interval_s(&path, interval_s)?;
-            self.has_set_interval = true;
+        let wanted_s = self.settings.stats_interval_s;
+        let is_long = interval_s == 0 || (interval_s > wanted_s && self.has_set_target);
+        if is_long && self.statistics && wanted_s > 0 {
+            qmp.within(deadline).set_stats_interval_s(&path, wanted_s)?;
+            self.former_interval_s.get_or_insert(interval_s);
+            interval_s = wanted_s;
         }
         let stats = qmp.within(deadline).guest_stats(&path)?;
         // Drivers report statistics when they start.
@@ -253,14 +258,17 @@ impl MemoryPart for Balloon {
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
         self.statistics = wanted;
-        if wanted || !self.has_set_interval {
+        if wanted {
             return Ok(());
         }
-        self.has_set_interval = false;
+        self.has_set_target = false;
+        let Some(former_s) = self.former_interval_s.take() else {
+            return Ok(());
+        };
         let deadline = Instant::now() + self.settings.timeout;
         let restored = self.connect(deadline).and_then(|mut qmp| {
             match qmp.within(deadline).find_balloon()? {
-                Some(path) => qmp.within(deadline).set_stats_interval_s(&path, 0),
+                Some(path) => qmp.within(deadline).set_stats_interval_s(&path, former_s),
                 None => Ok(()),
             }
         });
@@ -282,6 +290,7 @@ impl MemoryPart for Balloon {
                 why: format!("expected {least_bytes} to {max_bytes}, its RAM"),
             });
         }
+        self.has_set_target = true;
         let balloon_target_bytes = target_bytes - self.virtio_mem_bytes;
         let deadline = Instant::now() + self.settings.timeout;
         let mut sent = Delivery::No;

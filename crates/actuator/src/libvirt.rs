@@ -275,8 +275,10 @@ pub struct Domain {
     interval_s: Option<u64>,
     /// Whether the guest is to report statistics.
     statistics: bool,
-    /// Whether their interval was set by this process.
-    has_set_interval: bool,
+    /// Their interval before this process set it.
+    former_interval_s: Option<u64>,
+    /// Whether this process has set a target: what the guest needs must be known soon.
+    has_set_target: bool,
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
@@ -296,7 +298,8 @@ impl Domain {
             max_bytes: info.max_bytes,
             interval_s: None,
             statistics: true,
-            has_set_interval: false,
+            former_interval_s: None,
+            has_set_target: false,
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
@@ -355,23 +358,30 @@ impl Domain {
         Ok(guest)
     }
 
-    /// Turns on the guest's statistics unless they are on; returns their interval in s.
+    fn set_interval(&self, interval_s: u64) -> Result<(), VirshError> {
+        let period = interval_s.to_string();
+        self.run(&["dommemstat", "--period", &period, "--live"])
+            .map(drop)
+    }
+
+    /// Turns on the guest's statistics unless they are on and frequent enough; returns their interval in s.
     fn begin_stats(&mut self) -> Result<u64, VirshError> {
         let description = self.run(&["dumpxml"])?;
-        let interval_s = match period_of(&description) {
-            0 if self.statistics && self.settings.stats_interval_s > 0 => {
-                let period = self.settings.stats_interval_s.to_string();
-                match self.run(&["dommemstat", "--period", &period, "--live"]) {
-                    // A VM without a balloon has no statistics.
-                    Err(VirshError::Failed { .. }) => 0,
-                    outcome => {
-                        outcome?;
-                        self.has_set_interval = true;
-                        self.settings.stats_interval_s
-                    }
+        let found_s = period_of(&description);
+        let wanted_s = self.settings.stats_interval_s;
+        let is_long = found_s == 0 || (found_s > wanted_s && self.has_set_target);
+        let interval_s = if is_long && self.statistics && wanted_s > 0 {
+            match self.set_interval(wanted_s) {
+                // A VM without a balloon has no statistics.
+                Err(VirshError::Failed { .. }) => found_s,
+                outcome => {
+                    outcome?;
+                    self.former_interval_s.get_or_insert(found_s);
+                    wanted_s
                 }
             }
-            period => period,
+        } else {
+            found_s
         };
         self.interval_s = Some(interval_s);
         Ok(interval_s)
@@ -409,12 +419,15 @@ impl MemoryPart for Domain {
             self.statistics = wanted;
             self.interval_s = None;
         }
-        if wanted || !self.has_set_interval {
+        if wanted {
             return Ok(());
         }
-        self.has_set_interval = false;
-        let outcome = self.run(&["dommemstat", "--period", "0", "--live"]);
-        outcome.map(drop).map_err(|source| ActuatorError::Query {
+        self.has_set_target = false;
+        let Some(former_s) = self.former_interval_s.take() else {
+            return Ok(());
+        };
+        let outcome = self.set_interval(former_s);
+        outcome.map_err(|source| ActuatorError::Query {
             what: self.name(),
             source: source.into(),
         })
@@ -430,6 +443,10 @@ impl MemoryPart for Domain {
                 target_bytes,
                 why: format!("expected 4096 to {}, its maximum", self.max_bytes),
             });
+        }
+        if !self.has_set_target {
+            self.has_set_target = true;
+            self.interval_s = None;
         }
         let outcome = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
         let sent = match &outcome {

@@ -377,13 +377,25 @@ fn an_interval_is_set_only_where_it_is_wanted_and_restored() {
 }
 
 #[test]
-fn an_interval_that_somebody_has_set_is_kept() {
+fn an_interval_that_somebody_has_set_is_kept_until_the_balloon_is_moved_and_restored() {
     let monitor = Monitor::new();
     monitor.state().interval_s = 30;
     monitor.state().told_unix_s = now_unix_s() - 60;
-    let stats = balloon_of(&monitor).query().unwrap().unwrap();
+    let mut balloon = balloon_of(&monitor);
+    let stats = balloon.query().unwrap().unwrap();
     assert_eq!((stats.interval_s, stats.is_stale()), (30, false));
     assert_eq!(monitor.state().interval_s, 30);
+    balloon.set(128 * MIB).unwrap();
+    let stats = balloon.query().unwrap().unwrap();
+    assert_eq!((stats.interval_s, monitor.state().interval_s), (2, 2));
+    balloon.want_statistics(false).unwrap();
+    assert_eq!(monitor.state().interval_s, 30);
+    // A shorter one is left alone.
+    monitor.state().interval_s = 1;
+    balloon.want_statistics(true).unwrap();
+    balloon.set(160 * MIB).unwrap();
+    balloon.query().unwrap();
+    assert_eq!(monitor.state().interval_s, 1);
 }
 
 #[test]
