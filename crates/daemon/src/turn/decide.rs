@@ -39,8 +39,7 @@ impl<H: Host> Turns<H> {
 
     /// The memory that VMs may be given: all that the host lacks is withheld, also what the VMs' limits need.
     pub(super) fn granted_bytes(&self) -> u64 {
-        let withheld = self.host_relief.withheld_bytes;
-        self.total_bytes().saturating_sub(withheld)
+        self.total_bytes().saturating_sub(self.withheld_bytes())
     }
 
     /// The total memory to allocate on a host that lacks nothing.

@@ -4,14 +4,17 @@
 //! follow only in the next turns, within their limits: what the host lacks is withheld from the total.
 //!
 //! What is withheld follows from what the VMs hold now: the total is to be what they hold less what the host lacks. While
-//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. Plans divide at
+//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. What VMs
+//! that start or end hold is added to what all may hold, or subtracted. Plans divide at
 //! least what the VMs' limits need ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of what the host
 //! lacks.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::Mode;
+use plimsoll_vm::ProcessId;
 
 use super::{CACHE_LEAST_BYTES, SAME_BYTES, Stage, Turns};
 use crate::host::Host;
@@ -32,8 +35,10 @@ const HEADROOM_SHARE: u64 = 32;
 /// What was done about a lack of memory.
 #[derive(Debug, Default)]
 pub(super) struct HostRelief {
-    /// Memory that is allocated to nobody, because the host lacks it.
-    pub withheld_bytes: u64,
+    /// What the VMs and the page store may hold, because the host lacks the rest of the total; `None` if it lacks nothing.
+    left_bytes: Option<u64>,
+    /// The VMs when it was last looked, and what they held.
+    sizes: HashMap<ProcessId, u64>,
     /// What plans divide at least: the VMs' limits need it.
     pub planned_least_bytes: u64,
     /// Time of the last reaction.
@@ -47,9 +52,27 @@ pub(super) struct HostRelief {
 }
 
 impl HostRelief {
+    /// The memory of a total that is allocated to nobody, because the host lacks it.
+    pub fn withheld_bytes(&self, total_bytes: u64) -> u64 {
+        total_bytes.saturating_sub(self.left_bytes.unwrap_or(total_bytes))
+    }
+
     /// Whether the host is short, or was lately.
     pub fn is_short(&self) -> bool {
         self.short_at.is_some()
+    }
+
+    /// Follows VMs that have started or ended: all may hold as much more, or less.
+    fn follow(&mut self, sizes: HashMap<ProcessId, u64>) {
+        if let Some(left) = &mut self.left_bytes {
+            let sum = |one: &HashMap<ProcessId, u64>, other: &HashMap<ProcessId, u64>| {
+                let new = one.iter().filter(|(vm, _)| !other.contains_key(vm));
+                new.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
+            };
+            let (started, ended) = (sum(&sizes, &self.sizes), sum(&self.sizes, &sizes));
+            *left = left.saturating_add(started).saturating_sub(ended);
+        }
+        self.sizes = sizes;
     }
 
     /// Whether the host's tasks waited for memory for a significant time in the last window.
@@ -74,10 +97,21 @@ impl<H: Host> Turns<H> {
         held.fold(self.store_bytes, u64::saturating_add)
     }
 
+    /// The memory that is allocated to nobody, because the host lacks it.
+    pub(super) fn withheld_bytes(&self) -> u64 {
+        self.host_relief.withheld_bytes(self.total_bytes())
+    }
+
     /// Whether VMs have yet to give what was withheld.
     pub(super) fn is_withheld_outstanding(&self) -> bool {
-        self.host_relief.withheld_bytes > 0
+        self.withheld_bytes() > 0
             && self.held_bytes() > self.divided_bytes().saturating_add(SAME_BYTES)
+    }
+
+    fn follow_vms(&mut self) {
+        let sizes = self.vms.values();
+        let sizes = sizes.map(|vm| (vm.found.process(), vm.size_bytes()));
+        self.host_relief.follow(sizes.collect());
     }
 
     /// Shrinks caches if the host runs short; to be called several times a second.
@@ -86,6 +120,7 @@ impl<H: Host> Turns<H> {
             self.host_relief = HostRelief::default();
             return;
         }
+        self.follow_vms();
         let (total, available) = self.host.ram();
         let pressure = self.host.pressure();
         let full_total = pressure.map(|pressure| pressure.full_total);
@@ -111,14 +146,14 @@ impl<H: Host> Turns<H> {
         // Some total must be left for an allocation to be computed, even if it is far too little.
         let least = self.store_bytes.saturating_add(SAME_BYTES);
         let left = self.held_bytes().saturating_sub(lacking).max(least);
-        let withheld = self.total_bytes().saturating_sub(left);
-        self.host_relief.withheld_bytes = self.host_relief.withheld_bytes.max(withheld);
+        let before = self.host_relief.left_bytes.unwrap_or(u64::MAX);
+        self.host_relief.left_bytes = Some(left.min(before));
         if began {
             tracing::warn!(
                 "the host has {} MiB available and should have {}: {} MiB are withheld",
                 available >> 20,
                 required >> 20,
-                self.host_relief.withheld_bytes >> 20
+                self.withheld_bytes() >> 20
             );
         }
         // Other moves go on: they get nothing until the host has what it lacks, and what shrinks helps it.
@@ -130,18 +165,17 @@ impl<H: Host> Turns<H> {
 
     /// Withholds no more than would leave the host with `spare` bytes less.
     fn release(&mut self, spare_bytes: u64) {
-        let relief = &self.host_relief;
-        if relief.short_at.is_none() && relief.withheld_bytes == 0 {
-            return;
-        }
         let may_hold = self.held_bytes().saturating_add(spare_bytes);
-        let withheld = self.total_bytes().saturating_sub(may_hold);
+        let total = self.total_bytes();
         let relief = &mut self.host_relief;
-        relief.withheld_bytes = relief.withheld_bytes.min(withheld);
+        if let Some(left) = &mut relief.left_bytes {
+            *left = may_hold.max(*left);
+        }
+        relief.left_bytes = relief.left_bytes.filter(|left| *left < total);
         if relief.short_at.take().is_some() {
             tracing::info!(
                 "the host has enough memory again: {} MiB are still withheld",
-                relief.withheld_bytes >> 20
+                relief.withheld_bytes(total) >> 20
             );
         }
     }
@@ -149,9 +183,10 @@ impl<H: Host> Turns<H> {
     /// Plans divide at least what the VMs' limits need, although the host withholds that or has less: an allocation that
     /// keeps the limits must exist, and VMs that have more are to give the rest. To be called each turn.
     pub(super) fn limit_withheld(&mut self) {
+        self.follow_vms();
         self.host_relief.planned_least_bytes = 0;
         let (held, total) = (self.held_bytes(), self.total_bytes());
-        let withheld = self.host_relief.withheld_bytes;
+        let withheld = self.withheld_bytes();
         if withheld == 0 && held <= total {
             return;
         }
