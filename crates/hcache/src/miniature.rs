@@ -140,7 +140,7 @@ impl Miniature {
         while self.pages() >= self.size_pages {
             self.evict_one();
         }
-        let queue = self.policy.enter(remembered);
+        let queue = self.policy.enter(remembered, self.queue_pages());
         let slot = self.insert(page);
         self.append(slot, queue.index());
     }
@@ -150,6 +150,10 @@ impl Miniature {
         if let Some(slot) = self.find(page).filter(|&slot| !self.is_ghost(slot)) {
             self.remove(slot);
         }
+    }
+
+    fn queue_pages(&self) -> [u32; 2] {
+        [self.lists[0].pages, self.lists[1].pages]
     }
 
     fn is_ghost(&self, slot: u32) -> bool {
@@ -167,7 +171,7 @@ impl Miniature {
     }
 
     fn evict_one(&mut self) {
-        let pages = [self.lists[0].pages, self.lists[1].pages];
+        let pages = self.queue_pages();
         let queue = self.policy.next(pages);
         let is_there = |queue: &Queue| pages[queue.index()] > 0;
         let queue = Some(queue).filter(is_there).unwrap_or(queue.other());

@@ -574,11 +574,12 @@ impl Shard {
             pools, descriptors, ..
         } = self;
         let page = &mut descriptors[id];
-        let policy = &mut pool_in(pools, slot).policy;
+        let pool = pool_in(pools, slot);
         let queue = if page.list() == COLD {
-            policy.enter(true)
+            let pages = pool.queue_pages();
+            pool.policy.enter(true, pages)
         } else {
-            match policy.used(page.uses()) {
+            match pool.policy.used(page.uses()) {
                 UseEffect::Counted(uses) => {
                     page.set_uses(uses);
                     return;

@@ -312,8 +312,6 @@ proptest! {
         shared in any::<bool>(),
         row in prop::sample::select(&EVICTION_POLICIES[..]),
     ) {
-        // Open: SIEVE sometimes evicts another page than its twin.
-        prop_assume!(row.name != "sieve");
         let pool = Pool::new(row, size, shared);
         let mut twin = naive(row, size, None);
         for op in ops {
@@ -350,8 +348,6 @@ proptest! {
         exclusive in any::<bool>(),
         row in prop::sample::select(&EVICTION_POLICIES[..]),
     ) {
-        // Open: SIEVE sometimes evicts another page than its twin.
-        prop_assume!(row.name != "sieve");
         let mut miniature = Miniature::new(row, size);
         let ghosts_max = size / 10 * 9 + size % 10;
         let mut twin = naive(row, size as usize, Some(ghosts_max as usize));

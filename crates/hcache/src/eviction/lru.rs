@@ -18,7 +18,7 @@ pub(super) static ROW: EvictionPolicyRow = EvictionPolicyRow {
 struct Lru;
 
 impl EvictionPolicy for Lru {
-    fn enter(&self, _remembered: bool) -> Queue {
+    fn enter(&mut self, _remembered: bool, _pages: [u32; 2]) -> Queue {
         Queue::First
     }
 

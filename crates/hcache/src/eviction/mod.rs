@@ -77,8 +77,9 @@ pub enum Verdict {
 
 /// The policy of one pool in one shard, with its state.
 pub trait EvictionPolicy: Send {
-    /// The queue whose tail a page enters, with no use stored. `remembered`: it left not long ago and was remembered.
-    fn enter(&self, remembered: bool) -> Queue;
+    /// The queue whose tail a page enters, with no use stored. `remembered`: it left not long ago and was remembered; `pages`
+    /// are in the queues, this one not included.
+    fn enter(&mut self, remembered: bool, pages: [u32; 2]) -> Queue;
 
     /// The effect of a get that leaves the page in place, or of a put that replaces its contents. `uses`: those stored.
     fn used(&self, uses: u8) -> UseEffect;

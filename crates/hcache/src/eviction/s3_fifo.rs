@@ -32,7 +32,7 @@ const USEFUL: u8 = 2;
 struct S3Fifo;
 
 impl EvictionPolicy for S3Fifo {
-    fn enter(&self, remembered: bool) -> Queue {
+    fn enter(&mut self, remembered: bool, _pages: [u32; 2]) -> Queue {
         if remembered { MAIN } else { SMALL }
     }
 

@@ -32,7 +32,11 @@ struct Sieve {
 }
 
 impl EvictionPolicy for Sieve {
-    fn enter(&self, _remembered: bool) -> Queue {
+    fn enter(&mut self, _remembered: bool, pages: [u32; 2]) -> Queue {
+        if pages[self.after_hand.index()] == 0 {
+            // The newest page was taken out when the hand was at it: the hand went back to the oldest.
+            self.after_hand = self.after_hand.other();
+        }
         self.after_hand
     }
 

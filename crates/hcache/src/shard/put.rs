@@ -211,7 +211,9 @@ impl Shard {
         let entries = entries.max(LEAST_REMEMBERED) as usize;
         let page_hash = self.common.page_hash(put.hash, index);
         let remembered = self.ghosts.take(page_hash, entries);
-        let queue = self.pool(slot).policy.enter(remembered);
+        let pool = self.pool(slot);
+        let pages = pool.queue_pages();
+        let queue = pool.policy.enter(remembered, pages);
         self.append(slot, id, queue.index());
         Ok(id)
     }
