@@ -1,154 +1,185 @@
 //! Ghost entries of a shard: hashes of pages that left it not long ago, for policies that treat such a page differently.
 //!
-//! A bucket is one cache line: the fingerprints, of 16 bits, of the last 31 pages of this bucket that left. A page's hash
-//! determines its bucket. How many other pages of its bucket left since, times the number of buckets, is about how many left in
-//! all; so a small pool can disregard entries that it would not have if it had a table of its own. Of pages that
-//! were never here, at most one in two thousand is taken for one that was.
+//! Each pool counts the pages that leave it in the shard. An entry has the count of that time, and its page is remembered
+//! until so many more have left. A page's hash determines its bucket, which is one cache line of entries, the newest first; a
+//! new one displaces the oldest. Of pages that were never here, at most one in four thousand is taken for one that was.
 //!
-//! Source: the table of \[Yang23\] §4.2, with buckets in place of timestamps. Cost: two bytes an entry, one line a call. Entries
-//! are in frames of the store, one at a time as they are needed; a resize drops them. All pools of a shard have them in common,
-//! so a client with many evictions shortens the memory of others; that costs them hits, nothing else.
+//! Source: the table of \[Yang23\] §4.2. Cost: five bytes for each page that can be remembered, one line a call. Entries
+//! are in frames of the store, taken as they are needed; a resize drops them. All pools of a shard have them in common,
+//! so a client with many evictions displaces entries of others; that costs them hits, nothing else.
 
 use crate::arena::Frames;
 use crate::sys::Block;
 
-/// Fingerprints of a bucket.
-const ENTRIES: usize = 31;
-/// Number of the last one.
-const LAST: u16 = 31;
+/// Entries of a bucket.
+const ENTRIES: usize = 16;
+/// Pages per bucket, on average: so few that about one in ten buckets has not enough entries for its pages.
+const USED: usize = 12;
+/// Bits of a count that an entry has.
+const COUNT_BITS: u32 = 16;
+const COUNT: u32 = (1 << COUNT_BITS) - 1;
 
-/// A line: the number of the newest fingerprint, and fingerprints; 0 is none.
+/// A line of entries: above a count, as many bits of the page's hash; 0 is none.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Bucket([u16; ENTRIES + 1]);
+struct Bucket([u32; ENTRIES]);
+
+/// What a policy with ghosts knows of a pool in a shard.
+#[derive(Debug, Default)]
+pub(crate) struct PoolGhosts {
+    /// Number of pages that left.
+    left: u64,
+    /// Number of pages that the pool had when one was last evicted, or has had since if that is more: gets do not make it less.
+    size_pages: u64,
+}
+
+impl PoolGhosts {
+    /// One of so many pages is evicted.
+    pub(crate) fn set_size(&mut self, pages: u64) {
+        self.size_pages = pages;
+    }
+
+    /// Number of pages that are remembered, given that the pool has so many now: nine tenths of its size, the main queue's part.
+    pub(crate) fn remembered(&mut self, pages: u64) -> u64 {
+        self.size_pages = self.size_pages.max(pages);
+        self.size_pages - self.size_pages / 10
+    }
+}
 
 /// The ghost entries of a shard.
 pub(crate) struct GhostTable {
-    blocks: Vec<Block<Bucket>>,
-    /// Number of buckets that it has once all frames are there.
+    blocks: Box<[Option<Block<Bucket>>]>,
+    frames: usize,
     buckets: usize,
+    /// Counts lose so many of their lowest bits, so that no page is remembered for more than a quarter of those that entries have.
+    dropped_bits: u32,
 }
 
 impl GhostTable {
     /// Returns a table that remembers nothing.
     pub(crate) fn new() -> Self {
         Self {
-            blocks: Vec::new(),
+            blocks: Box::default(),
+            frames: 0,
             buckets: 0,
+            dropped_bits: 0,
         }
     }
 
     /// Number of frames that it has.
     pub(crate) fn frames(&self) -> usize {
-        self.blocks.len()
+        self.frames
     }
 
     /// Bytes that it takes outside its frames.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.blocks.capacity() * size_of::<Block<Bucket>>()
+        size_of_val(&*self.blocks)
     }
 
     /// Changes the number of pages that it remembers; if it differs by more than an eighth, all entries are dropped.
     pub(crate) fn set_entries(&mut self, entries: usize, frames: &mut impl Frames) {
-        let buckets = entries.div_ceil(ENTRIES);
+        let buckets = entries.div_ceil(USED);
         // The capacity left to pages changes a little with each client that comes and goes.
         if buckets.abs_diff(self.buckets) > self.buckets / 8 {
             self.clear(frames);
+            let blocks = buckets.div_ceil(Block::<Bucket>::ITEMS);
+            self.blocks = (0..blocks).map(|_| None).collect();
             self.buckets = buckets;
+            let quarter = 1 << (COUNT_BITS - 2);
+            self.dropped_bits = entries.div_ceil(quarter).next_power_of_two().ilog2();
         }
     }
 
     /// Releases its frames; all entries are dropped.
     pub(crate) fn clear(&mut self, frames: &mut impl Frames) {
-        for block in self.blocks.drain(..) {
-            frames.give(block.into_frame());
-        }
+        self.leave_frames(0, frames);
     }
 
-    /// Releases the frames from `top` on and some others; their entries are dropped.
+    /// Releases the frames from `top` on; their entries are dropped.
     pub(crate) fn leave_frames(&mut self, top: u32, frames: &mut impl Frames) {
-        let first = self.blocks.iter().position(|block| block.frame() >= top);
-        for block in self.blocks.drain(first.unwrap_or(self.blocks.len())..) {
-            frames.give(block.into_frame());
+        for place in &mut self.blocks {
+            if let Some(block) = place.take_if(|block| block.frame() >= top) {
+                frames.give(block.into_frame());
+                self.frames -= 1;
+            }
         }
     }
 
-    /// Remembers the page of a hash, unless memory for it is missing.
-    pub(crate) fn insert(&mut self, hash: u64, frames: &mut impl Frames) {
-        let (block, bucket, fingerprint) = self.place(hash);
-        if block >= self.blocks.len() {
-            let frames_max = self.buckets.div_ceil(Block::<Bucket>::ITEMS);
-            if self.blocks.len() >= frames_max {
-                return;
-            }
+    /// Counts the page of a hash among those that left `pool`, and remembers it unless memory for it is missing.
+    pub(crate) fn insert(&mut self, hash: u64, pool: &mut PoolGhosts, frames: &mut impl Frames) {
+        let entry = self.entry(hash, pool);
+        pool.left += 1;
+        let (block, bucket) = self.place(hash);
+        let Some(place) = self.blocks.get_mut(block) else {
+            return;
+        };
+        if place.is_none() {
             let Some(frame) = frames.take() else { return };
-            let empty = Bucket([0; ENTRIES + 1]);
-            self.blocks.push(Block::new(frames.slab(), frame, empty));
-            if block >= self.blocks.len() {
-                return;
-            }
+            let empty = Bucket([0; ENTRIES]);
+            *place = Some(Block::new(frames.slab(), frame, empty));
+            self.frames += 1;
         }
-        let Bucket(line) = &mut self.blocks[block][bucket];
-        let next = line[0] % LAST + 1;
-        line[0] = next;
-        line[usize::from(next)] = fingerprint;
+        if let Some(block) = place {
+            let Bucket(line) = &mut block[bucket];
+            line.copy_within(..ENTRIES - 1, 1);
+            line[0] = entry;
+        }
     }
 
-    /// Whether the page of a hash is among about the last `entries` that were remembered; it is forgotten then.
+    /// Whether the page of a hash is among the last `pages` that left `pool`; it is forgotten then.
     #[inline]
-    pub(crate) fn take(&mut self, hash: u64, entries: usize) -> bool {
-        if self.blocks.is_empty() {
-            return false;
-        }
-        let most = entries.div_ceil(self.buckets);
-        let (block, bucket, fingerprint) = self.place(hash);
-        let Some(block) = self.blocks.get_mut(block) else {
+    pub(crate) fn take(&mut self, hash: u64, pool: &PoolGhosts, pages: u64) -> bool {
+        let now = self.entry(hash, pool);
+        let age_max = (pages >> self.dropped_bits).min(COUNT.into());
+        let (block, bucket) = self.place(hash);
+        let Some(Some(block)) = self.blocks.get_mut(block) else {
             return false;
         };
         let Bucket(line) = &mut block[bucket];
-        let (mut at, mut seen) = (line[0], 0);
-        for _ in 0..ENTRIES {
-            if at == 0 || seen == most {
-                return false;
-            }
-            let entry = line[usize::from(at)];
-            let before = if at == 1 { LAST } else { at - 1 };
-            if entry == fingerprint {
-                line[usize::from(at)] = 0;
-                if at == line[0] {
-                    // Its place is the next one's.
-                    line[0] = before;
-                }
-                return true;
-            }
-            seen += usize::from(entry != 0);
-            at = before;
+        let same = |entry: u32| (entry ^ now) <= COUNT;
+        // All are compared, because that takes a few vector instructions.
+        let any = line.iter().fold(false, |any, &entry| any | same(entry));
+        let is_young = |entry: u32| u64::from(now.wrapping_sub(entry) & COUNT) <= age_max;
+        let found = if any {
+            line.iter()
+                .position(|&entry| same(entry) && is_young(entry))
+        } else {
+            None
+        };
+        if let Some(at) = found {
+            line.copy_within(at + 1.., at);
+            line[ENTRIES - 1] = 0;
         }
-        false
+        found.is_some()
     }
 
     /// Prefetches the line of a hash.
     #[inline(always)]
     pub(crate) fn prefetch(&self, hash: u64) {
-        let (block, bucket, _) = self.place(hash);
-        if let Some(block) = self.blocks.get(block) {
+        let (block, bucket) = self.place(hash);
+        if let Some(Some(block)) = self.blocks.get(block) {
             block.prefetch(bucket, 0);
         }
     }
 
-    /// Block and bucket of a hash, and its fingerprint.
+    /// The entry of a page that leaves now.
     #[inline(always)]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "bits of a hash, and below 2^26 buckets"
+        reason = "bits of a hash and of a count"
     )]
-    fn place(&self, hash: u64) -> (usize, usize, u16) {
+    fn entry(&self, hash: u64, pool: &PoolGhosts) -> u32 {
+        let hash = (hash as u32 >> COUNT_BITS).max(1);
+        hash << COUNT_BITS | (pool.left >> self.dropped_bits) as u32 & COUNT
+    }
+
+    /// Block of a hash, and bucket in it.
+    #[inline(always)]
+    fn place(&self, hash: u64) -> (usize, usize) {
         let bucket = (((hash >> 32) * self.buckets as u64) >> 32) as usize;
-        let fingerprint = (hash as u16).max(1);
         (
             bucket / Block::<Bucket>::ITEMS,
             bucket % Block::<Bucket>::ITEMS,
-            fingerprint,
         )
     }
 }
@@ -156,11 +187,10 @@ impl GhostTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::radix::testing::Budget;
 
     /// Number of pages that one frame remembers.
-    const FRAME_ENTRIES: usize = Block::<Bucket>::ITEMS * ENTRIES;
-    const ALL: usize = usize::MAX;
-    use crate::radix::testing::Budget;
+    const FRAME_PAGES: usize = Block::<Bucket>::ITEMS * USED;
 
     fn hash(number: u64) -> u64 {
         let mixed = (number ^ number >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -169,47 +199,44 @@ mod tests {
 
     #[test]
     fn the_latest_pages_are_remembered_once_and_old_ones_forgotten() {
-        let mut frames = Budget::new(4);
-        let mut ghosts = GhostTable::new();
-        ghosts.set_entries(4 * FRAME_ENTRIES, &mut frames);
-        let count = 20 * FRAME_ENTRIES as u64;
-        for number in 0..count {
-            ghosts.insert(hash(number), &mut frames);
+        for frame_count in [4, 400] {
+            let mut frames = Budget::new(frame_count);
+            let mut ghosts = GhostTable::new();
+            let mut pool = PoolGhosts::default();
+            let pages = (frame_count as usize * FRAME_PAGES) as u64;
+            ghosts.set_entries(frame_count as usize * FRAME_PAGES, &mut frames);
+            let count = 5 * pages;
+            for number in 0..count {
+                ghosts.insert(hash(number), &mut pool, &mut frames);
+            }
+            assert_eq!(ghosts.frames(), frame_count as usize);
+            let mut found = |from_age: u64, to_age: u64| {
+                let numbers = count - to_age..count - from_age;
+                let found = numbers.filter(|&number| ghosts.take(hash(number), &pool, pages));
+                found.count() as f64 / (to_age - from_age) as f64
+            };
+            assert!(found(pages + pages / 8, count) < 0.001);
+            assert!(found(0, pages) > 0.96);
+            // Some have the bits of another page of their bucket.
+            assert!(found(0, pages) < 0.001);
         }
-        assert_eq!(ghosts.frames(), 4);
-        // Half as many as there are entries are remembered nearly all, twice as many hardly any.
-        let latest = count - 2 * FRAME_ENTRIES as u64..count;
-        let found = latest
-            .clone()
-            .filter(|&number| ghosts.take(hash(number), ALL));
-        assert!(found.count() > 2 * FRAME_ENTRIES * 99 / 100);
-        // Some have the fingerprint of an older page of their bucket.
-        let again = latest
-            .clone()
-            .filter(|&number| ghosts.take(hash(number), ALL));
-        assert!(again.count() < 20);
-        let old = 0..count - 8 * FRAME_ENTRIES as u64;
-        let wrong = old.filter(|&number| ghosts.take(hash(number), ALL)).count();
-        assert!(wrong < 20 * FRAME_ENTRIES / 500, "{wrong}");
     }
 
+    /// However many buckets there are, and whatever other pools do.
     #[test]
-    fn a_small_pool_disregards_what_left_before_as_many_pages_as_it_remembers() {
-        let mut frames = Budget::new(4);
+    fn a_small_pool_remembers_its_own_last_pages_exactly() {
+        let mut frames = Budget::new(40);
         let mut ghosts = GhostTable::new();
-        let all = 4 * FRAME_ENTRIES as u64;
-        ghosts.set_entries(4 * FRAME_ENTRIES, &mut frames);
-        for number in 0..2 * all {
-            ghosts.insert(hash(number), &mut frames);
+        let (mut small, mut busy) = (PoolGhosts::default(), PoolGhosts::default());
+        ghosts.set_entries(20 * FRAME_PAGES, &mut frames);
+        for number in 0..3000 {
+            ghosts.insert(hash(number), &mut small, &mut frames);
+            ghosts.insert(hash(number + (1 << 40)), &mut busy, &mut frames);
         }
-        let few = FRAME_ENTRIES;
-        let end = 2 * all;
-        let old = end - 4 * few as u64..end - 2 * few as u64;
-        let found = old.filter(|&number| ghosts.take(hash(number), few));
-        assert!(found.count() < few / 20);
-        let young = end - few as u64 / 2..end;
-        let found = young.filter(|&number| ghosts.take(hash(number), few));
-        assert!(found.count() > few / 2 * 9 / 10);
+        let is_remembered = |number: u64| ghosts.take(hash(number), &small, 200);
+        let remembered = (0..3000).map(is_remembered);
+        let expected = (0..3000).map(|number| number >= 2800);
+        assert!(remembered.eq(expected));
     }
 
     /// One page that comes and goes again and again takes one place.
@@ -217,24 +244,28 @@ mod tests {
     fn a_page_that_returns_leaves_its_place_to_the_next() {
         let mut frames = Budget::new(1);
         let mut ghosts = GhostTable::new();
+        let mut pool = PoolGhosts::default();
         ghosts.set_entries(1, &mut frames);
-        ghosts.insert(7, &mut frames);
+        let (first, other) = (7 << 16, 8 << 16);
+        ghosts.insert(first, &mut pool, &mut frames);
         for _ in 0..100 {
-            ghosts.insert(8, &mut frames);
-            assert!(ghosts.take(8, ALL));
+            ghosts.insert(other, &mut pool, &mut frames);
+            assert!(ghosts.take(other, &pool, 1));
         }
-        assert!(ghosts.take(7, ALL) && !ghosts.take(7, ALL));
+        assert!(!ghosts.take(first, &pool, 100), "older than that");
+        assert!(ghosts.take(first, &pool, 101) && !ghosts.take(first, &pool, 101));
     }
 
     #[test]
     fn without_a_frame_nothing_is_remembered_and_frames_come_back() {
         let mut frames = Budget::new(1);
         let mut ghosts = GhostTable::new();
-        ghosts.insert(1, &mut frames);
-        assert!(!ghosts.take(1, ALL));
-        ghosts.set_entries(2 * FRAME_ENTRIES, &mut frames);
+        let mut pool = PoolGhosts::default();
+        ghosts.insert(hash(1), &mut pool, &mut frames);
+        assert!(!ghosts.take(hash(1), &pool, 100));
+        ghosts.set_entries(2 * FRAME_PAGES, &mut frames);
         for number in 0..100 {
-            ghosts.insert(hash(number), &mut frames);
+            ghosts.insert(hash(number), &mut pool, &mut frames);
         }
         assert_eq!((ghosts.frames(), frames.take()), (1, None));
         ghosts.leave_frames(0, &mut frames);

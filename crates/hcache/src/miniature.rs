@@ -23,11 +23,30 @@ struct Slot {
     page: u32,
     older: u32,
     newer: u32,
-    /// 0 and 1 are the policy's queues.
-    list: u8,
-    uses: u8,
-    /// A put would not have happened: its get missed in the store and hit here.
-    put_is_owed: bool,
+    /// Bits 0..2 the list: 0 and 1 are the policy's queues. Above them of a remembered page how many pages had left before,
+    /// wrapped; of others bit 2 if a put is owed, and the uses.
+    bits: u32,
+}
+
+const LIST: u32 = 0b11;
+const LIST_BITS: u32 = 2;
+/// A put would not have happened: its get missed in the store and hit here.
+const PUT_IS_OWED: u32 = 1 << LIST_BITS;
+const USES_SHIFT: u32 = LIST_BITS + 1;
+
+impl Slot {
+    fn list(&self) -> usize {
+        (self.bits & LIST) as usize
+    }
+
+    fn uses(&self) -> u8 {
+        u8::try_from(self.bits >> USES_SHIFT).expect("at most USES_MAX")
+    }
+
+    fn set_uses(&mut self, uses: u8) {
+        let others = self.bits & (LIST | PUT_IS_OWED);
+        self.bits = others | u32::from(uses) << USES_SHIFT;
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,11 +56,20 @@ struct List {
     pages: u32,
 }
 
+/// Number of pages that left and are remembered, of a pool of so many pages.
+fn remembered_pages(pages: u32) -> u32 {
+    pages - pages / 10
+}
+
 /// A simulated pool of a fixed number of pages.
 pub struct Miniature {
     policy: Box<dyn EvictionPolicy>,
     size_pages: u32,
+    /// Number of pages that it had when one was last evicted, or has had since if that is more.
+    reached_pages: u32,
     ghosts_max: u32,
+    /// Number of pages that left.
+    left: u32,
     slots: Vec<Slot>,
     /// First free slot, linked by `newer`.
     free: u32,
@@ -65,7 +93,7 @@ impl Miniature {
     pub fn new(row: &EvictionPolicyRow, size_pages: u32) -> Self {
         let size_pages = size_pages.min(Self::MOST_PAGES);
         let ghosts_max = if row.remembers {
-            size_pages / 10 * 9 + size_pages % 10
+            remembered_pages(size_pages)
         } else {
             0
         };
@@ -73,7 +101,9 @@ impl Miniature {
         Self {
             policy: (row.make)(),
             size_pages,
+            reached_pages: 0,
             ghosts_max,
+            left: 0,
             slots: Vec::with_capacity(slots as usize),
             free: NIL,
             lists: [List {
@@ -107,7 +137,8 @@ impl Miniature {
         match found {
             Some(slot) if inclusive => {
                 self.use_page(slot);
-                self.slots[slot as usize].put_is_owed = missed;
+                let bits = &mut self.slots[slot as usize].bits;
+                *bits = *bits & !PUT_IS_OWED | if missed { PUT_IS_OWED } else { 0 };
             }
             Some(slot) if self.policy.remembers_taken() && self.ghosts_max > 0 => {
                 self.remember(slot);
@@ -121,24 +152,26 @@ impl Miniature {
 
     /// A put.
     pub fn put(&mut self, page: u32) {
-        let found = self.find(page);
-        let mut remembered = false;
-        if let Some(slot) = found {
-            if !self.is_ghost(slot) {
-                let owed = std::mem::take(&mut self.slots[slot as usize].put_is_owed);
-                if !owed {
-                    self.use_page(slot);
-                }
-                return;
+        if let Some(slot) = self.find(page).filter(|&slot| !self.is_ghost(slot)) {
+            let bits = &mut self.slots[slot as usize].bits;
+            let is_owed = *bits & PUT_IS_OWED != 0;
+            *bits &= !PUT_IS_OWED;
+            if !is_owed {
+                self.use_page(slot);
             }
-            remembered = true;
-            self.remove(slot);
+            return;
         }
         if self.size_pages == 0 {
             return;
         }
         while self.pages() >= self.size_pages {
             self.evict_one();
+        }
+        self.reached_pages = self.reached_pages.max(self.pages());
+        let mut remembered = false;
+        if let Some(slot) = self.find(page) {
+            remembered = self.left_since(slot) <= remembered_pages(self.reached_pages);
+            self.remove(slot);
         }
         let queue = self.policy.enter(remembered, self.queue_pages());
         let slot = self.insert(page);
@@ -157,12 +190,12 @@ impl Miniature {
     }
 
     fn is_ghost(&self, slot: u32) -> bool {
-        usize::from(self.slots[slot as usize].list) == GHOSTS
+        self.slots[slot as usize].list() == GHOSTS
     }
 
     fn use_page(&mut self, slot: u32) {
-        match self.policy.used(self.slots[slot as usize].uses) {
-            UseEffect::Counted(uses) => self.slots[slot as usize].uses = uses,
+        match self.policy.used(self.slots[slot as usize].uses()) {
+            UseEffect::Counted(uses) => self.slots[slot as usize].set_uses(uses),
             UseEffect::Moved(queue) => {
                 self.unlink(slot);
                 self.append(slot, queue.index());
@@ -176,25 +209,40 @@ impl Miniature {
         let is_there = |queue: &Queue| pages[queue.index()] > 0;
         let queue = Some(queue).filter(is_there).unwrap_or(queue.other());
         let slot = self.lists[queue.index()].oldest;
-        let uses = self.slots[slot as usize].uses;
+        let uses = self.slots[slot as usize].uses();
         match self.policy.judge(queue, uses, pages) {
             Verdict::Kept { queue, uses } => {
                 self.unlink(slot);
-                self.slots[slot as usize].uses = uses;
+                self.slots[slot as usize].set_uses(uses);
                 self.append(slot, queue.index());
             }
-            Verdict::Evicted { remembered: true } if self.ghosts_max > 0 => self.remember(slot),
-            Verdict::Evicted { .. } => self.remove(slot),
+            Verdict::Evicted { remembered } => {
+                self.reached_pages = self.pages();
+                if remembered && self.ghosts_max > 0 {
+                    self.remember(slot);
+                } else {
+                    self.remove(slot);
+                }
+            }
         }
     }
 
     /// Makes a page a remembered one.
     fn remember(&mut self, slot: u32) {
-        if self.lists[GHOSTS].pages >= self.ghosts_max {
+        self.unlink(slot);
+        self.slots[slot as usize].bits = self.left << LIST_BITS;
+        self.append(slot, GHOSTS);
+        self.left = self.left.wrapping_add(1);
+        // This one at least is young enough.
+        while self.left_since(self.lists[GHOSTS].oldest) > self.ghosts_max {
             self.remove(self.lists[GHOSTS].oldest);
         }
-        self.unlink(slot);
-        self.append(slot, GHOSTS);
+    }
+
+    /// Number of pages that left since a remembered one did, itself included.
+    fn left_since(&self, slot: u32) -> u32 {
+        let left = self.slots[slot as usize].bits >> LIST_BITS;
+        self.left.wrapping_sub(left) << LIST_BITS >> LIST_BITS
     }
 
     fn append(&mut self, slot: u32, list: usize) {
@@ -202,7 +250,7 @@ impl Miniature {
         let page = &mut self.slots[slot as usize];
         page.older = newest;
         page.newer = NIL;
-        page.list = u8::try_from(list).expect("three lists");
+        page.bits = page.bits & !LIST | u32::try_from(list).expect("three lists");
         match newest {
             NIL => self.lists[list].oldest = slot,
             newest => self.slots[newest as usize].newer = slot,
@@ -212,10 +260,9 @@ impl Miniature {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Slot {
-            older, newer, list, ..
-        } = self.slots[slot as usize];
-        let list = &mut self.lists[usize::from(list)];
+        let page = self.slots[slot as usize];
+        let Slot { older, newer, .. } = page;
+        let list = &mut self.lists[page.list()];
         list.pages -= 1;
         match older {
             NIL => list.oldest = newer,
@@ -233,9 +280,7 @@ impl Miniature {
             page,
             older: NIL,
             newer: NIL,
-            list: 0,
-            uses: 0,
-            put_is_owed: false,
+            bits: 0,
         };
         let slot = if self.free == NIL {
             self.slots.push(new);

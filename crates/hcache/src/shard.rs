@@ -69,9 +69,6 @@ const COLD: usize = 2;
 /// Number of frames below which a shard has none for pages that left.
 const LEAST_GHOST_FRAMES: usize = 64;
 
-/// Number of pages that are remembered for a pool in a shard, however few it has there.
-const LEAST_REMEMBERED: u64 = 256;
-
 /// State shared by all shards.
 pub(crate) struct Common {
     pub(crate) slab: Arc<Slab>,
@@ -611,11 +608,17 @@ impl Shard {
         pool_in(pools, slot).lists[list].push_tail(descriptors, id);
     }
 
-    /// Remembers that the page of that hash left.
-    fn remember(&mut self, page_hash: u64) {
-        let entries = self.common.ghost_entries();
-        self.ghosts.set_entries(entries, &mut self.magazine);
-        self.ghosts.insert(page_hash, &mut self.magazine);
+    /// Remembers that the page of that hash left a pool.
+    fn remember(&mut self, slot: usize, page_hash: u64) {
+        let Self {
+            pools,
+            ghosts,
+            magazine,
+            common,
+            ..
+        } = self;
+        ghosts.set_entries(common.ghost_entries(), magazine);
+        ghosts.insert(page_hash, &mut pool_in(pools, slot).ghosts, magazine);
     }
 
     /// Marks a page dirty or clean.

@@ -6,7 +6,7 @@
 //!
 //! Source: \[Yang23\] §4.1. Departs from it in this: the tenth is of the pages that the pool has in the shard, because the
 //! store has no fixed number of pages for it; pages that a get took out of a private pool are remembered too.
-//! Cost: a use is a write to a line that was read anyway; 1.9 bytes a page for the memory of those that left.
+//! Cost: a use is a write to a line that was read anyway; 4.8 bytes a page for the memory of those that left.
 
 use super::{EvictionPolicy, EvictionPolicyRow, Queue, USES_MAX, UseEffect, Verdict};
 
@@ -14,7 +14,7 @@ pub(super) static ROW: EvictionPolicyRow = EvictionPolicyRow {
     name: "s3-fifo",
     summary: "of a small queue for new pages, whose useful ones move to a main queue",
     source: "[Yang23]",
-    cost: "a use counts; 1.9 bytes a page for pages that left",
+    cost: "a use counts; 4.8 bytes a page for pages that left",
     is_stack: false,
     second_stays: SMALL_ONE_IN - 1,
     remembers: true,

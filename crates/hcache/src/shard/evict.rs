@@ -143,10 +143,12 @@ impl Shard {
             let object = &table[object];
             common.page_hash(common.object_hash(object.pool, object.object), index)
         });
-        pool_in(pools, slot).others.evicted_pages += 1;
+        let pool = pool_in(pools, slot);
+        pool.others.evicted_pages += 1;
+        pool.ghosts.set_size(pool.pages());
         self.remove_page(slot, id);
         if let Some(hash) = hash {
-            self.remember(hash);
+            self.remember(slot, hash);
         }
     }
 

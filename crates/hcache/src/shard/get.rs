@@ -92,7 +92,7 @@ impl Shard {
     #[inline(always)]
     fn remember_taken(&mut self, slot: usize, hash: u64, index: u32) {
         if self.common.eviction.remembers && self.pool(slot).policy.remembers_taken() {
-            self.remember(self.common.page_hash(hash, index));
+            self.remember(slot, self.common.page_hash(hash, index));
         }
     }
 

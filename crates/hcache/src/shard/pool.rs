@@ -6,6 +6,7 @@ use crate::account::{Account, PoolTotals};
 use crate::arena::Arena;
 use crate::descriptor::Descriptor;
 use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue};
+use crate::ghost::PoolGhosts;
 use crate::list::List;
 use crate::sync::Arc;
 use crate::{ClientId, Counters, PoolId};
@@ -51,6 +52,7 @@ pub(crate) struct Pool {
     /// The queues of the eviction policy, and the cold list.
     pub(super) lists: [List; COLD + 1],
     pub(super) policy: Box<dyn EvictionPolicy>,
+    pub(super) ghosts: PoolGhosts,
     /// Bytes charged for the pages in the cold list.
     pub(super) cold_bytes: u64,
     /// Bytes charged for its pages here. Below zero if contents shared with other shards were charged
@@ -87,6 +89,7 @@ impl Pool {
             totals,
             lists: [const { List::new() }; COLD + 1],
             policy: (eviction.make)(),
+            ghosts: PoolGhosts::default(),
             cold_bytes: 0,
             charged_bytes: 0,
             dirty: 0,

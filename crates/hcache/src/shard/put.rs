@@ -3,10 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use super::pool::PoolMember;
-use super::{
-    CHUNK_PAGES, LEAST_REMEMBERED, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in,
-    some,
-};
+use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
 
 use crate::arena::{Frames, NoFrame};
 use crate::contents::{ShareResult, repeated_word};
@@ -207,11 +204,19 @@ impl Shard {
         }
         put.frame = None;
         self.table[record].pages += 1;
-        let entries = self.pool(slot).pages() * 9 / 10;
-        let entries = entries.max(LEAST_REMEMBERED) as usize;
-        let page_hash = self.common.page_hash(put.hash, index);
-        let remembered = self.ghosts.take(page_hash, entries);
-        let pool = self.pool(slot);
+        let Self {
+            pools,
+            ghosts,
+            common,
+            ..
+        } = self;
+        let pool = pool_in(pools, slot);
+        let mut remembered = false;
+        if common.eviction.remembers {
+            let pages = pool.ghosts.remembered(pool.pages());
+            let page_hash = common.page_hash(put.hash, index);
+            remembered = ghosts.take(page_hash, &pool.ghosts, pages);
+        }
         let pages = pool.queue_pages();
         let queue = pool.policy.enter(remembered, pages);
         self.append(slot, id, queue.index());
