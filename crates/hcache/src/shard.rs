@@ -101,13 +101,16 @@ impl Common {
     /// Hash of an object, which determines its position in a table of objects and, with an index's chunk, its shard.
     #[inline(always)]
     pub(crate) fn object_hash(&self, pool: u32, object: u64) -> u64 {
-        fold(object ^ self.seeds[0], u64::from(pool) ^ self.seeds[1])
+        fold(
+            spread(object) ^ self.seeds[0],
+            u64::from(pool) ^ self.seeds[1],
+        )
     }
 
     /// Hash of a page, from that of its object.
     #[inline(always)]
     pub(crate) fn page_hash(&self, object_hash: u64, index: u32) -> u64 {
-        fold(object_hash ^ u64::from(index), self.seeds[2])
+        hash_within(object_hash, index, self.seeds[2])
     }
 
     /// Number of pages that a shard remembers: as many as nine tenths of its frames, which is the main queue's part.
@@ -131,6 +134,19 @@ impl Common {
     fn magazine_frames(&self) -> usize {
         self.magazine_frames.load(Ordering::Relaxed)
     }
+}
+
+/// A number's bits moved to the high ones too: times a secret near zero or 2^64, consecutive numbers would have products that
+/// differ in few bits.
+#[inline(always)]
+fn spread(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Hash of a number within an object, such as an index.
+#[inline(always)]
+pub(crate) fn hash_within(object_hash: u64, number: u32, seed: u64) -> u64 {
+    fold(object_hash ^ spread(number.into()), seed)
 }
 
 /// Both halves of a product combined: a hash of two words, one of them a secret.
@@ -793,3 +809,25 @@ fn pages(pools: &[Option<Box<Pool>>], descriptors: &Arena<Descriptor>) -> Vec<u3
 
 /// Pages of a chunk: adjacent pages stay in one shard.
 pub(crate) const CHUNK_PAGES: u32 = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where the secret is within a thousandth of 0, 2^63 or 2^64.
+    #[test]
+    fn hashes_of_consecutive_indices_are_even() {
+        for seed in [u64::MAX - (1 << 52), 1 << 63 | 5 << 51 | 7, 1 << 52 | 1] {
+            for object_hash in [0, 0x0123_4567_89ab_cdef, u64::MAX] {
+                for shift in [0, 32, 54] {
+                    let hashes = (0..8000).map(|index| hash_within(object_hash, index, seed));
+                    let sampled = hashes.filter(|hash| hash >> shift & 7 == 0).count();
+                    assert!(
+                        (850..1150).contains(&sampled),
+                        "{seed:x} {shift}: {sampled}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -31,7 +31,7 @@ use crate::account::Account;
 use crate::contents::Contents;
 use crate::free::FreeFrames;
 use crate::schedule::Activity;
-use crate::shard::{CHUNK_PAGES, Common, Shard, fold};
+use crate::shard::{CHUNK_PAGES, Common, Shard, hash_within};
 use crate::sync::{Arc, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, RwLock, lock};
 use crate::sys::Slab;
 use crate::{
@@ -334,7 +334,7 @@ impl Inner {
     /// The shard of a chunk of an object's pages.
     #[inline(always)]
     fn shard_of(&self, hash: u64, index: u32) -> usize {
-        let mixed = fold(hash ^ u64::from(index / CHUNK_PAGES), self.common.seeds[2]);
+        let mixed = hash_within(hash, index / CHUNK_PAGES, self.common.seeds[2]);
         (mixed >> 54) as usize & (self.shards.len() - 1)
     }
 }
