@@ -81,16 +81,17 @@ impl Miniatures {
             for step in 0..=STEPS {
                 let share = step as f64 / STEPS as f64;
                 let at = before_size + (size - before_size) * step / STEPS;
-                let miss_ratio = before + (ratio - before) * share;
+                let is_end = step == STEPS;
                 let point = CurvePoint {
                     size: PageCount(at),
-                    miss_ratio: miss_ratio.clamp(ratio, before),
-                    low: ratio,
-                    high: if step == STEPS {
-                        high
+                    // The sum may be off by its rounding, which the band at the end does not allow.
+                    miss_ratio: if is_end {
+                        ratio
                     } else {
-                        before_high.max(high)
+                        (before + (ratio - before) * share).clamp(ratio, before)
                     },
+                    low: ratio,
+                    high: if is_end { high } else { before_high.max(high) },
                     misses: None,
                 };
                 match points.last_mut() {
@@ -116,6 +117,8 @@ mod tests {
         ClientOptions, EVICTION_POLICIES, Handle, Observer, PAGE_BYTES, PoolOptions, Store,
         StoreOptions,
     };
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -210,6 +213,21 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_counts_are_a_curve(
+            (gets, misses) in (1..1_000_000_u64).prop_flat_map(|gets| (Just(gets), vec(0..=gets, SIZES.len()))),
+        ) {
+            let mut all = Miniatures::new(EVICTION_POLICIES[0], 32);
+            all.gets = gets;
+            for (miniature, misses) in all.all.iter_mut().zip(misses) {
+                miniature.2 = misses;
+            }
+            let curve = all.curve(8);
+            prop_assert!(curve.is_ok(), "{:?}", curve);
         }
     }
 
