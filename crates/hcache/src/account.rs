@@ -235,7 +235,7 @@ pub(crate) struct OldestPage {
 }
 
 impl OldestPage {
-    /// The oldest page of a pool, dirty or not.
+    /// The oldest page of a pool.
     pub(crate) fn of(pool: &Arc<PoolTotals>) -> Option<Self> {
         Self::first_of(pool, |stamps| stamps.0[0].load(Ordering::Relaxed))
     }

@@ -27,15 +27,12 @@ pub(crate) struct Descriptor {
     pub(crate) index: u32,
     /// Frame, packed place, entry or word, depending on the flags.
     place: u32,
-    /// Distinguishes these contents from others put under the handle before or after.
-    pub(crate) version: u32,
-    /// Bits 0..2 kind of place, bit 2 dirty, bit 3 incompressible, bits 4..6 the list, bits 6..8 uses, bits 8.. the stamp.
+    /// Bits 0..2 kind of place, bit 2 incompressible, bits 4..6 the list, bits 6..8 uses, bits 8.. the stamp.
     bits: u64,
 }
 
 const KIND: u64 = 0b11;
-const DIRTY: u64 = 1 << 2;
-const INCOMPRESSIBLE: u64 = 1 << 3;
+const INCOMPRESSIBLE: u64 = 1 << 2;
 const LIST: u64 = 0b11 << LIST_SHIFT;
 const LIST_SHIFT: u32 = 4;
 const USES: u64 = 0b11 << USES_SHIFT;
@@ -44,14 +41,13 @@ const STAMP_SHIFT: u32 = 8;
 
 impl Descriptor {
     /// Returns the descriptor of a page that is in no list yet.
-    pub(crate) fn new(object: u32, index: u32, place: Place, stamp: u64, version: u32) -> Self {
+    pub(crate) fn new(object: u32, index: u32, place: Place, stamp: u64) -> Self {
         let mut new = Self {
             older: NIL,
             newer: NIL,
             object,
             index,
             place: 0,
-            version,
             bits: stamp << STAMP_SHIFT,
         };
         new.set_place(place);
@@ -92,17 +88,6 @@ impl Descriptor {
     #[inline(always)]
     pub(crate) fn set_stamp(&mut self, stamp: u64) {
         self.bits = self.bits & ((1 << STAMP_SHIFT) - 1) | stamp << STAMP_SHIFT;
-    }
-
-    /// Whether it is dirty and may not be dropped.
-    #[inline(always)]
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.bits & DIRTY != 0
-    }
-
-    /// Marks it dirty or clean.
-    pub(crate) fn set_dirty(&mut self, dirty: bool) {
-        self.bits = self.bits & !DIRTY | if dirty { DIRTY } else { 0 };
     }
 
     /// The number of the list of its pool that it is in, 0 to 3.
@@ -147,7 +132,6 @@ impl Slot for Descriptor {
         object: NIL,
         index: 0,
         place: 0,
-        version: 0,
         bits: 0,
     };
 

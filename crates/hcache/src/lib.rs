@@ -56,5 +56,5 @@ pub use stats::{ClientStats, Counters, PoolStats, StoreStats};
 pub use store::{Client, Store};
 pub use types::{
     ClientId, ClientOptions, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
-    PoolKind, PoolOptions, PutOutcome, Sharing, StoreOptions, TakenPage, Version,
+    PoolKind, PoolOptions, PutOutcome, Sharing, StoreOptions,
 };

@@ -9,7 +9,7 @@
 //! put the page, and the miniature does.
 //!
 //! Cost: three to six lines of memory an event; 16 bytes a page, 16 a remembered one, and 8 to 16 of index for each,
-//! all reserved at the start. Not here: contents, shards, compression, dirty pages.
+//! all reserved at the start. Not here: contents, shards, compression.
 
 use crate::arena::NIL;
 use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue, UseEffect, Verdict};

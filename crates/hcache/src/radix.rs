@@ -447,7 +447,7 @@ mod tests {
         fn page(&mut self, index: u32) -> u32 {
             self.pages.ensure(1, &mut self.frames).unwrap();
             self.pages
-                .insert(Descriptor::new(0, index, Place::Word(0), 0, 0))
+                .insert(Descriptor::new(0, index, Place::Word(0), 0))
         }
 
         fn insert(&mut self, index: u32) -> Result<(), NoFrame> {

@@ -39,7 +39,7 @@ use crate::sys::Slab;
 use crate::table::Table;
 use crate::{
     ClientId, Counters, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
-    Sharing, TakenPage, Version, packed,
+    Sharing, packed,
 };
 
 pub(crate) use self::magazine::Magazine;
@@ -90,9 +90,6 @@ pub(crate) struct Common {
     pub(crate) top: AtomicU32,
     /// Shared by threads that hold frames outside of any lock; a resize waits for them.
     pub(crate) in_flight: RwLock<()>,
-    pub(crate) dirty_pages: AtomicU64,
-    /// Maximum number of dirty pages.
-    pub(crate) dirty_limit: AtomicU64,
     /// Maximum number of frames that a shard keeps in reserve.
     pub(crate) magazine_frames: AtomicUsize,
 }
@@ -164,8 +161,6 @@ pub(crate) enum Need {
     /// Memory of this client, to whom the pool is charged and who is at its ceiling.
     Ceiling(Arc<Account>),
     PoolCapacity(Arc<PoolTotals>),
-    /// Too many pages are dirty: eviction does not help.
-    Clean,
 }
 
 /// A step from a handle to its page.
@@ -241,7 +236,6 @@ pub(crate) struct Shard {
     /// Pools by the slot in their number.
     pub(crate) pools: Vec<Option<Box<Pool>>>,
     stamp: u64,
-    versions: u32,
     /// Buffer into which a page is decompressed.
     restored: Box<Page>,
 }
@@ -268,7 +262,6 @@ impl Shard {
             ghosts: GhostTable::new(),
             pools: Vec::new(),
             stamp: 0,
-            versions: 0,
             compressor: common.compression.then(Compressor::new),
             restored: Box::new([0; PAGE_BYTES]),
             common,
@@ -524,7 +517,6 @@ impl Shard {
     /// Removes a page from its list and its tree.
     #[inline(always)]
     fn detach(&mut self, slot: usize, id: u32) {
-        self.set_dirty(slot, id, false);
         self.unlink(slot, id);
         let Descriptor { object, index, .. } = self.descriptors[id];
         let record = &mut self.table[object];
@@ -637,36 +629,6 @@ impl Shard {
         ghosts.insert(page_hash, &mut pool_in(pools, slot).ghosts, magazine);
     }
 
-    /// Marks a page dirty or clean.
-    #[inline(always)]
-    fn set_dirty(&mut self, slot: usize, id: u32, dirty: bool) {
-        if self.descriptors[id].is_dirty() == dirty {
-            return;
-        }
-        self.descriptors[id].set_dirty(dirty);
-        let Self {
-            pools,
-            descriptors,
-            common,
-            ..
-        } = self;
-        let pool = pool_in(pools, slot);
-        if dirty {
-            pool.dirty += 1;
-            common.dirty_pages.fetch_add(1, Ordering::Relaxed);
-        } else {
-            pool.dirty -= 1;
-            common.dirty_pages.fetch_sub(1, Ordering::Relaxed);
-            pool.lists[descriptors[id].list()].mark_clean(descriptors, id);
-        }
-    }
-
-    #[inline]
-    fn next_version(&mut self) -> u32 {
-        self.versions = self.versions.wrapping_add(1);
-        self.versions
-    }
-
     /// Publishes the stamps of the pool's oldest page and of the next to be evicted, if they may have changed.
     #[inline(always)]
     fn publish(&mut self, slot: usize) {
@@ -676,7 +638,7 @@ impl Shard {
         } = self;
         let pool = pool_in(pools, slot);
         let [first, second, cold] = pool.lists.each_ref().map(|list| some(list.oldest()));
-        let heads = [first, second, cold, pool.next_evicted(descriptors)];
+        let heads = [first, second, cold, pool.next_evicted()];
         if pool.published == Some(heads) {
             return;
         }
@@ -690,96 +652,13 @@ impl Shard {
         );
     }
 
-    /// The pool's oldest page, dirty or not.
+    /// The pool's oldest page.
     fn oldest(&self, slot: usize) -> Option<u32> {
         let pool = self.pools[slot].as_ref()?;
         let heads = pool.lists.iter();
         heads
             .filter_map(|list| some(list.oldest()))
             .min_by_key(|&id| self.descriptors[id].stamp())
-    }
-
-    /// Uses a page in place.
-    pub(crate) fn move_to_tail(
-        &mut self,
-        client: ClientId,
-        hash: u64,
-        handle: &Handle,
-    ) -> Result<bool, Error> {
-        let slot = self.find_pool(client, handle.pool)?.slot;
-        let found = self.find(hash, handle);
-        if let Some(id) = found {
-            self.use_page(slot, id);
-            self.publish(slot);
-        }
-        Ok(found.is_some())
-    }
-
-    /// Takes out the oldest page.
-    pub(crate) fn take_head(
-        &mut self,
-        client: ClientId,
-        pool: PoolId,
-        page: &mut Page,
-    ) -> Result<Option<TakenPage>, Error> {
-        let slot = self.find_pool(client, pool)?.slot;
-        let Some(id) = self.oldest(slot) else {
-            return Ok(None);
-        };
-        self.read(id, |frame| *page = *frame);
-        let descriptor = self.descriptors[id];
-        let object = self.table[descriptor.object].object;
-        let taken = TakenPage {
-            handle: Handle {
-                pool,
-                object,
-                index: descriptor.index,
-            },
-            dirty: descriptor.is_dirty(),
-        };
-        self.remove_page(slot, id);
-        self.publish(slot);
-        Ok(Some(taken))
-    }
-
-    /// Marks a page dirty.
-    pub(crate) fn mark_dirty(
-        &mut self,
-        client: ClientId,
-        hash: u64,
-        handle: &Handle,
-    ) -> Result<bool, Error> {
-        let slot = self.find_pool(client, handle.pool)?.slot;
-        let Some(id) = self.find(hash, handle) else {
-            return Ok(false);
-        };
-        if !self.descriptors[id].is_dirty() && !self.may_dirty() {
-            return Err(Error::TooManyDirtyPages(
-                self.common.dirty_limit.load(Ordering::Relaxed),
-            ));
-        }
-        self.set_dirty(slot, id, true);
-        self.publish(slot);
-        Ok(true)
-    }
-
-    /// Marks a page clean if it is still of that version.
-    pub(crate) fn mark_clean(
-        &mut self,
-        client: ClientId,
-        hash: u64,
-        handle: &Handle,
-        version: Version,
-    ) -> Result<bool, Error> {
-        let slot = self.find_pool(client, handle.pool)?.slot;
-        let found = self.find(hash, handle);
-        let Some(id) = found.filter(|&id| u64::from(self.descriptors[id].version) == version.0)
-        else {
-            return Ok(false);
-        };
-        self.set_dirty(slot, id, false);
-        self.publish(slot);
-        Ok(true)
     }
 }
 

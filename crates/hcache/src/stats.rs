@@ -58,7 +58,6 @@ pub struct PoolStats {
     pub members: Vec<ClientId>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,
-    pub dirty_pages: u64,
     pub compressed_pages: u64,
     /// Number of objects with a page in it.
     pub objects: u64,
@@ -123,8 +122,6 @@ pub struct StoreStats {
     pub compressed_raw_bytes: u64,
     /// Number of pages in the store, by handle.
     pub pages: u64,
-    /// How many of them are dirty.
-    pub dirty_pages: u64,
     /// Pages without a frame of their own, because their content is shared or is one word repeated.
     pub deduplicated_pages: u64,
     /// Counters since it was created, including clients that have left.

@@ -116,8 +116,6 @@ impl Store {
             stamp_step: (frames_of(options.capacity_bytes) / (64 * shards as u64)).clamp(1, 16),
             top: AtomicU32::new(0),
             in_flight: RwLock::new(()),
-            dirty_pages: AtomicU64::new(0),
-            dirty_limit: AtomicU64::new(0),
             magazine_frames: AtomicUsize::new(1),
         });
         let inner = Inner {
@@ -141,7 +139,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::TooManyClients`]; [`Error::OutOfRange`] for a weight outside 1 to 1 000 000, or a floor or memory outside
-    /// of the store above the ceiling; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for that memory.
+    /// of the store above the ceiling; [`Error::CapacityTooSmall`] and [`Error::CannotShrink`] if there is no room for that memory.
     pub fn create_client(&self, options: ClientOptions) -> Result<Client, Error> {
         check_client(&options)?;
         let outside_bytes = options.outside_bytes;
@@ -176,7 +174,7 @@ impl Store {
     }
 
     /// Changes a client's name, weight, floor and ceiling (not its group or its memory outside). A lower ceiling takes effect before the
-    /// call returns, but for dirty pages.
+    /// call returns.
     ///
     /// # Errors
     /// [`Error::NoSuchClient`], and as [`create_client`](Self::create_client).
@@ -199,8 +197,8 @@ impl Store {
     /// compacted, and the memory beyond is returned to the kernel.
     ///
     /// # Errors
-    /// [`Error::CapacityTooSmall`] and [`Error::CapacityTooLarge`]; [`Error::DirtyPages`] if more are dirty than
-    /// three quarters of the new capacity. The capacity is then unchanged.
+    /// [`Error::CapacityTooSmall`] and [`Error::CapacityTooLarge`]; [`Error::CannotShrink`] if other operations hold too
+    /// much of the memory.
     pub fn resize(&self, capacity_bytes: u64) -> Result<(), Error> {
         self.check_most(capacity_bytes)?;
         let mut bound = lock(&self.inner.bound);
@@ -217,7 +215,7 @@ impl Store {
     /// A store that compresses or shares contents is reduced in one step.
     ///
     /// # Errors
-    /// As [`resize`](Self::resize). With [`Error::DirtyPages`] a reduction may be unfinished: it goes on with the next step.
+    /// As [`resize`](Self::resize). With [`Error::CannotShrink`] a reduction may be unfinished: it goes on with the next step.
     pub fn resize_step(&self, capacity_bytes: u64, pages_max: usize) -> Result<bool, Error> {
         self.check_most(capacity_bytes)?;
         let mut bound = lock(&self.inner.bound);

@@ -63,7 +63,7 @@ pub enum PoolKind {
 pub struct PoolOptions {
     /// Its kind.
     pub kind: PoolKind,
-    /// Capacity in pages; a put beyond it evicts another page of the pool that is not dirty.
+    /// Capacity in pages; a put beyond it evicts another page of the pool.
     pub capacity_pages: Option<u64>,
 }
 
@@ -210,25 +210,12 @@ impl PutOutcome {
     }
 }
 
-/// Distinguishes a page's contents from those put later under the same handle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Version(pub u64);
-
-/// A page that [`Client::take_head`](crate::Client::take_head) took out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TakenPage {
-    /// Its handle.
-    pub handle: Handle,
-    /// Whether it was dirty.
-    pub dirty: bool,
-}
-
 /// Kind of event of an observed page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// A get found it and removed it.
     Hit,
-    /// A get found it and left it in place (a shared pool's, or dirty).
+    /// A get found it and left it in place, in a shared pool.
     Kept,
     /// A get did not find it.
     Missed,
@@ -300,19 +287,12 @@ pub enum Error {
         /// The kernel's error.
         reason: String,
     },
-    /// The store cannot shrink below its dirty pages; write them back first.
-    #[error(
-        "cannot shrink to {asked_bytes} bytes: {dirty_pages} dirty pages must be written back first"
-    )]
-    DirtyPages {
+    /// Memory beyond the new end is in use by operations that go on; the reduction is continued by the next one.
+    #[error("cannot shrink to {asked_bytes} bytes now: the memory is in use")]
+    CannotShrink {
         /// The requested value.
         asked_bytes: u64,
-        /// Number of dirty pages, which may not be dropped.
-        dirty_pages: u64,
     },
-    /// Three quarters of the store's pages are already dirty.
-    #[error("{0} pages are dirty, which is the maximum")]
-    TooManyDirtyPages(u64),
     /// The kernel refused to free memory.
     #[error("cannot return memory to the kernel: {reason}")]
     CannotGiveBack {

@@ -80,11 +80,8 @@ fn look(
     let mut found = [0; PAGE_BYTES];
     let looks = pages.filter(|page| {
         let there = client.peek(handle(pool, *page), &mut found).unwrap();
-        assert!(
-            there.is_none() || found == content(*page),
-            "page {page} is wrong"
-        );
-        there.is_some()
+        assert!(!there || found == content(*page), "page {page} is wrong");
+        there
     });
     looks.count() as u64
 }
@@ -97,7 +94,7 @@ fn charged_bytes(stats: &StoreStats) -> u64 {
 /// Asserts that neither pages nor charges are left, and that the store holds only metadata.
 fn check_empty(store: &Store) {
     let stats = store.stats();
-    assert_eq!((stats.pages, stats.dirty_pages), (0, 0));
+    assert_eq!(stats.pages, 0);
     assert_eq!(
         (stats.compressed_raw_bytes, stats.compressed_frame_bytes),
         (0, 0)
@@ -271,8 +268,7 @@ fn nothing_is_charged_when_nothing_is_left() {
                     8 => client.put_each(&[handle; 3], |_, frame| *frame = page, |_, _| {}),
                     9..11 => drop(client.get(handle, &mut page).unwrap()),
                     11 => client.get_each(&[handle; 2], |_, _| {}),
-                    12 => drop(client.take_head(pool, &mut page).unwrap()),
-                    13 => drop(client.move_to_tail(handle).unwrap()),
+                    12..14 => drop(client.flush(handle).unwrap()),
                     14 => drop(
                         client
                             .flush_range(pool, handle.object, 0..=handle.index)

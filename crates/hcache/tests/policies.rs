@@ -300,7 +300,7 @@ impl Pool {
 
     fn has(&self, page: u32) -> bool {
         let found = self.0.peek(self.handle(page), &mut [0; PAGE_BYTES]);
-        found.unwrap().is_some()
+        found.unwrap()
     }
 }
 

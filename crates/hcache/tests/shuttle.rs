@@ -122,7 +122,7 @@ fn put_beside_get() {
         let scene = Scene::private();
         let handle = scene.handle(1);
         let threads = [
-            scene.start(move |calls| calls.put(handle, false)),
+            scene.start(move |calls| calls.put(handle)),
             scene.start(move |calls| {
                 calls.get(handle);
                 calls.get(handle);
@@ -138,16 +138,14 @@ fn put_beside_put_beside_get() {
         let scene = Scene::private();
         let handle = scene.handle(1);
         let threads = [
-            scene.start(move |calls| calls.put(handle, false)),
+            scene.start(move |calls| calls.put(handle)),
             scene.start(move |calls| {
-                calls.put(handle, true);
-                calls.move_to_tail(handle);
+                calls.put(handle);
+                calls.get(handle);
             }),
             scene.start(move |calls| {
                 calls.get(handle);
-                if let Some(peeked) = calls.peek(handle) {
-                    calls.mark_clean(handle, peeked);
-                }
+                calls.peek(handle);
             }),
         ];
         scene.check(PRIVATE, threads, &[handle]);
@@ -163,7 +161,7 @@ fn flush_pool_beside_puts() {
         let threads = [
             scene.start(move |calls| {
                 for handle in handles {
-                    calls.put(handle, false);
+                    calls.put(handle);
                 }
             }),
             scene.start(move |calls| {
@@ -174,8 +172,8 @@ fn flush_pool_beside_puts() {
             }),
             scene.start(move |calls| {
                 calls.get(handles[2]);
-                calls.put(handles[0], true);
-                calls.take_head(handles[0]);
+                calls.put(handles[0]);
+                calls.flush(handles[0]);
             }),
         ];
         scene.check(PRIVATE, threads, &handles);
@@ -194,7 +192,7 @@ fn flush_object_beside_puts() {
         let threads = [
             scene.start(move |calls| {
                 for handle in handles {
-                    calls.put(handle, false);
+                    calls.put(handle);
                 }
             }),
             scene.start(move |calls| {
@@ -218,13 +216,13 @@ fn a_shared_page_beside_its_flush() {
         let scene = Scene::new(ROOMY_BYTES, PoolOptions::shared(1));
         let handle = scene.handle(1);
         let threads = [
-            scene.start(move |calls| calls.put(handle, false)),
+            scene.start(move |calls| calls.put(handle)),
             scene.start(move |calls| {
                 calls.get(handle);
                 calls.get(handle);
             }),
             scene.start(move |calls| {
-                calls.mark_dirty(handle);
+                calls.peek(handle);
                 calls.flush(handle);
             }),
         ];
@@ -255,7 +253,7 @@ fn a_client_goes_beside_gets_of_another() {
         let handle = scene.handle(1);
         let threads = [
             scene.start(move |calls| {
-                calls.put(handle, false);
+                calls.put(handle);
                 calls.get(handle);
             }),
             scene.start(move |calls| {
@@ -370,12 +368,12 @@ fn resize_down_beside_put_and_get() {
         }
         let threads = [
             scene.start(move |calls| {
-                calls.put(handles[0], false);
-                calls.put(handles[1], false);
+                calls.put(handles[0]);
+                calls.put(handles[1]);
             }),
             scene.start(move |calls| {
                 calls.get(handles[0]);
-                calls.put(handles[0], true);
+                calls.put(handles[0]);
             }),
         ];
         shrink(client);
@@ -394,13 +392,13 @@ fn puts_beside_puts_where_a_pool_is_full() {
         let handles = [1, 2, 3, 4].map(|object| scene.handle(object));
         let threads = [
             scene.start(move |calls| {
-                calls.put(handles[0], false);
-                calls.put(handles[1], true);
+                calls.put(handles[0]);
+                calls.put(handles[1]);
                 calls.get(handles[2]);
             }),
             scene.start(move |calls| {
-                calls.put(handles[2], false);
-                calls.put(handles[3], false);
+                calls.put(handles[2]);
+                calls.put(handles[3]);
                 calls.get(handles[0]);
             }),
         ];
@@ -408,7 +406,7 @@ fn puts_beside_puts_where_a_pool_is_full() {
         scene.check(DROPPING, threads, &[]);
         let stats = client.store().stats();
         let pool = &stats.clients[0].pools[0];
-        assert!(pool.pages <= 2 && pool.dirty_pages <= 1, "{pool:?}");
+        assert!(pool.pages <= 2, "{pool:?}");
     });
 }
 
@@ -425,8 +423,8 @@ fn puts_beside_puts_where_the_store_is_full() {
         let handles = [1, 2].map(|object| scene.handle(object));
         let threads = handles.map(|handle| {
             scene.start(move |calls| {
-                calls.put(handle, false);
-                calls.put(handles[0], false);
+                calls.put(handle);
+                calls.put(handles[0]);
                 calls.get(handle);
             })
         });
@@ -462,7 +460,7 @@ fn flush_pool_beside_gets_of_a_shared_pool() {
             }),
             scene.start(move |calls| {
                 calls.get(handles[0]);
-                calls.move_to_tail(handles[2]);
+                calls.peek(handles[2]);
                 calls.get_each(&handles, FOREIGN);
             }),
         ];
@@ -478,17 +476,17 @@ fn a_replacing_put_in_a_full_store_beside_peeks() {
     explore(|| {
         let scene = Scene::new(StoreOptions::MIN_CAPACITY_BYTES, PoolOptions::private());
         let handles = [1, 2].map(|object| scene.handle(object));
-        let mut recorder = Recorder::new(&scene.clock, &scene.client);
-        recorder.put(handles[0], true);
-        recorder.put(handles[1], false);
-        let before = recorder.finish();
         for object in 100..400 {
             let handle = scene.handle(object);
             scene.client.put(handle, &[1; PAGE_BYTES]).unwrap();
         }
+        let mut recorder = Recorder::new(&scene.clock, &scene.client);
+        recorder.put(handles[0]);
+        recorder.put(handles[1]);
+        let before = recorder.finish();
         let threads = [
             scene.start(move |calls| {
-                calls.put(handles[0], false);
+                calls.put(handles[0]);
                 calls.put_each(&[handles[1], handles[0], handles[1]], FOREIGN);
             }),
             scene.start(move |calls| {
@@ -502,7 +500,6 @@ fn a_replacing_put_in_a_full_store_beside_peeks() {
         check(records.into_iter().chain([before]).collect(), DROPPING);
         let stats = scene.client.store().stats();
         assert!(stats.used_bytes <= stats.capacity_bytes);
-        assert_eq!(stats.dirty_pages, 0);
     });
 }
 
@@ -539,7 +536,7 @@ fn explore_full(sharing: Sharing, shared: bool, eviction: &'static EvictionPolic
             }),
             scene.start(move |calls| {
                 calls.get_each(&[second, first[0], second], FOREIGN);
-                calls.put(second, true);
+                calls.put(second);
                 calls.peek(second);
             }),
         ];

@@ -51,10 +51,10 @@ fn kept(client: &Client, pool: PoolId, count: u64) -> BTreeSet<u64> {
     let mut page = [0; PAGE_BYTES];
     let there = |number: &u64| {
         let found = client.peek(handle(pool, *number), &mut page).unwrap();
-        if found.is_some() {
+        if found {
             assert!(page == Content::Noise(*number).page(), "page {number}");
         }
-        found.is_some()
+        found
     };
     (0..count).filter(there).collect()
 }

@@ -75,29 +75,19 @@ fn play(recorder: &mut Recorder, pool: PoolId, round: u64, thread: u64, drops: b
     };
     let all: Vec<Handle> = (0..HANDLES).map(handle).collect();
     let each = |chance| each(&all, others(pool, round, thread), mixed(chance));
-    let mut peeked = vec![None; all.len()];
     for call in 0..CALLS {
         let chance = mixed(thread << 56 ^ call << 8 ^ round << 16);
         let which = usize::try_from(chance >> 40).expect("24 bits") % all.len();
         let handle = all[which];
         match chance % 32 {
-            0..6 => recorder.put(handle, false),
-            6..8 => recorder.put_each(&each(chance), FOREIGN),
-            8..10 => recorder.put(handle, true),
-            10..16 => {
+            0..8 => recorder.put(handle),
+            8..10 => recorder.put_each(&each(chance), FOREIGN),
+            10..18 => {
                 recorder.get(handle);
             }
-            16..18 => recorder.get_each(&each(chance), FOREIGN),
-            18..22 => peeked[which] = recorder.peek(handle).or(peeked[which]),
-            22..24 => recorder.flush(handle),
-            24 => recorder.move_to_tail(handle),
-            25 => recorder.mark_dirty(handle),
-            26..28 => {
-                if let Some(peeked) = peeked[which] {
-                    recorder.mark_clean(handle, peeked);
-                }
-            }
-            28 => recorder.take_head(handle),
+            18..20 => recorder.get_each(&each(chance), FOREIGN),
+            20..25 => recorder.peek(handle),
+            25..29 => recorder.flush(handle),
             29 => {
                 let count = recorder.flush_all(&all, Call::Flush(None), |client| {
                     client.flush_object(pool, round).unwrap()
@@ -113,14 +103,11 @@ fn play(recorder: &mut Recorder, pool: PoolId, round: u64, thread: u64, drops: b
             _ if drops => {
                 // Others that need room.
                 for index in 0..32 {
-                    recorder.put(
-                        Handle {
-                            object: u64::MAX - chance % 65536,
-                            index,
-                            pool,
-                        },
-                        false,
-                    );
+                    recorder.put(Handle {
+                        object: u64::MAX - chance % 65536,
+                        index,
+                        pool,
+                    });
                 }
             }
             _ => {
@@ -233,8 +220,7 @@ fn a_full_store_is_linearizable_for_each_handle() {
 fn a_store_that_is_resized_is_linearizable_for_each_handle() {
     run_all(2 << 20, true, |store, number| {
         turn(store, number);
-        // Refused while dirty pages are in its way.
-        let _ = store.resize((1 << 20) * (1 + number % 4));
+        store.resize((1 << 20) * (1 + number % 4)).unwrap();
         let stats = store.stats();
         assert!(stats.used_bytes <= stats.capacity_bytes);
     });
@@ -275,20 +261,12 @@ fn history(calls: &[(u64, u64, Call)]) -> Vec<Operation> {
 
 fn put(page: u64) -> Call {
     let outcome = PutOutcome::Stored { replaced: false };
-    Call::Put {
-        page,
-        dirty: false,
-        outcome,
-    }
+    Call::Put { page, outcome }
 }
 
 fn put_over(page: u64) -> Call {
     let outcome = PutOutcome::Stored { replaced: true };
-    Call::Put {
-        page,
-        dirty: false,
-        outcome,
-    }
+    Call::Put { page, outcome }
 }
 
 const PRIVATE: Rules = Rules {
@@ -372,34 +350,10 @@ fn the_check_allows_a_miss_only_where_pages_may_drop() {
     let missed = history(&[(0, 1, put(7)), (2, 3, Call::Get(None))]);
     assert!(!PRIVATE.explain(&missed));
     assert!(DROPPING.explain(&missed));
-    let outcome = PutOutcome::Stored { replaced: false };
-    let dirty = Call::Put {
-        page: 7,
-        dirty: true,
-        outcome,
-    };
-    let missed = history(&[(0, 1, dirty), (2, 3, Call::Get(None))]);
-    assert!(!DROPPING.explain(&missed));
     let back = history(&[
         (0, 1, put(7)),
         (2, 3, Call::Peek(None)),
         (4, 5, Call::Peek(Some(7))),
     ]);
     assert!(!DROPPING.explain(&back));
-}
-
-#[test]
-fn the_check_knows_a_page_marked_clean_that_had_been_replaced() {
-    let clean = history(&[
-        (0, 1, put(7)),
-        (2, 3, put_over(8)),
-        (4, 5, Call::MarkClean(7, true)),
-    ]);
-    assert!(!DROPPING.explain(&clean));
-    let clean = history(&[
-        (0, 1, put(7)),
-        (2, 5, put_over(8)),
-        (3, 4, Call::MarkClean(7, true)),
-    ]);
-    assert!(PRIVATE.explain(&clean));
 }

@@ -2,7 +2,7 @@
 //!
 //! In each shard a pool has two [queues](Queue) of pages. A policy chooses the queue whose tail a page enters, what a use
 //! in place does, and what becomes of the oldest page of a queue when the store needs room. The store does the rest:
-//! it keeps the queues, skips dirty pages, chooses the shard, the pool and the client to evict from, and, if it
+//! it keeps the queues, chooses the shard, the pool and the client to evict from, and, if it
 //! compresses, puts the pages that a policy gives up into one more queue of cold pages, which it drops in
 //! their order. A use of a cold page makes it enter a queue of the policy again, as one that was remembered.
 //!
@@ -128,8 +128,7 @@ impl std::fmt::Debug for EvictionPolicyRow {
 /// All policies, the default first.
 pub static EVICTION_POLICIES: [&EvictionPolicyRow; 3] = [&s3_fifo::ROW, &sieve::ROW, &lru::ROW];
 
-/// The policy under which the page unused for the longest time is evicted, which [`Client::take_head`](crate::Client::take_head)
-/// and [`Client::move_to_tail`](crate::Client::move_to_tail) are made for.
+/// The policy under which the page unused for the longest time is evicted.
 pub static LRU: &EvictionPolicyRow = &lru::ROW;
 
 /// The policy of a name.

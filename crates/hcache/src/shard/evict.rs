@@ -23,7 +23,7 @@ enum Step {
     Gone,
     /// A page was used and stays.
     Kept,
-    /// There is no page that is old enough and not dirty.
+    /// There is no page that is old enough.
     Nothing,
 }
 
@@ -73,11 +73,11 @@ impl Shard {
             ..
         } = self;
         let pool = pool_in(pools, slot);
-        let cold = pool.oldest_cold(descriptors);
+        let cold = pool.oldest_cold();
         let cold_is_small = pool.cold_bytes.cast_signed() * 2 <= pool.charged_bytes;
         let cools = common.compression && goal == Goal::Memory && (cold_is_small || cold.is_none());
         let judged = if cools || cold.is_none() {
-            pool.next_judged(descriptors)
+            pool.next_judged()
         } else {
             None
         };
@@ -98,7 +98,7 @@ impl Shard {
                 if self.cool(slot, id, remembered) {
                     return Step::Gone;
                 }
-                let cold = pool_in(&mut self.pools, slot).oldest_cold(&self.descriptors);
+                let cold = pool_in(&mut self.pools, slot).oldest_cold();
                 cold.map_or(Step::Nothing, |id| self.drop_cold(slot, id, until))
             }
             Verdict::Evicted { remembered } => {
@@ -108,7 +108,7 @@ impl Shard {
         }
     }
 
-    /// Drops the oldest cold page that is not dirty, if it is that old.
+    /// Drops the oldest cold page, if it is that old.
     fn drop_cold(&mut self, slot: usize, id: u32, until: u64) -> Step {
         let page = &self.descriptors[id];
         if page.stamp() > until {
@@ -172,11 +172,8 @@ impl Shard {
         let cold_bytes = self.content_bytes(self.descriptors[id].place()) + DESCRIPTION_BYTES;
         let pool = pool_in(&mut self.pools, slot);
         pool.cold_bytes += cold_bytes;
-        let newest = some(pool.lists[COLD].newest());
-        let newest_stamp = newest.map_or(0, |id| self.descriptors[id].stamp());
         let stamp = if self.common.eviction.is_stack {
-            // A page that was dirty comes late.
-            self.descriptors[id].stamp().max(newest_stamp)
+            self.descriptors[id].stamp()
         } else {
             // Two queues have no order in common. With new stamps, cold pages stay equally long in all shards.
             self.next_stamp()

@@ -73,7 +73,6 @@ impl Shard {
                 self.descriptors[id].index,
                 EventKind::Flushed,
             );
-            self.set_dirty(slot, id, false);
             self.unlink(slot, id);
             self.forget(slot, id);
         }

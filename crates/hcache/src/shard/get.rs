@@ -5,7 +5,7 @@ use super::{PAGE_CHARGE_BYTES, RAW_BYTES, Request, Shard, Step};
 use crate::arena::Frames;
 use crate::contents::EntryId;
 use crate::descriptor::{Descriptor, Place};
-use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, Version, contents, packed};
+use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, contents, packed};
 
 impl Shard {
     /// Calls `read` with a page's contents.
@@ -65,7 +65,7 @@ impl Shard {
         self.descriptors.prefetch(descriptor.older);
         self.descriptors.prefetch(descriptor.newer);
         let inclusive = self.pool(slot).inclusive;
-        let kind = if inclusive || descriptor.is_dirty() {
+        let kind = if inclusive {
             EventKind::Kept
         } else {
             EventKind::Hit
@@ -80,7 +80,7 @@ impl Shard {
             self.use_page(slot, id);
             self.unpack(slot, id);
             self.publish(slot);
-        } else if !descriptor.is_dirty() {
+        } else {
             self.remove_page(slot, id);
             self.remember_taken(slot, hash, handle.index);
             self.publish(slot);
@@ -155,7 +155,7 @@ impl Shard {
             return Ok(None);
         };
         let page = &self.descriptors[id];
-        let (Place::Frame(frame), false) = (page.place(), page.is_dirty()) else {
+        let Place::Frame(frame) = page.place() else {
             return Ok(None);
         };
         self.observe(
@@ -268,12 +268,12 @@ impl Shard {
         hash: u64,
         handle: &Handle,
         page: &mut Page,
-    ) -> Result<Option<Version>, Error> {
+    ) -> Result<bool, Error> {
         self.find_pool(client, handle.pool)?;
         let Some(id) = self.find(hash, handle) else {
-            return Ok(None);
+            return Ok(false);
         };
         self.read(id, |frame| *page = *frame);
-        Ok(Some(Version(self.descriptors[id].version.into())))
+        Ok(true)
     }
 }

@@ -3,8 +3,6 @@
 use super::{COLD, some};
 
 use crate::account::{Account, PoolTotals};
-use crate::arena::Arena;
-use crate::descriptor::Descriptor;
 use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue};
 use crate::ghost::PoolGhosts;
 use crate::list::List;
@@ -58,7 +56,6 @@ pub(crate) struct Pool {
     /// Bytes charged for its pages here. Below zero if contents shared with other shards were charged
     /// there.
     pub(super) charged_bytes: i64,
-    pub(crate) dirty: u64,
     pub(crate) packed: u64,
     /// Pages that share a frame or need none.
     pub(crate) frameless: u64,
@@ -92,7 +89,6 @@ impl Pool {
             ghosts: PoolGhosts::default(),
             cold_bytes: 0,
             charged_bytes: 0,
-            dirty: 0,
             packed: 0,
             frameless: 0,
             objects: 0,
@@ -100,10 +96,10 @@ impl Pool {
         }
     }
 
-    /// The oldest cold page that is not dirty.
+    /// The oldest cold page.
     #[inline(always)]
-    pub(super) fn oldest_cold(&mut self, descriptors: &Arena<Descriptor>) -> Option<u32> {
-        some(self.lists[COLD].oldest_clean(descriptors))
+    pub(super) fn oldest_cold(&self) -> Option<u32> {
+        some(self.lists[COLD].oldest())
     }
 
     /// Number of pages in the queues.
@@ -114,19 +110,18 @@ impl Pool {
 
     /// The page to be judged next, and its queue.
     #[inline(always)]
-    pub(super) fn next_judged(&mut self, descriptors: &Arena<Descriptor>) -> Option<(Queue, u32)> {
+    pub(super) fn next_judged(&self) -> Option<(Queue, u32)> {
         let queue = self.policy.next(self.queue_pages());
-        [queue, queue.other()].into_iter().find_map(|queue| {
-            let id = self.lists[queue.index()].oldest_clean(descriptors);
-            Some((queue, some(id)?))
-        })
+        [queue, queue.other()]
+            .into_iter()
+            .find_map(|queue| Some((queue, some(self.lists[queue.index()].oldest())?)))
     }
 
     /// The page to be dropped or judged next.
     #[inline(always)]
-    pub(super) fn next_evicted(&mut self, descriptors: &Arena<Descriptor>) -> Option<u32> {
-        let cold = self.oldest_cold(descriptors);
-        cold.or_else(|| self.next_judged(descriptors).map(|(_, id)| id))
+    pub(super) fn next_evicted(&self) -> Option<u32> {
+        let cold = self.oldest_cold();
+        cold.or_else(|| self.next_judged().map(|(_, id)| id))
     }
 
     /// Number of pages it has in this shard.

@@ -15,7 +15,6 @@ use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sh
 pub(crate) struct Put<F> {
     pub(crate) hash: u64,
     pub(crate) handle: Handle,
-    pub(crate) dirty: bool,
     /// Writes the page, if it does not come in a frame.
     pub(crate) fill: Option<F>,
     /// The object's record found by the prefetch, or `NIL`.
@@ -60,11 +59,6 @@ impl Shard {
         Ok(outcome)
     }
 
-    pub(super) fn may_dirty(&self) -> bool {
-        self.common.dirty_pages.load(Ordering::Relaxed)
-            < self.common.dirty_limit.load(Ordering::Relaxed)
-    }
-
     /// Replaces a page's contents. If it needs something first, the older contents stay.
     pub(super) fn replace<F: FnOnce(&mut Page)>(
         &mut self,
@@ -73,9 +67,6 @@ impl Shard {
         put: &mut Put<F>,
     ) -> Result<PutOutcome, Need> {
         let slot = found.slot;
-        if put.dirty && !self.descriptors[id].is_dirty() && !self.may_dirty() {
-            return Err(Need::Clean);
-        }
         if let Place::Frame(older) = self.descriptors[id].place() {
             self.use_page(slot, id);
             if let Some(frame) = put.frame.take() {
@@ -96,8 +87,6 @@ impl Shard {
             self.pool(slot).charged_bytes += RAW_BYTES;
             self.descriptors[id].set_place(Place::Frame(frame));
         }
-        self.set_dirty(slot, id, put.dirty);
-        self.descriptors[id].version = self.next_version();
         self.descriptors[id].set_incompressible(false);
         self.counters(found).puts_replaced += 1;
         self.fill(slot, id, put);
@@ -128,9 +117,6 @@ impl Shard {
         put: &mut Put<F>,
     ) -> Result<PutOutcome, Need> {
         let slot = found.slot;
-        if put.dirty && !self.may_dirty() {
-            return Err(Need::Clean);
-        }
         let pool = self.pool(slot);
         if !pool.totals.try_add_page() {
             return Err(Need::PoolCapacity(pool.totals.clone()));
@@ -146,9 +132,6 @@ impl Shard {
                 self.fill(slot, id, put);
                 if self.common.sharing != Sharing::Off {
                     self.share(found, id);
-                }
-                if put.dirty {
-                    self.set_dirty(slot, id, true);
                 }
                 Ok(PutOutcome::Stored { replaced: false })
             }
@@ -179,14 +162,9 @@ impl Shard {
             },
         };
         let stamp = self.next_stamp();
-        let version = self.next_version();
-        let id = self.descriptors.insert(Descriptor::new(
-            record,
-            index,
-            Place::Frame(frame),
-            stamp,
-            version,
-        ));
+        let id =
+            self.descriptors
+                .insert(Descriptor::new(record, index, Place::Frame(frame), stamp));
         let inserted = self.tree.insert(
             &mut self.table[record].root,
             index,

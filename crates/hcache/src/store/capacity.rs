@@ -36,7 +36,7 @@ pub(super) struct Bound {
     pub(super) top: u32,
     /// Frames up to here may have memory: `top`, unless a shrink is [unfinished](Self::unfinished).
     pub(super) given_back_to: u32,
-    /// A shrink met more dirty pages than it could move: some may still be beyond `top`.
+    /// A shrink could not move all pages: some may still be beyond `top`.
     pub(super) unfinished: bool,
     /// Nothing is left beyond `top`; of a shrink in steps.
     pub(super) cleared: bool,
@@ -85,14 +85,18 @@ impl Inner {
     ) -> Result<(), Error> {
         if bound.unfinished {
             self.clear_beyond(bound.top)
-                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
+                .map_err(|NoFrame| Error::CannotShrink {
+                    asked_bytes: capacity_bytes,
+                })?;
             self.give_back(bound)?;
         }
         let excess_frames = self.move_top(bound, capacity_bytes, outside_bytes)?;
         if bound.unfinished {
             self.drop_frames(u64::from(excess_frames));
             self.clear_beyond(bound.top)
-                .map_err(|NoFrame| self.dirty_error(capacity_bytes))?;
+                .map_err(|NoFrame| Error::CannotShrink {
+                    asked_bytes: capacity_bytes,
+                })?;
             self.give_back(bound)?;
         }
         bound.capacity_bytes = capacity_bytes;
@@ -129,12 +133,6 @@ impl Inner {
             top -= top % HUGE_PAGE_FRAMES;
         }
         let common = &self.common;
-        let dirty_limit = u64::from(top) / 4 * 3;
-        let old_limit = common.dirty_limit.swap(dirty_limit, Ordering::SeqCst);
-        if common.dirty_pages.load(Ordering::SeqCst) > dirty_limit {
-            common.dirty_limit.store(old_limit, Ordering::SeqCst);
-            return Err(self.dirty_error(capacity_bytes));
-        }
         let magazine_frames =
             (top as usize / (64 * self.shards.len())).clamp(1, Magazine::MOST_FRAMES);
         common
@@ -197,14 +195,6 @@ impl Inner {
         } = *bound;
         // Regaining the room is not urgent: if it fails, another change does it.
         let _ = self.set_bound(&mut bound, target_bytes, outside_bytes);
-    }
-
-    pub(super) fn dirty_error(&self, asked_bytes: u64) -> Error {
-        let dirty_pages = self.common.dirty_pages.load(Ordering::Relaxed);
-        Error::DirtyPages {
-            asked_bytes,
-            dirty_pages,
-        }
     }
 
     pub(super) fn return_frames(&self, frames: Range<u32>) -> Result<(), Error> {
@@ -361,7 +351,7 @@ impl Inner {
         oldest(true).or_else(|| oldest(false))
     }
 
-    /// Drops a client's pages until it is below its ceiling, or only dirty ones are left.
+    /// Drops a client's pages until it is below its ceiling.
     pub(super) fn respect_ceiling(&self, account: &Account) {
         while account.is_above_ceiling() && self.evict_from(account, BATCH, Goal::Pages).pages > 0 {
         }

@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 
 use super::{Inner, Store};
 
-use crate::account::{Account, OldestPage};
+use crate::account::Account;
 use crate::shard::{RUN, Shard};
 use crate::sync::{Arc, MutexGuard};
-use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome, TakenPage, Version};
+use crate::{ClientId, Error, Handle, Page, PoolId, PoolOptions, PutOutcome};
 
 /// A client of a store. Its operations may be called from several threads. When it is dropped,
 /// everything that only it held is released at once.
@@ -44,7 +44,7 @@ impl Client {
     /// Makes a pool, or joins the shared pool of that key in the client's group (whose capacity then stays as it is).
     ///
     /// # Errors
-    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::DirtyPages`] if there is no room for the
+    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::CannotShrink`] if there is no room for the
     /// pool's metadata.
     pub fn create_pool(&self, options: PoolOptions) -> Result<PoolId, Error> {
         let id = self.inner().create_pool(&self.account, options)?;
@@ -55,7 +55,7 @@ impl Client {
         Ok(id)
     }
 
-    /// Leaves a pool; with its last client it is destroyed and its pages, dirty ones too, are dropped.
+    /// Leaves a pool; with its last client it is destroyed and its pages are dropped.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -63,8 +63,7 @@ impl Client {
         self.inner().leave_pool(&self.account, pool)
     }
 
-    /// Changes the maximum number of pages of a pool. A reduction takes effect before the call returns, except for
-    /// dirty pages.
+    /// Changes the maximum number of pages of a pool. A reduction takes effect before the call returns.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -104,17 +103,7 @@ impl Client {
         handle: Handle,
         fill: impl FnOnce(&mut Page),
     ) -> Result<PutOutcome, Error> {
-        self.inner().put(self.id(), handle, false, fill)
-    }
-
-    /// Puts a page that is not on storage yet: it is not dropped before it is [marked clean](Self::mark_clean), and a
-    /// get leaves it in place. Refused if three quarters of the store are dirty.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`].
-    pub fn put_dirty(&self, handle: Handle, page: &Page) -> Result<PutOutcome, Error> {
-        self.inner()
-            .put(self.id(), handle, true, |frame| frame.copy_from_slice(page))
+        self.inner().put(self.id(), handle, fill)
     }
 
     /// Gets a page into `page`, which is unchanged if there is none. Returns whether there was one.
@@ -170,16 +159,16 @@ impl Client {
         }
     }
 
-    /// Copies a page, without removing it or counting that as a use.
+    /// Copies a page, without removing it or counting that as a use. Returns whether there was one.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
-    pub fn peek(&self, handle: Handle, page: &mut Page) -> Result<Option<Version>, Error> {
+    pub fn peek(&self, handle: Handle, page: &mut Page) -> Result<bool, Error> {
         let (mut shard, hash) = self.locate(&handle);
         shard.peek(self.id(), hash, &handle, page)
     }
 
-    /// Drops a page, dirty or not. Returns whether it was there.
+    /// Drops a page. Returns whether it was there.
     ///
     /// # Errors
     /// [`Error::NoSuchPool`].
@@ -222,50 +211,6 @@ impl Client {
                 .flush_pool(self.id(), pool, number == 0)?;
         }
         Ok(flushed)
-    }
-
-    /// Uses a page in place: under LRU it becomes the most recently used one of its pool. Returns whether it is there.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`].
-    pub fn move_to_tail(&self, handle: Handle) -> Result<bool, Error> {
-        let (mut shard, hash) = self.locate(&handle);
-        shard.move_to_tail(self.id(), hash, &handle)
-    }
-
-    /// Removes the page of a pool that came first to its place in its queue, dirty or not, into `page`; under LRU, the least
-    /// recently used one. Exactly that page in a store of one shard; with more shards, accurate to within a few operations.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`].
-    pub fn take_head(&self, pool: PoolId, page: &mut Page) -> Result<Option<TakenPage>, Error> {
-        let inner = self.inner();
-        let totals = inner.shard(0).totals(self.id(), pool)?;
-        while let Some(oldest) = OldestPage::of(&totals) {
-            if let Some(taken) = inner.shard(oldest.shard).take_head(self.id(), pool, page)? {
-                return Ok(Some(taken));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Marks a page dirty. Returns whether it is there.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`]; [`Error::TooManyDirtyPages`] if three quarters of the store are dirty.
-    pub fn mark_dirty(&self, handle: Handle) -> Result<bool, Error> {
-        let (mut shard, hash) = self.locate(&handle);
-        shard.mark_dirty(self.id(), hash, &handle)
-    }
-
-    /// Marks a page clean if its contents are still those of `version` (from [`peek`](Self::peek)). Returns whether
-    /// it did.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`].
-    pub fn mark_clean(&self, handle: Handle, version: Version) -> Result<bool, Error> {
-        let (mut shard, hash) = self.locate(&handle);
-        shard.mark_clean(self.id(), hash, &handle, version)
     }
 }
 

@@ -6,7 +6,7 @@ use super::Inner;
 use super::capacity::TRIES;
 
 use crate::arena::NIL;
-use crate::shard::{CHUNK_PAGES, Common, EvictionGain, Goal, Need, Put, RUN, Request, Step};
+use crate::shard::{CHUNK_PAGES, Common, Goal, Need, Put, RUN, Request, Step};
 use crate::sync::{Ordering, RwLockReadGuard, lock};
 use crate::{ClientId, Error, Handle, Page, PoolId, PutOutcome, sync};
 
@@ -68,7 +68,6 @@ impl Inner {
         &self,
         client: ClientId,
         handle: Handle,
-        dirty: bool,
         fill: F,
     ) -> Result<PutOutcome, Error> {
         let hash = self.common.object_hash(handle.pool.0, handle.object);
@@ -76,7 +75,6 @@ impl Inner {
         let mut put = Put {
             hash,
             handle,
-            dirty,
             fill: Some(fill),
             object: NIL,
             frame: None,
@@ -101,7 +99,6 @@ impl Inner {
                 Need::Frames => self.evict_somebody(self.batch(), Goal::Memory),
                 Need::Ceiling(account) => self.evict_from(&account, self.batch(), Goal::Memory),
                 Need::PoolCapacity(pool) => self.evict_from_pool(&pool, 1),
-                Need::Clean => EvictionGain::default(),
             };
             if won.pages == 0 {
                 break;
@@ -176,7 +173,6 @@ impl Inner {
                 let mut put = Put {
                     hash: request.hash,
                     handle: request.handle,
-                    dirty: false,
                     fill: frame
                         .is_none()
                         .then_some(|page: &mut Page| fill(request.number, page)),

@@ -7,7 +7,7 @@ use super::registry::{ClientRecord, PoolRecord};
 
 use crate::account::OldestPage;
 use crate::shard::Shard;
-use crate::sync::{Ordering, lock};
+use crate::sync::lock;
 use crate::{ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, StoreStats};
 
 /// Sums over shards.
@@ -26,7 +26,6 @@ struct ShardTotals {
 #[derive(Clone, Copy, Default)]
 struct PoolCounts {
     pages: u64,
-    dirty: u64,
     packed: u64,
     objects: u64,
     counters: Counters,
@@ -40,7 +39,6 @@ impl ShardTotals {
         for pool in shard.pools.iter().flatten() {
             let sum = self.pools.entry(pool.id).or_default();
             sum.pages += pool.pages();
-            sum.dirty += pool.dirty;
             sum.packed += pool.packed;
             // An object in several shards is counted in each; see `PoolStats::objects`.
             sum.objects += pool.objects;
@@ -71,7 +69,6 @@ impl Inner {
                 members: record.members.clone(),
                 capacity_pages: record.totals.capacity_pages(),
                 pages: counted.pages,
-                dirty_pages: counted.dirty,
                 compressed_pages: counted.packed,
                 objects: counted.objects,
                 oldest_age: OldestPage::of(&record.totals).map(|oldest| registry.age(oldest.stamp)),
@@ -133,7 +130,6 @@ impl Inner {
             compressed_raw_bytes: shards.pools.values().map(|pool| pool.packed).sum::<u64>()
                 * frame_bytes,
             pages: shards.pools.values().map(|pool| pool.pages).sum(),
-            dirty_pages: self.common.dirty_pages.load(Ordering::Relaxed),
             deduplicated_pages: shards
                 .deduplicated_pages
                 .saturating_sub(self.common.contents.entries() as u64),

@@ -45,7 +45,7 @@ impl Inner {
         let common = &self.common;
         if common.compression || common.sharing != Sharing::Off {
             self.clear_beyond(bound.top)
-                .map_err(|NoFrame| self.dirty_error(asked_bytes))?;
+                .map_err(|NoFrame| Error::CannotShrink { asked_bytes })?;
             self.give_back(bound)?;
         } else if bound.cleared {
             self.give_back_some(bound, pages_max)?;
@@ -86,7 +86,7 @@ impl Inner {
                                 shard.magazine.spill();
                             }
                             return match lock(&self.common.free).len() {
-                                0 => Err(self.dirty_error(asked_bytes)),
+                                0 => Err(Error::CannotShrink { asked_bytes }),
                                 _ => Ok(false),
                             };
                         }

@@ -2,8 +2,8 @@
 //!
 //! A history of one handle is *linearizable* if each call can be given a point in time between its invocation and its
 //! response so that the answers are those of calls made one after another at these times, on a place that holds a page
-//! or none: a put fills it, a get empties it (a private pool, the page clean) or leaves it, a flush empties it. In a
-//! store that is short of room the place may also lose a clean page at any time, and a put may empty it instead.
+//! or none: a put fills it, a get empties it (a private pool) or leaves it, a flush empties it. In a
+//! store that is short of room the place may also lose its page at any time, and a put may empty it instead.
 //!
 //! The search for such an order is that of Wing and Gong (1993), with Lowe's cache of visited states (2017): try each
 //! call next that no other one precedes wholly. It is complete: it finds an order if there is one.
@@ -11,19 +11,15 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plimsoll_hcache::{Client, Error, Handle, PAGE_BYTES, Page, PoolId, PutOutcome, Version};
+use plimsoll_hcache::{Client, Error, Handle, PAGE_BYTES, Page, PoolId, PutOutcome};
 
 use crate::random::mixed;
 
 /// A call and its answer. A page is identified by its number, which its contents contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// A put, of a dirty page or a clean one.
-    Put {
-        page: u64,
-        dirty: bool,
-        outcome: PutOutcome,
-    },
+    /// A put.
+    Put { page: u64, outcome: PutOutcome },
     /// A get and what it found.
     Get(Option<u64>),
     /// A peek and what it found.
@@ -32,14 +28,6 @@ pub enum Call {
     Flush(Option<bool>),
     /// A flush of the whole pool, which may leave a page whose put had not returned when it began.
     FlushPool,
-    /// A page made the most recently used one, if it was there.
-    MoveToTail(bool),
-    /// A page marked dirty, if it was there.
-    MarkDirty(bool),
-    /// This page marked clean, if it was still there.
-    MarkClean(u64, bool),
-    /// This page taken from the head of its pool.
-    Take { page: u64, dirty: bool },
 }
 
 /// A call, and its interval in time.
@@ -67,45 +55,34 @@ pub fn operation(start: u64, end: u64, call: Call) -> Operation {
 pub struct Rules {
     /// A get leaves the page there.
     pub shared: bool,
-    /// Clean pages may be dropped at any time, and puts be refused.
+    /// Pages may be dropped at any time, and puts be refused.
     pub drops: bool,
 }
 
-/// The page under a handle, and whether it is dirty.
-type State = Option<(u64, bool)>;
+/// The page under a handle.
+type State = Option<u64>;
 
 impl Rules {
     /// Returns the state after a call with its answer, `None` if that answer is impossible.
     fn after(self, state: State, call: Call) -> Option<State> {
-        let page = state.map(|(page, _)| page);
         match call {
             Call::Put {
                 page,
-                dirty,
                 outcome: PutOutcome::Stored { replaced },
-            } => (state.is_some() == replaced).then_some(Some((page, dirty))),
+            } => (state.is_some() == replaced).then_some(Some(page)),
             Call::Put {
                 outcome: PutOutcome::Refused { flushed },
                 ..
             } => (self.drops && state.is_some() == flushed).then_some(None),
             Call::Get(found) => {
-                let left = state.filter(|(_, dirty)| self.shared || *dirty);
-                (page == found).then_some(left)
+                let left = state.filter(|_| self.shared);
+                (state == found).then_some(left)
             }
-            Call::Peek(found) => (page == found).then_some(state),
+            Call::Peek(found) => (state == found).then_some(state),
             Call::Flush(there) => there
                 .is_none_or(|there| state.is_some() == there)
                 .then_some(None),
             Call::FlushPool => Some(None),
-            Call::MoveToTail(there) => (state.is_some() == there).then_some(state),
-            Call::MarkDirty(there) => {
-                (state.is_some() == there).then_some(page.map(|page| (page, true)))
-            }
-            Call::MarkClean(expected, true) => {
-                (page == Some(expected)).then_some(Some((expected, false)))
-            }
-            Call::MarkClean(expected, false) => (page != Some(expected)).then_some(state),
-            Call::Take { page, dirty } => (state == Some((page, dirty))).then_some(None),
         }
     }
 
@@ -114,7 +91,7 @@ impl Rules {
         assert!(history.len() <= 128, "a history of {} calls", history.len());
         let all = (0..history.len()).fold(0, |all, at| all | 1 << at);
         let is_young = |state: State, moment: u64| {
-            let put = |operation: &&Operation| matches!(operation.call, Call::Put { page, .. } if Some(page) == state.map(|(page, _)| page));
+            let put = |operation: &&Operation| matches!(operation.call, Call::Put { page, .. } if Some(page) == state);
             history.iter().find(put).is_some_and(|put| put.end > moment)
         };
         let (mut seen, mut left) = (HashSet::new(), vec![(0u128, State::None)]);
@@ -134,8 +111,7 @@ impl Rules {
             };
             for at in to_do().filter(is_next) {
                 let (operation, done) = (history[at], done | 1 << at);
-                let may_drop = self.drops && state.is_some_and(|(_, dirty)| !dirty);
-                let states = [Some(state), may_drop.then_some(None)];
+                let states = [Some(state), self.drops.then_some(None)];
                 let after = |state| self.after(state, operation.call);
                 left.extend(
                     states
@@ -195,14 +171,12 @@ pub struct Recorder<'a> {
     client: &'a Client,
     page: Page,
     operations: Vec<(Handle, Operation)>,
-    versions: Vec<(Handle, Version, u64)>,
 }
 
 /// The records of one thread.
 #[derive(Debug, Default)]
 pub struct Record {
     operations: Vec<(Handle, Operation)>,
-    versions: Vec<(Handle, Version, u64)>,
 }
 
 impl<'a> Recorder<'a> {
@@ -213,7 +187,6 @@ impl<'a> Recorder<'a> {
             client,
             page: [0; PAGE_BYTES],
             operations: Vec::new(),
-            versions: Vec::new(),
         }
     }
 
@@ -221,7 +194,6 @@ impl<'a> Recorder<'a> {
     pub fn finish(self) -> Record {
         Record {
             operations: self.operations,
-            versions: self.versions,
         }
     }
 
@@ -231,18 +203,13 @@ impl<'a> Recorder<'a> {
     }
 
     /// Puts a page of a number never used before.
-    pub fn put(&mut self, handle: Handle, dirty: bool) {
+    pub fn put(&mut self, handle: Handle) {
         let number = self.clock.next();
         let page = page_of(number);
         let start = self.clock.next();
-        let outcome = if dirty {
-            self.client.put_dirty(handle, &page)
-        } else {
-            self.client.put(handle, &page)
-        };
+        let outcome = self.client.put(handle, &page);
         let call = Call::Put {
             page: number,
-            dirty,
             outcome: outcome.unwrap(),
         };
         self.record(handle, start, call);
@@ -272,7 +239,6 @@ impl<'a> Recorder<'a> {
             }
             let call = Call::Put {
                 page: numbers[at],
-                dirty: false,
                 outcome: outcome.unwrap(),
             };
             let put = Operation {
@@ -299,15 +265,11 @@ impl<'a> Recorder<'a> {
     }
 
     /// Peeks at a page.
-    pub fn peek(&mut self, handle: Handle) -> Option<(Version, u64)> {
+    pub fn peek(&mut self, handle: Handle) {
         let start = self.clock.next();
-        let version = self.client.peek(handle, &mut self.page).unwrap();
-        let found = version.map(|version| (version, number_of(&self.page)));
-        self.record(handle, start, Call::Peek(found.map(|found| found.1)));
-        if let Some((version, number)) = found {
-            self.versions.push((handle, version, number));
-        }
-        found
+        let there = self.client.peek(handle, &mut self.page).unwrap();
+        let found = there.then(|| number_of(&self.page));
+        self.record(handle, start, Call::Peek(found));
     }
 
     /// Flushes a page.
@@ -332,61 +294,18 @@ impl<'a> Recorder<'a> {
         }
         count
     }
-
-    /// Makes a page the most recently used one.
-    pub fn move_to_tail(&mut self, handle: Handle) {
-        let start = self.clock.next();
-        let there = self.client.move_to_tail(handle).unwrap();
-        self.record(handle, start, Call::MoveToTail(there));
-    }
-
-    /// Marks a page dirty.
-    pub fn mark_dirty(&mut self, handle: Handle) {
-        let start = self.clock.next();
-        let there = self.client.mark_dirty(handle).unwrap();
-        self.record(handle, start, Call::MarkDirty(there));
-    }
-
-    /// Marks a page clean that a peek found.
-    pub fn mark_clean(&mut self, handle: Handle, (version, number): (Version, u64)) {
-        let start = self.clock.next();
-        let done = self.client.mark_clean(handle, version).unwrap();
-        self.record(handle, start, Call::MarkClean(number, done));
-    }
-
-    /// Takes the head of the pool that `handle` is in.
-    pub fn take_head(&mut self, handle: Handle) {
-        let start = self.clock.next();
-        let taken = self.client.take_head(handle.pool, &mut self.page).unwrap();
-        if let Some(taken) = taken {
-            let call = Call::Take {
-                page: number_of(&self.page),
-                dirty: taken.dirty,
-            };
-            self.record(taken.handle, start, call);
-        }
-    }
 }
 
-/// Asserts that the records of all threads are linearizable for each handle, and that no version identifies
-/// two pages.
+/// Asserts that the records of all threads are linearizable for each handle.
 ///
 /// # Panics
 ///
 /// If they are not, with the history that is not.
 pub fn check(records: Vec<Record>, rules: Rules) {
     let mut histories: BTreeMap<Handle, Vec<Operation>> = BTreeMap::new();
-    let mut versions = HashMap::new();
     for record in records {
         for (handle, operation) in record.operations {
             histories.entry(handle).or_default().push(operation);
-        }
-        for (handle, version, number) in record.versions {
-            let known = versions.entry((handle, version)).or_insert(number);
-            assert_eq!(
-                *known, number,
-                "pages of one version {version:?} of {handle:?}"
-            );
         }
     }
     for (handle, mut history) in histories {

@@ -1,11 +1,10 @@
 //! The naive twin of the store: the last page put under each handle, in maps, and the answers that this allows.
 //!
-//! A store may refuse puts and drop clean pages, so most of its answers are not determined; but each must be one that
+//! A store may refuse puts and drop pages, so most of its answers are not determined; but each must be one that
 //! *some* such store gives:
 //!
 //! - A hit is the page last put under the handle, every byte of it, not flushed, removed or missed since. A miss is
 //!   recorded: a page that missed once does not come back.
-//! - A dirty page is never missed.
 //! - Counts and outcomes that reveal a page's presence agree with that.
 //! - With one shard and under LRU, pages leave a pool in LRU order: whatever is found older than a page that left is an
 //!   error. (Not so with compression, where a page that shares its frame may leave with another. Other policies have
@@ -15,13 +14,13 @@
 //!
 //! Where nothing can push a page out (`Rules::roomy`), answers are determined, and must be those.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use plimsoll_hcache::{
     Client, ClientId, ClientOptions, Counters, Error, Handle, LRU, PAGE_BYTES, Page, PoolId,
-    PoolKind, PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats, Version,
+    PoolKind, PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats,
 };
 
 use crate::content::Content;
@@ -41,9 +40,6 @@ const DESCRIPTION_BYTES: u64 = 40;
 
 /// What it may charge a page of one word more than that, in bytes: such pages may lie far apart.
 const WORD_BYTES: u64 = 216;
-
-/// Maximum number of dirty pages in existence: a few short of 1 MiB of them.
-const DIRTY_PAGES: u64 = 100;
 
 const OBJECTS: [u64; 8] = [0, 1, 2, 255, 1 << 32, 1 << 63, u64::MAX - 1, u64::MAX];
 
@@ -90,7 +86,6 @@ pub enum Kind {
     Put,
     PutRun,
     PutEach,
-    PutDirty,
     Get,
     GetRun,
     GetEach,
@@ -99,11 +94,6 @@ pub enum Kind {
     FlushRange,
     FlushObject,
     FlushPool,
-    MoveToTail,
-    TakeHead,
-    MarkDirty,
-    MarkClean,
-    WriteBack,
     CreatePool,
     DestroyPool,
     SetPoolCapacity,
@@ -130,12 +120,6 @@ pub const EVEN: &Weights = &[
     (Kind::FlushRange, 3),
     (Kind::FlushObject, 1),
     (Kind::FlushPool, 1),
-    (Kind::MoveToTail, 4),
-    (Kind::TakeHead, 4),
-    (Kind::PutDirty, 3),
-    (Kind::MarkDirty, 2),
-    (Kind::MarkClean, 4),
-    (Kind::WriteBack, 1),
     (Kind::CreatePool, 2),
     (Kind::DestroyPool, 1),
     (Kind::SetPoolCapacity, 2),
@@ -185,11 +169,8 @@ type Key = (u64, u32);
 #[derive(Debug)]
 struct Entry {
     content: Content,
-    dirty: bool,
     /// When it was last used: its place in LRU order.
     used: u64,
-    /// As reported by a peek.
-    version: Option<Version>,
 }
 
 #[derive(Debug)]
@@ -204,11 +185,6 @@ struct Pool {
     exact: bool,
     entries: BTreeMap<Key, Entry>,
     order: BTreeMap<u64, Key>,
-    dirty_pages: u64,
-    /// Maximum number of dirty pages so far: so many may be above a capacity even when they are clean, until a put.
-    most_dirty_pages: u64,
-    /// Versions of pages that are no more.
-    stale: HashMap<Key, Version>,
     /// Its expected counters; `evicted_pages` only if `exact`.
     counters: Counters,
     /// Pages put where there was none, less those known to have gone.
@@ -223,25 +199,14 @@ impl Pool {
     fn remove(&mut self, key: Key) -> Option<Entry> {
         let entry = self.entries.remove(&key)?;
         self.order.remove(&entry.used);
-        self.dirty_pages -= u64::from(entry.dirty);
-        if let Some(version) = entry.version {
-            self.stale.insert(key, version);
-        }
         Some(entry)
     }
 
-    fn insert(&mut self, key: Key, content: Content, dirty: bool, now: u64) {
+    fn insert(&mut self, key: Key, content: Content, now: u64) {
         self.remove(key);
-        let entry = Entry {
-            content,
-            dirty,
-            used: now,
-            version: None,
-        };
+        let entry = Entry { content, used: now };
         self.entries.insert(key, entry);
         self.order.insert(now, key);
-        self.dirty_pages += u64::from(dirty);
-        self.most_dirty_pages = self.most_dirty_pages.max(self.dirty_pages);
     }
 
     fn touch(&mut self, key: Key, now: u64) {
@@ -251,27 +216,13 @@ impl Pool {
         self.order.insert(now, key);
     }
 
-    fn set_dirty(&mut self, key: Key, dirty: bool) {
-        let entry = self.entries.get_mut(&key).expect("it was just found");
-        self.dirty_pages -= u64::from(entry.dirty);
-        entry.dirty = dirty;
-        self.dirty_pages += u64::from(dirty);
-        self.most_dirty_pages = self.most_dirty_pages.max(self.dirty_pages);
-    }
-
-    fn oldest_clean(&self) -> Option<Key> {
-        let mut keys = self.order.values();
-        keys.find(|key| !self.entries[key].dirty).copied()
-    }
-
     /// Records whether a page is there, and asserts that it may be.
     fn found(&mut self, key: Key, there: bool) {
-        let Some(entry) = self.entries.get(&key) else {
+        if !self.entries.contains_key(&key) {
             assert!(!there, "{key:?} is there, but was not put, or is gone");
             return;
-        };
+        }
         if !there {
-            assert!(!entry.dirty, "{key:?} is dirty, and gone");
             assert!(!self.exact, "{key:?} is gone, and there was room");
             self.remove(key);
         }
@@ -280,22 +231,13 @@ impl Pool {
     /// Asserts that there are as many pages as possible and necessary.
     fn bounds(&self) -> RangeInclusive<u64> {
         let most = self.entries.len() as u64;
-        if self.exact {
-            most..=most
-        } else {
-            self.dirty_pages..=most
-        }
+        if self.exact { most..=most } else { 0..=most }
     }
 
     /// Removes the pages that a flush covers, and asserts the number it returned.
     fn flushed(&mut self, keys: &[Key], count: u64) {
         let most = keys.len() as u64;
-        let dirty = keys.iter().filter(|key| self.entries[key].dirty);
-        let least = if self.exact {
-            most
-        } else {
-            dirty.count() as u64
-        };
+        let least = if self.exact { most } else { 0 };
         assert!(
             (least..=most).contains(&count),
             "{count} flushed of {least} to {most}"
@@ -308,12 +250,11 @@ impl Pool {
         self.balance -= count;
     }
 
-    /// Drops the oldest clean pages beyond the capacity, as a pool that is exact does.
+    /// Drops the oldest pages beyond the capacity, as a pool that is exact does.
     fn shrink(&mut self, size_pages: u64) {
         while self.entries.len() as u64 > size_pages {
-            let Some(key) = self.oldest_clean() else {
-                return;
-            };
+            let oldest = self.order.first_key_value();
+            let key = *oldest.expect("each page has a place").1;
             self.remove(key);
             self.counters.evicted_pages += 1;
             self.balance -= 1;
@@ -415,16 +356,12 @@ impl Twin {
             .expect("less than the count");
         let key = (OBJECTS[usize::from(step.object % 8)], index_of(step.index));
         match step.kind {
-            Kind::Put => self.put(slot, at, key, step.content, false),
-            Kind::PutDirty => {
-                let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
-                self.put(slot, at, key, step.content, dirty < DIRTY_PAGES);
-            }
+            Kind::Put => self.put(slot, at, key, step.content),
             Kind::PutRun => {
                 for more in 0..u32::from(step.content / 2) {
                     self.now += 1;
                     let kind = step.content ^ u8::try_from(more / 4).expect("less than 128");
-                    self.put(slot, at, (key.0, more), kind, false);
+                    self.put(slot, at, (key.0, more), kind);
                 }
             }
             Kind::Get => self.get(slot, at, key, step.content),
@@ -450,14 +387,7 @@ impl Twin {
                     self.flush_object(slot, at, key.0);
                 }
             }
-            Kind::FlushPool => self.flush_pool(slot, at),
-            Kind::MoveToTail => self.move_to_tail(slot, at, key),
-            Kind::TakeHead => {
-                self.take(slot, at);
-            }
-            Kind::MarkDirty => self.mark_dirty(slot, at, key),
-            Kind::MarkClean => self.mark_clean(slot, at, key),
-            Kind::WriteBack => self.write_back(slot, at),
+            Kind::FlushPool => drop(self.flush_pool(slot, at)),
             Kind::DestroyPool => {
                 let id = self.pools[at].id;
                 assert_eq!(self.client(slot).destroy_pool(id), Ok(()));
@@ -483,13 +413,10 @@ impl Twin {
             }
             // Each was inspected, so the rest is there, unless an inspection made room to decompress into.
             let pages = self.pools[at].entries.len();
-            let mut taken = 0;
-            while self.take(slot, at) {
-                taken += 1;
-            }
+            let flushed = self.flush_pool(slot, at);
             assert!(
-                self.rules.compression || taken == pages,
-                "{taken} of {pages}"
+                self.rules.compression || flushed == pages as u64,
+                "{flushed} of {pages}"
             );
         }
         self.check_stats();
@@ -499,7 +426,7 @@ impl Twin {
             }
         }
         let stats = self.store.stats();
-        assert_eq!((stats.pages, stats.dirty_pages), (0, 0));
+        assert_eq!(stats.pages, 0);
         assert_eq!(
             (stats.compressed_raw_bytes, stats.deduplicated_pages),
             (0, 0)
@@ -622,9 +549,6 @@ impl Twin {
             exact: self.rules.roomy,
             entries: BTreeMap::new(),
             order: BTreeMap::new(),
-            dirty_pages: 0,
-            most_dirty_pages: 0,
-            stale: HashMap::new(),
             counters: Counters::default(),
             balance: 0,
         });
@@ -635,16 +559,8 @@ impl Twin {
         let answer = self
             .client(slot)
             .set_pool_capacity(self.pools[at].id, capacity);
+        answer.unwrap();
         let pool = &mut self.pools[at];
-        match answer {
-            Ok(()) => {}
-            Err(Error::DirtyPages { dirty_pages, .. }) => {
-                assert_eq!(dirty_pages, pool.dirty_pages);
-                assert!(capacity.is_some_and(|capacity| capacity < dirty_pages));
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        }
         pool.capacity = capacity;
         if !self.rules.one_shard || !self.rules.lru {
             // Which pages are the oldest is not determined.
@@ -661,15 +577,8 @@ impl Twin {
         } else {
             (1 << 20) + (u64::from(step.content) << 13)
         };
-        match self.store.resize(capacity_bytes) {
-            Ok(()) => self.capacity_bytes = capacity_bytes,
-            Err(Error::DirtyPages { dirty_pages, .. }) if !self.rules.roomy => {
-                let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
-                assert_eq!(dirty_pages, dirty);
-                assert!(dirty > 0);
-            }
-            Err(error) => panic!("{error}"),
-        }
+        self.store.resize(capacity_bytes).unwrap();
+        self.capacity_bytes = capacity_bytes;
         let stats = self.store.stats();
         assert!(stats.used_bytes <= self.capacity_bytes);
     }
@@ -701,7 +610,6 @@ impl Twin {
         let client = self.client(slot);
         let error = Error::NoSuchPool(id);
         assert_eq!(client.put(handle, &page), Err(error.clone()));
-        assert_eq!(client.put_dirty(handle, &page), Err(error.clone()));
         assert_eq!(
             client.put_with(handle, |_| panic!("called")),
             Err(error.clone())
@@ -719,39 +627,25 @@ impl Twin {
         );
         assert_eq!(client.flush_object(id, handle.object), Err(error.clone()));
         assert_eq!(client.flush_pool(id), Err(error.clone()));
-        assert_eq!(client.move_to_tail(handle), Err(error.clone()));
-        assert_eq!(client.take_head(id, &mut page), Err(error.clone()));
-        assert_eq!(client.mark_dirty(handle), Err(error.clone()));
-        assert_eq!(client.mark_clean(handle, Version(1)), Err(error.clone()));
         assert_eq!(client.set_pool_capacity(id, Some(1)), Err(error.clone()));
         assert_eq!(client.destroy_pool(id), Err(error));
         assert_eq!(page, [0x5a; PAGE_BYTES]);
     }
 
-    fn put(&mut self, slot: usize, at: usize, key: Key, kind: u8, dirty: bool) {
+    fn put(&mut self, slot: usize, at: usize, key: Key, kind: u8) {
         let content = Content::new(kind, self.now);
         let page = content.page();
         let handle = self.handle(at, key);
-        let outcome = if dirty {
-            self.client(slot).put_dirty(handle, &page)
-        } else if kind.is_multiple_of(8) {
+        let outcome = if kind.is_multiple_of(8) {
             self.client(slot).put_with(handle, |frame| *frame = page)
         } else {
             self.client(slot).put(handle, &page)
         };
-        self.was_put(slot, at, key, content, dirty, outcome.unwrap());
+        self.was_put(slot, at, key, content, outcome.unwrap());
     }
 
     /// Records the outcome of a put, and asserts that it is allowed.
-    fn was_put(
-        &mut self,
-        slot: usize,
-        at: usize,
-        key: Key,
-        content: Content,
-        dirty: bool,
-        outcome: PutOutcome,
-    ) {
+    fn was_put(&mut self, slot: usize, at: usize, key: Key, content: Content, outcome: PutOutcome) {
         let now = self.now;
         let pool = &mut self.pools[at];
         let size_pages = pool.entries.len() as u64;
@@ -766,23 +660,19 @@ impl Twin {
             if is_full {
                 pool.shrink(pool.capacity.map_or(0, |most| most.saturating_sub(1)));
             }
-            let over = pool
-                .capacity
-                .map_or(0, |most| size_pages.saturating_sub(most));
             let fits = was_there
                 || pool
                     .capacity
                     .is_none_or(|most| (pool.entries.len() as u64) < most);
-            // A pool that dirty pages hold above its capacity may refuse to replace one.
             assert!(
-                outcome.is_stored() == fits || was_there && over > 0,
+                outcome.is_stored() == fits,
                 "{outcome:?}: {size_pages} pages of {:?}",
                 pool.capacity
             );
         }
         if outcome.is_stored() {
             pool.balance += u64::from(!was_there);
-            pool.insert(key, content, dirty, now);
+            pool.insert(key, content, now);
         } else {
             pool.balance -= u64::from(was_there);
             pool.remove(key);
@@ -842,7 +732,7 @@ impl Twin {
         let now = self.now;
         let pool = &mut self.pools[at];
         pool.found(key, hit);
-        if hit && pool.is_private() && !pool.entries[&key].dirty {
+        if hit && pool.is_private() {
             pool.remove(key);
             pool.balance -= 1;
         } else if hit && !pool.is_private() {
@@ -913,7 +803,7 @@ impl Twin {
             };
             let outcome = outcome.unwrap();
             assert!(fills[number] == 1 || fills[number] == 0 && !outcome.is_stored());
-            self.was_put(slot, at, key, contents[number], false, outcome);
+            self.was_put(slot, at, key, contents[number], outcome);
         }
     }
 
@@ -951,30 +841,16 @@ impl Twin {
 
     fn peek(&mut self, slot: usize, at: usize, key: Key) {
         let mut page = self.page;
-        let version = self
+        let there = self
             .client(slot)
             .peek(self.handle(at, key), &mut page)
             .unwrap();
-        assert!(
-            version.is_some() || self.page == page,
-            "a miss wrote into the page"
-        );
+        assert!(there || self.page == page, "a miss wrote into the page");
         self.page = page;
-        if version.is_some() {
+        if there {
             self.check_page(at, key);
         }
-        let pool = &mut self.pools[at];
-        pool.found(key, version.is_some());
-        let Some(version) = version else {
-            return;
-        };
-        assert_ne!(
-            pool.stale.get(&key),
-            Some(&version),
-            "an older page's version"
-        );
-        let entry = pool.entries.get_mut(&key).expect("it was just found");
-        assert_eq!(*entry.version.get_or_insert(version), version);
+        self.pools[at].found(key, there);
     }
 
     fn flush(&mut self, slot: usize, at: usize, key: Key) {
@@ -1008,7 +884,7 @@ impl Twin {
         self.flushed(slot, at, count, |key| key.0 == object);
     }
 
-    fn flush_pool(&mut self, slot: usize, at: usize) {
+    fn flush_pool(&mut self, slot: usize, at: usize) -> u64 {
         let count = self.client(slot).flush_pool(self.pools[at].id).unwrap();
         self.flushed(slot, at, count, |_| true);
         assert_eq!(self.pools[at].balance - self.uncounted(at), 0);
@@ -1016,6 +892,7 @@ impl Twin {
             let stats = self.store.stats();
             assert!(stats.clients.iter().all(|client| client.used_bytes == 0));
         }
+        count
     }
 
     fn flushed(&mut self, slot: usize, at: usize, count: u64, covers: impl Fn(&Key) -> bool) {
@@ -1025,107 +902,6 @@ impl Twin {
         let slot = self.clients[slot].as_mut().expect("made when chosen");
         slot.counters.flushes += 1;
         slot.counters.flushed_pages += count;
-    }
-
-    fn move_to_tail(&mut self, slot: usize, at: usize, key: Key) {
-        let there = self
-            .client(slot)
-            .move_to_tail(self.handle(at, key))
-            .unwrap();
-        let now = self.now;
-        self.pools[at].found(key, there);
-        if there {
-            self.pools[at].touch(key, now);
-        }
-    }
-
-    /// Removes the head; returns whether there was one.
-    fn take(&mut self, slot: usize, at: usize) -> bool {
-        let mut page = self.page;
-        let taken = self
-            .client(slot)
-            .take_head(self.pools[at].id, &mut page)
-            .unwrap();
-        assert!(
-            taken.is_some() || self.page == page,
-            "a miss wrote into the page"
-        );
-        self.page = page;
-        let Some(taken) = taken else {
-            let pool = &mut self.pools[at];
-            assert_eq!((pool.dirty_pages, *pool.bounds().start()), (0, 0));
-            // None is left, so none may come back.
-            let keys: Vec<Key> = pool.entries.keys().copied().collect();
-            for key in keys {
-                pool.remove(key);
-            }
-            return false;
-        };
-        let key = (taken.handle.object, taken.handle.index);
-        assert_eq!(taken.handle, self.handle(at, key));
-        self.check_page(at, key);
-        let in_order = self.rules.one_shard
-            && self.rules.lru
-            && (self.pools[at].exact || !self.rules.compression);
-        let pool = &mut self.pools[at];
-        assert_eq!(taken.dirty, pool.entries[&key].dirty);
-        if in_order {
-            let used = pool.entries[&key].used;
-            let older: Vec<Key> = pool.order.range(..used).map(|entry| *entry.1).collect();
-            for key in older {
-                pool.found(key, false);
-            }
-        }
-        pool.remove(key);
-        pool.balance -= 1;
-        true
-    }
-
-    fn mark_dirty(&mut self, slot: usize, at: usize, key: Key) {
-        let dirty = self.pools.iter().map(|pool| pool.dirty_pages).sum::<u64>();
-        if dirty >= DIRTY_PAGES {
-            return;
-        }
-        let there = match self.client(slot).mark_dirty(self.handle(at, key)) {
-            Err(Error::TooManyDirtyPages(most)) if !self.rules.roomy => {
-                assert!(dirty >= most);
-                return;
-            }
-            answer => answer.unwrap(),
-        };
-        self.pools[at].found(key, there);
-        if there {
-            self.pools[at].set_dirty(key, true);
-        }
-    }
-
-    fn mark_clean(&mut self, slot: usize, at: usize, key: Key) {
-        let handle = self.handle(at, key);
-        let entry = self.pools[at].entries.get(&key);
-        let version = entry.and_then(|entry| entry.version);
-        if let Some(stale) = self.pools[at].stale.get(&key) {
-            assert_eq!(self.client(slot).mark_clean(handle, *stale), Ok(false));
-        }
-        let Some(version) = version else {
-            return;
-        };
-        let done = self.client(slot).mark_clean(handle, version).unwrap();
-        self.pools[at].found(key, done);
-        if done {
-            self.pools[at].set_dirty(key, false);
-        }
-    }
-
-    /// Marks all of a pool's dirty pages clean, the way a disk writes them back.
-    fn write_back(&mut self, slot: usize, at: usize) {
-        let entries = self.pools[at].entries.iter();
-        let keys = entries.filter(|entry| entry.1.dirty).map(|entry| *entry.0);
-        let keys: Vec<Key> = keys.collect();
-        for key in keys {
-            self.peek(slot, at, key);
-            self.mark_clean(slot, at, key);
-        }
-        assert_eq!(self.pools[at].dirty_pages, 0);
     }
 
     /// Pages evicted from a pool, as the store counts them, less those that the twin has recorded.
@@ -1149,7 +925,7 @@ impl Twin {
         let clients = self.clients.iter().flatten();
         assert_eq!(stats.clients.len(), clients.count());
         let mut sums = self.past;
-        let (mut pages, mut dirty_pages) = (0, 0);
+        let mut pages = 0;
         for (slot, client) in self.clients.iter().enumerate() {
             let Some(client) = client else {
                 continue;
@@ -1163,12 +939,7 @@ impl Twin {
             assert_eq!(found.floor_bytes, options.floor_bytes);
             assert_eq!(found.ceiling_bytes, options.ceiling_bytes);
             if let Some(ceiling) = options.ceiling_bytes {
-                // Dirty pages may have held it above.
-                let mut pools = self.pools.iter();
-                assert!(
-                    found.used_bytes <= ceiling || pools.any(|pool| pool.most_dirty_pages > 0),
-                    "{found:?}"
-                );
+                assert!(found.used_bytes <= ceiling, "{found:?}");
             }
             if client.alone {
                 assert_eq!(asked(&found.counters), asked(&client.counters));
@@ -1188,12 +959,11 @@ impl Twin {
                     "{found:?}, {:?}",
                     pool.bounds()
                 );
-                assert_eq!(found.dirty_pages, pool.dirty_pages);
                 assert!(found.objects <= found.pages);
                 assert!(found.objects > 0 || found.pages == 0);
                 assert!(found.compressed_pages <= found.pages);
                 assert_eq!(found.oldest_age.is_some(), found.pages > 0);
-                let most = pool.capacity.unwrap_or(u64::MAX).max(pool.most_dirty_pages);
+                let most = pool.capacity.unwrap_or(u64::MAX);
                 assert!(found.pages <= most, "{found:?}");
                 assert_eq!(asked(&found.counters), asked(&pool.counters));
                 let gone = found.counters.evicted_pages - pool.counters.evicted_pages;
@@ -1209,13 +979,12 @@ impl Twin {
                     assert_eq!(gone, 0);
                 }
                 charged += found.pages;
-                dirty_pages += found.dirty_pages;
                 sums.add(&pool.counters);
             }
             assert_eq!(found.pages, charged);
             pages += charged;
         }
-        assert_eq!((stats.pages, stats.dirty_pages), (pages, dirty_pages));
+        assert_eq!(stats.pages, pages);
         assert_eq!(asked(&stats.counters), asked(&sums));
         assert!(stats.counters.evicted_pages >= sums.evicted_pages);
         check_charges(&stats, self.rules.charged_each);

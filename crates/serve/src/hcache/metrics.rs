@@ -41,7 +41,6 @@ const STORE_GAUGES: &[StoreGauge] = families! { r =>
     compressed_frame_bytes: r.store.stats.compressed_frame_bytes, "Memory of compressed pages.";
     compressed_raw_bytes: r.store.stats.compressed_raw_bytes, "Size of the compressed pages before compression.";
     pages: r.store.stats.pages, "Pages in the store.";
-    dirty_pages: r.store.stats.dirty_pages, "Dirty pages in the store.";
     deduplicated_pages: r.store.stats.deduplicated_pages, "Pages without a frame of their own.";
     clients: r.clients.len() as u64, "Clients of the store.";
     workers: r.store.workers, "Threads that serve clients.";

@@ -98,7 +98,6 @@ pub struct PoolReport {
     pub members: Vec<u32>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,
-    pub dirty_pages: u64,
     pub compressed_pages: u64,
     pub objects: u64,
     /// Time since its oldest page came to its place in its queue; under LRU, since it was last used.
@@ -213,7 +212,6 @@ impl PoolReport {
             members: pool.members.iter().map(|client| client.0).collect(),
             capacity_pages: pool.capacity_pages,
             pages: pool.pages,
-            dirty_pages: pool.dirty_pages,
             compressed_pages: pool.compressed_pages,
             objects: pool.objects,
             oldest_age_seconds: pool.oldest_age.map(|age| age.as_secs_f64()),
@@ -260,7 +258,6 @@ pub(crate) mod tests {
                 members: vec![ClientId(id)],
                 capacity_pages: None,
                 pages: 102_000,
-                dirty_pages: 0,
                 compressed_pages: 5,
                 objects: 12,
                 oldest_age: Some(Duration::from_secs(60)),
@@ -277,7 +274,6 @@ pub(crate) mod tests {
             compressed_frame_bytes: 100 << 20,
             compressed_raw_bytes: 230 << 20,
             pages: 160_000,
-            dirty_pages: 0,
             deduplicated_pages: 7,
             counters,
             clients: vec![

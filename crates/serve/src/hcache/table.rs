@@ -59,13 +59,9 @@ fn store(report: &Report, earlier: Option<&Report>, text: &mut String) {
         size(store.metadata_bytes),
     );
     let _ = write!(text, "pages     {}", store.pages);
-    for (count, what) in [
-        (store.dirty_pages, "dirty"),
-        (store.deduplicated_pages, "without a frame of their own"),
-    ] {
-        if count > 0 {
-            let _ = write!(text, ", {count} {what}");
-        }
+    if store.deduplicated_pages > 0 {
+        let pages = store.deduplicated_pages;
+        let _ = write!(text, ", {pages} without a frame of their own");
     }
     text.push('\n');
     if report.store.compression {
