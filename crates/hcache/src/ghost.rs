@@ -51,6 +51,8 @@ pub(crate) struct GhostTable {
     blocks: Box<[Option<Block<Bucket>>]>,
     frames: usize,
     buckets: usize,
+    /// The store's end for which this size is.
+    top: u32,
     /// Counts lose so many of their lowest bits, so that no page is remembered for more than a quarter of those that entries have.
     dropped_bits: u32,
 }
@@ -62,6 +64,7 @@ impl GhostTable {
             blocks: Box::default(),
             frames: 0,
             buckets: 0,
+            top: 0,
             dropped_bits: 0,
         }
     }
@@ -76,8 +79,22 @@ impl GhostTable {
         size_of_val(&*self.blocks)
     }
 
-    /// Changes the number of pages that it remembers; if it differs by more than an eighth, all entries are dropped.
-    pub(crate) fn set_entries(&mut self, entries: usize, frames: &mut impl Frames) {
+    /// Sets the number of pages that it remembers, a function of the store's end `top`; if it differs by more than an eighth, all
+    /// entries are dropped.
+    #[inline]
+    pub(crate) fn set_entries(
+        &mut self,
+        top: u32,
+        entries: impl Fn() -> usize,
+        frames: &mut impl Frames,
+    ) {
+        if top != self.top {
+            self.top = top;
+            self.resize(entries(), frames);
+        }
+    }
+
+    fn resize(&mut self, entries: usize, frames: &mut impl Frames) {
         let buckets = entries.div_ceil(USED);
         // The capacity left to pages changes a little with each client that comes and goes.
         if buckets.abs_diff(self.buckets) > self.buckets / 8 {
@@ -204,7 +221,7 @@ mod tests {
             let mut ghosts = GhostTable::new();
             let mut pool = PoolGhosts::default();
             let pages = (frame_count as usize * FRAME_PAGES) as u64;
-            ghosts.set_entries(frame_count as usize * FRAME_PAGES, &mut frames);
+            ghosts.resize(frame_count as usize * FRAME_PAGES, &mut frames);
             let count = 5 * pages;
             for number in 0..count {
                 ghosts.insert(hash(number), &mut pool, &mut frames);
@@ -228,7 +245,7 @@ mod tests {
         let mut frames = Budget::new(40);
         let mut ghosts = GhostTable::new();
         let (mut small, mut busy) = (PoolGhosts::default(), PoolGhosts::default());
-        ghosts.set_entries(20 * FRAME_PAGES, &mut frames);
+        ghosts.resize(20 * FRAME_PAGES, &mut frames);
         for number in 0..3000 {
             ghosts.insert(hash(number), &mut small, &mut frames);
             ghosts.insert(hash(number + (1 << 40)), &mut busy, &mut frames);
@@ -245,7 +262,7 @@ mod tests {
         let mut frames = Budget::new(1);
         let mut ghosts = GhostTable::new();
         let mut pool = PoolGhosts::default();
-        ghosts.set_entries(1, &mut frames);
+        ghosts.resize(1, &mut frames);
         let (first, other) = (7 << 16, 8 << 16);
         ghosts.insert(first, &mut pool, &mut frames);
         for _ in 0..100 {
@@ -263,7 +280,7 @@ mod tests {
         let mut pool = PoolGhosts::default();
         ghosts.insert(hash(1), &mut pool, &mut frames);
         assert!(!ghosts.take(hash(1), &pool, 100));
-        ghosts.set_entries(2 * FRAME_PAGES, &mut frames);
+        ghosts.resize(2 * FRAME_PAGES, &mut frames);
         for number in 0..100 {
             ghosts.insert(hash(number), &mut pool, &mut frames);
         }

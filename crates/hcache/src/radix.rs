@@ -9,6 +9,7 @@
 //! Cost: at most six levels; a full node of 64 pages is 4.3 bytes a page.
 //! Not here: descriptors (`descriptor`); objects, which hold the roots (`table`).
 
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
 
 use crate::arena::{Arena, Frames, NIL, NoFrame, Slot};
@@ -186,7 +187,13 @@ impl Tree {
                 LinkTarget::Page(id) if pages[id].index == index => return id,
                 LinkTarget::Page(_) => return NIL,
                 LinkTarget::Node { id, shift } => {
-                    link = self.nodes[id].slots[Node::slot(index, shift)];
+                    let node = &self.nodes[id];
+                    let slot = Node::slot(index, shift);
+                    // One line a node where slots are on five, so that misses find it cached more often; hits do not wait for it.
+                    if node.taken >> slot & 1 == 0 {
+                        return NIL;
+                    }
+                    link = node.slots[slot];
                 }
             }
         }
@@ -207,14 +214,16 @@ impl Tree {
         }
     }
 
-    /// Prefetches the lowest node on the way to an index.
+    /// Prefetches the two lines of the lowest node on the way to an index that a lookup, insertion or removal uses.
     #[inline(always)]
     pub(crate) fn prefetch(&self, root: Link, index: u32) {
         let mut link = root;
         while let LinkTarget::Node { id, shift } = link.to() {
             if shift == 0 {
-                self.nodes
-                    .prefetch_within(id, Node::slot(index, 0) * size_of::<Link>());
+                let slot = Node::slot(index, 0) * size_of::<Link>();
+                let slot = offset_of!(Node, slots) + slot;
+                self.nodes.prefetch_within(id, slot);
+                self.nodes.prefetch_within(id, offset_of!(Node, taken));
                 return;
             }
             link = self.nodes[id].slots[Node::slot(index, shift)];

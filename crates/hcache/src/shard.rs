@@ -111,8 +111,8 @@ impl Common {
     }
 
     /// Number of pages that a shard remembers: as many as nine tenths of its frames, which is the main queue's part.
-    fn ghost_entries(&self) -> usize {
-        let frames = self.top.load(Ordering::Relaxed) as usize / self.shards;
+    fn ghost_entries(&self, top: u32) -> usize {
+        let frames = top as usize / self.shards;
         if self.eviction.remembers && frames >= LEAST_GHOST_FRAMES {
             frames * 9 / 10
         } else {
@@ -625,7 +625,8 @@ impl Shard {
             common,
             ..
         } = self;
-        ghosts.set_entries(common.ghost_entries(), magazine);
+        let top = common.top.load(Ordering::Relaxed);
+        ghosts.set_entries(top, || common.ghost_entries(top), magazine);
         ghosts.insert(page_hash, &mut pool_in(pools, slot).ghosts, magazine);
     }
 

@@ -65,6 +65,9 @@ impl Shard {
         self.descriptors.prefetch(descriptor.older);
         self.descriptors.prefetch(descriptor.newer);
         let inclusive = self.pool(slot).inclusive;
+        if !inclusive {
+            self.prefetch_ghosts(hash, handle.index);
+        }
         let kind = if inclusive {
             EventKind::Kept
         } else {
@@ -86,6 +89,14 @@ impl Shard {
             self.publish(slot);
         }
         Ok(true)
+    }
+
+    /// Prefetches where a page is remembered, if the policy does that.
+    #[inline(always)]
+    pub(super) fn prefetch_ghosts(&self, hash: u64, index: u32) {
+        if self.common.eviction.remembers {
+            self.ghosts.prefetch(self.common.page_hash(hash, index));
+        }
     }
 
     /// Remembers a page that a get took out, if the policy does.
@@ -206,8 +217,7 @@ impl Shard {
             }
             // In pools of other clients nothing is looked up, because the time taken would reveal what is there.
             if step == Step::Link && self.find_pool(client, pool).is_ok() {
-                self.ghosts
-                    .prefetch(self.common.page_hash(request.hash, index));
+                self.prefetch_ghosts(request.hash, index);
                 request.object = self.table.find(request.hash, pool.0, object);
             }
             if !self.table.is(request.object, pool.0, object) {

@@ -94,8 +94,8 @@ impl Shard {
     /// Gives up frames in reserve, and those of pages that left that are from `top` on.
     fn leave_spare_frames(&mut self, top: u32) {
         self.magazine.spill();
-        self.ghosts
-            .set_entries(self.common.ghost_entries(), &mut self.magazine);
+        let entries = || self.common.ghost_entries(top);
+        self.ghosts.set_entries(top, entries, &mut self.magazine);
         self.ghosts.leave_frames(top, &mut self.magazine);
     }
 

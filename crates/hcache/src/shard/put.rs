@@ -40,6 +40,7 @@ impl Shard {
             put.counted = true;
             self.counters(found).puts += 1;
             self.observe(client, slot, put.hash, put.handle.index, EventKind::Put);
+            self.prefetch_ghosts(put.hash, put.handle.index);
         }
         let Handle {
             pool,
