@@ -31,7 +31,16 @@ pub(crate) trait Slot: Copy {
     fn next_free(&self) -> u32;
     /// Makes the item a free one.
     fn set_free(&mut self, next: u32);
+    /// In a free item, another one that is likely to be inserted some insertions after it.
+    fn later_free(&self) -> u32 {
+        self.next_free()
+    }
+    /// Stores that other one.
+    fn set_later_free(&mut self, _later: u32) {}
 }
+
+/// Number of insertions by which free items are prefetched ahead: following their list would wait for each.
+const AHEAD: usize = 8;
 
 /// Items of one type, numbered from 0.
 pub(crate) struct Arena<T: Slot> {
@@ -41,6 +50,9 @@ pub(crate) struct Arena<T: Slot> {
     /// First of the free items below `end`.
     free: u32,
     live: u32,
+    /// The items freed last, the next to be overwritten at `freed_at`.
+    freed: [u32; AHEAD],
+    freed_at: usize,
 }
 
 impl<T: Slot> Arena<T> {
@@ -54,6 +66,8 @@ impl<T: Slot> Arena<T> {
             end: 0,
             free: NIL,
             live: 0,
+            freed: [NIL; AHEAD],
+            freed_at: 0,
         }
     }
 
@@ -106,7 +120,7 @@ impl<T: Slot> Arena<T> {
         }
         let id = self.free;
         self.free = self[id].next_free();
-        self.prefetch(self.free);
+        self.prefetch(self[id].later_free());
         self[id] = item;
         id
     }
@@ -115,7 +129,11 @@ impl<T: Slot> Arena<T> {
     #[inline(always)]
     pub(crate) fn remove(&mut self, id: u32) {
         let next = self.free;
-        self[id].set_free(next);
+        let later = std::mem::replace(&mut self.freed[self.freed_at], id);
+        self.freed_at = (self.freed_at + 1) % AHEAD;
+        let item = &mut self[id];
+        item.set_free(next);
+        item.set_later_free(later);
         self.free = id;
         self.live -= 1;
     }

@@ -145,4 +145,12 @@ impl Slot for Descriptor {
             ..Self::EMPTY
         };
     }
+
+    fn later_free(&self) -> u32 {
+        self.older
+    }
+
+    fn set_later_free(&mut self, later: u32) {
+        self.older = later;
+    }
 }
