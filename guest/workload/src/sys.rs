@@ -2,10 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::arch::asm;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
 use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -48,6 +52,18 @@ pub fn swap_on(device: &CStr) -> io::Result<()> {
     // SAFETY: the call reads a string that ends with a zero, and keeps nothing of it.
     let status = unsafe { libc::syscall(libc::SYS_swapon, device.as_ptr(), 0) };
     check(status)
+}
+
+/// Runs a program below another root directory, and returns what it wrote.
+pub fn run_in_root(command: &mut Command, root: &Path) -> io::Result<Output> {
+    let root = CString::new(root.as_os_str().as_bytes())?;
+    let change = move || {
+        // SAFETY: both calls read a string that ends with a zero, and keep nothing of it.
+        let status = unsafe { libc::chroot(root.as_ptr()) | libc::chdir(c"/".as_ptr()) };
+        check(status.into())
+    };
+    // SAFETY: between fork and exec it only makes two system calls, and allocates nothing.
+    unsafe { command.pre_exec(change) }.output()
 }
 
 /// Marks this place of the run for who watches each instruction: `nopl DISP32(%rax,%rax,1)` whose

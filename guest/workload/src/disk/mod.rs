@@ -1,7 +1,7 @@
 //! Workloads on a disk: files or blocks of signed content, verified at every read.
 //!
 //! Each begins with the machine around it ([`setup`]): kernel modules, the device mapper, swap.
-//! Not here: making file systems. The host formats the image; crash, crypt and io use it raw.
+//! Not here: making file systems. The host formats the image; crash, crypt, io and raw use it raw.
 
 mod block;
 mod buffer;
@@ -9,9 +9,11 @@ mod counters;
 mod crash;
 mod dm;
 mod files;
+mod fio;
 mod flush;
 mod io;
 mod kernel_log;
+mod raw;
 mod serve;
 pub mod settings;
 mod setup;
@@ -127,6 +129,8 @@ fn run_logged(settings: &Settings, log: &mut KernelLog) -> Result<(), WorkloadEr
         Work::Serve(serve) => serve::run(&scene, serve)?,
         Work::Crash(crash) => crash::run(&scene, crash)?,
         Work::Io(io) => io::run(&scene, io)?,
+        Work::Raw(raw) => raw::run(&scene, raw)?,
+        Work::Fio(fio) => fio::run(&scene, fio)?,
     };
     scene.phase("end");
     ready.tell_modules()?;

@@ -42,6 +42,10 @@ pub enum Work {
     Crash(Crash),
     /// Direct reads, as many as can be.
     Io(Io),
+    /// Reads and writes of the raw disk by a model, also where storage fails.
+    Raw(Raw),
+    /// fio of a second disk.
+    Fio(Fio),
 }
 
 /// Order in which files are visited.
@@ -182,6 +186,33 @@ pub struct Io {
     pub span_mib: Option<u64>,
 }
 
+/// Reads and writes of the raw disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Raw {
+    /// Threads, each with its part of the disk.
+    pub threads: u32,
+    pub seconds: u64,
+    /// Share of the requests that write, 0 to 100.
+    pub write_percent: u64,
+    /// Around the page cache.
+    pub direct: bool,
+    /// Whether requests may fail.
+    pub errors: bool,
+    /// The part of the disk that is used; `None`: all of it.
+    pub span_mib: Option<u64>,
+}
+
+/// fio, which verifies by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fio {
+    /// Its options, without `--`.
+    pub options: Vec<String>,
+    /// No run is begun after that time; one is run at least.
+    pub seconds: u64,
+    /// On the raw disk, and not on a file.
+    pub raw: bool,
+}
+
 /// What is set up around a workload.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
@@ -258,6 +289,8 @@ impl Settings {
             "disk-serve" => Work::Serve(serve(keys)?),
             "disk-crash" => Work::Crash(crash(keys)?),
             "disk-io" => Work::Io(io(keys)?),
+            "disk-raw" => Work::Raw(raw(keys)?),
+            "disk-fio" => Work::Fio(fio(keys)?),
             _ => return Ok(None),
         };
         let seed = number(keys, "seed", 0..=u32::MAX.into(), 1)?;
@@ -486,6 +519,37 @@ fn crash(keys: &mut Keys) -> Result<Crash, SettingsError> {
         batch: number(keys, "batch", 1..=4096, 32)?,
         direct: flag(keys, "direct")?,
         task,
+    })
+}
+
+fn raw(keys: &mut Keys) -> Result<Raw, SettingsError> {
+    let errors = flag(keys, "errors")?;
+    let percent = keys.number("write_percent", "0 to 100", 0..=100)?;
+    let seconds = keys.number("seconds", "0 to 2^32", 0..=1 << 32)?;
+    Ok(Raw {
+        threads: number(keys, "threads", 1..=64, 2)?,
+        seconds: seconds.unwrap_or(5),
+        write_percent: percent.unwrap_or(30),
+        // Which pages of its cache are not stored after an error is the kernel's secret.
+        direct: errors || flag(keys, "direct")?,
+        errors,
+        span_mib: keys.number("span_mib", "1 to 2^24", 1..=1 << 24)?,
+    })
+}
+
+fn fio(keys: &mut Keys) -> Result<Fio, SettingsError> {
+    let options = keys.take("fio", "options of fio, as rw=randrw,bs=4k", |value| {
+        let option = |option: &str| option.contains('=').then(|| option.to_owned());
+        value.split(',').map(option).collect()
+    })?;
+    let seconds = keys.number("seconds", "0 to 2^32", 0..=1 << 32)?;
+    Ok(Fio {
+        options: options.ok_or(SettingsError::Missing {
+            key: "fio",
+            expected: "options of fio, as rw=randrw,bs=4k",
+        })?,
+        seconds: seconds.unwrap_or(5),
+        raw: flag(keys, "raw")?,
     })
 }
 

@@ -21,6 +21,8 @@ const MODULES: &str = "/modules";
 const DEBUG: &str = "/sys/kernel/debug";
 /// The disk by which plimsoll.ko speaks to the host.
 const CONTROL_SERIAL: &str = "plimsoll-control";
+/// The disk with programs of a Debian.
+pub const TOOLS_SERIAL: &str = "plimsoll-tools";
 /// The disk that is swapped to.
 const SWAP_SERIAL: &str = "plimsoll-swap";
 /// How long a disk may take to appear, in ms.
@@ -320,7 +322,7 @@ fn disks() -> io::Result<Vec<(String, String)>> {
     Ok(disks)
 }
 
-fn disk_with_serial(wanted: &str) -> Result<String, WorkloadError> {
+pub fn disk_with_serial(wanted: &str) -> Result<String, WorkloadError> {
     wait_for(&format!("no disk has the serial {wanted}"), |_, serial| {
         serial == wanted
     })
@@ -332,7 +334,7 @@ fn wait_for_disk(wanted: Option<&str>) -> Result<String, WorkloadError> {
             name == wanted || serial == wanted
         }),
         None => wait_for("there is no virtio disk", |_, serial| {
-            serial != CONTROL_SERIAL && serial != SWAP_SERIAL
+            ![CONTROL_SERIAL, SWAP_SERIAL, TOOLS_SERIAL].contains(&serial)
         }),
     }
 }
