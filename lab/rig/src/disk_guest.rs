@@ -20,6 +20,13 @@ use crate::{DiskBackend, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel,
 
 /// How long a daemon may take until it serves.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
+/// The disk's image in the directory.
+const IMAGE: &str = "disk.img";
+/// The VM's monitor in the directory.
+const MONITOR: &str = "monitor.sock";
+/// Serial of the disk with programs, and its size.
+const TOOLS_SERIAL: &str = "plimsoll-tools";
+const TOOLS_MIB: u64 = 256;
 /// Begins the line that a daemon prints when it serves.
 const SERVES: &str = "disk: serving ";
 
@@ -38,6 +45,12 @@ pub struct Setup {
     pub formatted: bool,
     /// Size in MiB of a second disk, with the serial `plimsoll-swap`; 0 for none.
     pub swap_mib: u64,
+    /// An image that is there already, in place of one that is made.
+    pub image: Option<PathBuf>,
+    /// An image of programs, which QEMU itself serves as a disk that cannot be written.
+    pub tools: Option<PathBuf>,
+    /// Whether the daemon may pause the VM.
+    pub monitor: bool,
     /// Queues of each disk.
     pub queues: u16,
     /// Whether the guest cannot write its disk.
@@ -61,6 +74,9 @@ impl Setup {
             image_mib: 256,
             formatted: true,
             swap_mib: 0,
+            image: None,
+            tools: None,
+            monitor: false,
             queues: 1,
             read_only: false,
             user: None,
@@ -134,11 +150,10 @@ impl DiskGuest {
     /// Why it did not come up; nothing is left running.
     pub fn prepare(program: &Path, setup: &Setup) -> anyhow::Result<Self> {
         let folder = TempDir::with_prefix("plimsoll-disk-")?;
-        make_image(
-            &folder.path().join("disk.img"),
-            setup.image_mib,
-            setup.formatted,
-        )?;
+        if setup.image.is_none() {
+            let image = folder.path().join(IMAGE);
+            make_image(&image, setup.image_mib, setup.formatted)?;
+        }
         if setup.swap_mib > 0 {
             make_image(&folder.path().join("swap.img"), setup.swap_mib, false)?;
         }
@@ -187,6 +202,21 @@ impl DiskGuest {
             disk("swap.sock", self.setup.queues);
         }
         disk("control.sock", 1);
+        if let Some(tools) = &self.setup.tools {
+            config.disks.push(GuestDisk {
+                backend: DiskBackend::Image {
+                    path: tools.clone(),
+                    serial: TOOLS_SERIAL.to_owned(),
+                    read_only: true,
+                },
+                options: String::new(),
+            });
+        }
+        if self.setup.monitor {
+            let monitor = self.folder.path().join(MONITOR);
+            let monitor = format!("unix:{},server=on,wait=off", monitor.display());
+            config.extra_arguments.extend(["-qmp".into(), monitor]);
+        }
         let image = GuestImage::for_guest(&config)?;
         self.told = GuestOutput::default();
         self.guest = Some(Guest::start(&image, &config)?);
@@ -228,17 +258,32 @@ impl DiskGuest {
     pub fn listen(
         &mut self,
         timeout: Duration,
-        mut until: impl FnMut(&ConsoleEvent) -> bool,
+        until: impl FnMut(&ConsoleEvent) -> bool,
     ) -> anyhow::Result<()> {
+        let heard = self.hears(timeout, until)?;
+        ensure!(
+            heard,
+            "the guest printed nothing new for {timeout:?}: {:?}",
+            self.told.results.last()
+        );
+        Ok(())
+    }
+
+    /// Reads until the expected line of the guest, or until `timeout`; returns whether the line came.
+    ///
+    /// # Errors
+    /// If the guest fails, or ends.
+    pub fn hears(
+        &mut self,
+        timeout: Duration,
+        mut until: impl FnMut(&ConsoleEvent) -> bool,
+    ) -> anyhow::Result<bool> {
         let guest = self.guest.as_mut().context("no guest runs")?;
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(line) = guest.next_line(left)? else {
-                bail!(
-                    "the guest printed nothing new for {timeout:?}: {:?}",
-                    self.told.results.last()
-                );
+                return Ok(false);
             };
             let Some(event) = line.event else { continue };
             match &event {
@@ -252,7 +297,7 @@ impl DiskGuest {
                 _ => {}
             }
             if until(&event) {
-                return Ok(());
+                return Ok(true);
             }
         }
     }
@@ -316,15 +361,37 @@ impl DiskGuest {
             self.daemon.log()
         );
         if self.setup.formatted {
-            let image = self.folder.path().join("disk.img");
-            let check = Command::new("e2fsck").arg("-fn").arg(&image).output()?;
-            ensure!(
-                check.status.success(),
-                "e2fsck: {}",
-                String::from_utf8_lossy(&check.stdout)
-            );
+            check_files(&self.image())?;
         }
         Ok(())
+    }
+
+    /// The same after the VM was killed: the journal is replayed first.
+    ///
+    /// # Errors
+    /// If the daemon does not end successfully, or the file system is damaged.
+    pub fn check_image_after_kill(&mut self) -> anyhow::Result<()> {
+        let formatted = std::mem::replace(&mut self.setup.formatted, false);
+        let ended = self.check_image();
+        self.setup.formatted = formatted;
+        ended?;
+        if formatted {
+            let image = self.image();
+            let replayed = Command::new("e2fsck").arg("-p").arg(&image).output()?;
+            // 1: something was done, such as to remove files that were open.
+            ensure!(
+                matches!(replayed.status.code(), Some(0 | 1)),
+                "e2fsck -p: {}",
+                String::from_utf8_lossy(&replayed.stdout)
+            );
+            check_files(&image)?;
+        }
+        Ok(())
+    }
+
+    fn image(&self) -> PathBuf {
+        let own = || self.folder.path().join(IMAGE);
+        self.setup.image.clone().unwrap_or_else(own)
     }
 
     /// What the daemon has written to its log since it was started last.
@@ -343,6 +410,53 @@ fn give_to(user: u32, folder: &Path) -> anyhow::Result<()> {
     for entry in folder.read_dir()? {
         give(&entry?.path())?;
     }
+    Ok(())
+}
+
+/// Has an ext4 file system checked that was unmounted.
+fn check_files(image: &Path) -> anyhow::Result<()> {
+    let check = Command::new("e2fsck").arg("-fn").arg(image).output()?;
+    ensure!(
+        check.status.success(),
+        "e2fsck: {}",
+        String::from_utf8_lossy(&check.stdout)
+    );
+    Ok(())
+}
+
+/// Makes an ext4 image with this program and the libraries it is linked with, at their places, and the directories in which
+/// the workload mounts what the program uses.
+///
+/// # Errors
+/// Why it cannot be made.
+pub fn make_tools_image(path: &Path, program: &Path) -> anyhow::Result<()> {
+    let root = TempDir::with_prefix("plimsoll-tools-")?;
+    for name in ["dev", "proc", "disk", "tmp"] {
+        std::fs::create_dir(root.path().join(name))?;
+    }
+    let linked = Command::new("ldd").arg(program).output().context("ldd")?;
+    ensure!(linked.status.success(), "ldd {}", program.display());
+    let linked = String::from_utf8(linked.stdout)?;
+    let libraries = linked
+        .split_ascii_whitespace()
+        .filter(|word| word.starts_with('/'));
+    for file in libraries.map(Path::new).chain([program]) {
+        let inside = root.path().join(file.strip_prefix("/")?);
+        let parent = inside.parent().context("a file in a directory")?;
+        std::fs::create_dir_all(parent)?;
+        std::fs::copy(file, &inside).with_context(|| file.display().to_string())?;
+    }
+    File::create(path)?.set_len(TOOLS_MIB << 20)?;
+    let made = Command::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-d"])
+        .args([root.path(), path])
+        .output()
+        .context("mke2fs")?;
+    ensure!(
+        made.status.success(),
+        "mke2fs: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
     Ok(())
 }
 
@@ -374,14 +488,15 @@ fn start_daemon(
     setup: &Setup,
 ) -> anyhow::Result<Server> {
     let at = |name: &str| folder.join(name);
-    let disk = |image: &str, socket: &str, serial: &str| {
-        let mut spec = OsString::from(at(image));
+    let disk = |image: PathBuf, socket: &str, serial: &str| {
+        let mut spec = OsString::from(image);
         spec.push(",socket=");
         spec.push(at(socket));
         spec.push(format!(",serial={serial},queues={}", setup.queues));
         spec
     };
-    let mut first = disk("disk.img", "disk.sock", "plimsoll-disk");
+    let image = setup.image.clone().unwrap_or_else(|| at(IMAGE));
+    let mut first = disk(image, "disk.sock", "plimsoll-disk");
     if setup.read_only {
         first.push(",read-only");
     }
@@ -391,12 +506,15 @@ fn start_daemon(
     if setup.swap_mib > 0 {
         command
             .arg("--disk")
-            .arg(disk("swap.img", "swap.sock", "plimsoll-swap"));
+            .arg(disk(at("swap.img"), "swap.sock", "plimsoll-swap"));
     }
     command.arg("--control").arg(at("control.sock"));
     command.arg("--admin").arg(at("admin.sock"));
     command.arg("--state").arg(state);
     command.arg("--parent").arg(std::process::id().to_string());
+    if setup.monitor {
+        command.arg("--monitor").arg(at(MONITOR));
+    }
     command.args(&setup.serve);
     if let Some(user) = setup.user {
         command.uid(user).gid(user);

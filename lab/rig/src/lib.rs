@@ -23,7 +23,7 @@ mod subject;
 mod traces;
 mod wait;
 
-pub use disk_guest::{DiskGuest, Fields, GuestOutput, Setup, make_image};
+pub use disk_guest::{DiskGuest, Fields, GuestOutput, Setup, make_image, make_tools_image};
 pub use error::GuestError;
 pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use host::median;

@@ -5,6 +5,7 @@
 //! two at a time, whatever the number of test threads.
 #![forbid(unsafe_code)]
 
+mod campaign;
 mod contents;
 mod crashes;
 mod rig;

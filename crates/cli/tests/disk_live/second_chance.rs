@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::rig::{PATIENCE, PLIMSOLL, assert_sound, finish, report, shared_turn};
 
 /// Serves hcache at a socket.
-fn serve_at(socket: &Path) -> Server {
+pub fn serve_at(socket: &Path) -> Server {
     let mut command = Command::new(PLIMSOLL);
     command
         .args(["hcache", "serve", "--capacity", "96M", "--socket"])
