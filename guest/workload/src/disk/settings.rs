@@ -523,7 +523,7 @@ fn crash(keys: &mut Keys) -> Result<Crash, SettingsError> {
 }
 
 fn raw(keys: &mut Keys) -> Result<Raw, SettingsError> {
-    let errors = flag(keys, "errors")?;
+    let (errors, direct) = (flag(keys, "errors")?, flag(keys, "direct")?);
     let percent = keys.number("write_percent", "0 to 100", 0..=100)?;
     let seconds = keys.number("seconds", "0 to 2^32", 0..=1 << 32)?;
     Ok(Raw {
@@ -531,7 +531,7 @@ fn raw(keys: &mut Keys) -> Result<Raw, SettingsError> {
         seconds: seconds.unwrap_or(5),
         write_percent: percent.unwrap_or(30),
         // Which pages of its cache are not stored after an error is the kernel's secret.
-        direct: errors || flag(keys, "direct")?,
+        direct: errors || direct,
         errors,
         span_mib: keys.number("span_mib", "1 to 2^24", 1..=1 << 24)?,
     })
@@ -589,6 +589,18 @@ mod tests {
             Ok(Job::Memory(_)) => panic!("a workload on a disk was asked for"),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    #[test]
+    fn a_disk_that_may_fail_is_used_around_the_page_cache() {
+        let direct = |words| match parse(words).unwrap().work {
+            Work::Raw(raw) => raw.direct,
+            other => panic!("{other:?}"),
+        };
+        assert!(direct("workload=disk-raw errors=1"));
+        assert!(direct("workload=disk-raw errors=1 direct=1"));
+        assert!(direct("workload=disk-raw direct=1"));
+        assert!(!direct("workload=disk-raw"));
     }
 
     #[test]
