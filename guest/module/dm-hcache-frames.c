@@ -152,7 +152,8 @@ static void tie(struct bucket *bucket, unsigned long pfn, u64 key, u64 hash, u32
 
 /*
  * Locks the bucket of a frame's entry. Returns NULL, with nothing locked, if the
- * frame is not tied, or was tied to another block meanwhile.
+ * frame is not tied, or was tied to another block meanwhile. Sparse, which knows
+ * no lock that is only perhaps held, is told of it by the callers.
  */
 static struct bucket *lock_frame(unsigned long pfn, unsigned long *flags)
 {
@@ -167,8 +168,10 @@ static struct bucket *lock_frame(unsigned long pfn, unsigned long *flags)
 	bucket = bucket_of(key);
 	raw_spin_lock_irqsave(&bucket->lock, *flags);
 	/* If only the state has changed, the entry is still in this bucket. */
-	if (((READ_ONCE(frames[pfn].key) ^ key) & PLACE_MASK) == 0)
+	if (((READ_ONCE(frames[pfn].key) ^ key) & PLACE_MASK) == 0) {
+		__release(&bucket->lock);
 		return bucket;
+	}
 	raw_spin_unlock_irqrestore(&bucket->lock, *flags);
 	return NULL;
 }
@@ -180,6 +183,7 @@ void frames_forget(unsigned long pfn)
 
 	if (!bucket)
 		return;
+	__acquire(&bucket->lock);
 	untie(bucket, pfn);
 	raw_spin_unlock_irqrestore(&bucket->lock, flags);
 }
@@ -321,6 +325,7 @@ void frames_evicted(struct page *page, bool uptodate)
 	bucket = lock_frame(pfn, &flags);
 	if (!bucket)
 		return;
+	__acquire(&bucket->lock);
 	key = frames[pfn].key;
 	place = key & PLACE_MASK;
 	hash = frames[pfn].hash;
@@ -347,6 +352,7 @@ void frames_migrated(unsigned long from, unsigned long to)
 	bucket = lock_frame(from, &flags);
 	if (!bucket)
 		return;
+	__acquire(&bucket->lock);
 	key = frames[from].key;
 	hash = frames[from].hash;
 	at_epoch = frames[from].epoch;
