@@ -20,6 +20,8 @@ use crate::{DiskBackend, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel,
 
 /// How long a daemon may take until it serves.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
+/// MiB of memory that each guest has beside what its test gives it: what a debug kernel takes for itself.
+const EXTRA_MEMORY_VARIABLE: &str = "PLIMSOLL_GUEST_EXTRA_MIB";
 /// The disk's image in the directory.
 const IMAGE: &str = "disk.img";
 /// The VM's monitor in the directory.
@@ -188,7 +190,7 @@ impl DiskGuest {
         let name = self.folder.path().file_name().unwrap_or_default();
         let mut config = GuestConfig::new(&name.to_string_lossy().replace('.', "-"), workload);
         config.kernel = self.setup.kernel;
-        config.memory_mib = self.setup.memory_mib;
+        config.memory_mib = self.setup.memory_mib + extra_memory_mib()?;
         config.vcpus = self.setup.vcpus;
         let mut disk = |socket: &str, queues: u16| {
             let mut disk = GuestDisk::vhost_user(self.folder.path().join(socket));
@@ -399,6 +401,14 @@ impl DiskGuest {
     pub fn daemon_log(&self) -> String {
         self.daemon.log()
     }
+}
+
+fn extra_memory_mib() -> anyhow::Result<u64> {
+    let Some(extra) = std::env::var_os(EXTRA_MEMORY_VARIABLE) else {
+        return Ok(0);
+    };
+    let number = extra.to_str().and_then(|extra| extra.parse().ok());
+    number.with_context(|| format!("{EXTRA_MEMORY_VARIABLE}={}", extra.display()))
 }
 
 /// Gives a directory and its files to a user.

@@ -13,6 +13,8 @@ use crate::{GuestConfig, GuestError, GuestKernel};
 const KERNEL_VARIABLE: &str = "PLIMSOLL_GUEST_KERNEL";
 /// Where their initrd lies, if not in the workspace.
 const INITRD_VARIABLE: &str = "PLIMSOLL_GUEST_INITRD";
+/// Where the kernels and the workload of our guests lie, if not in the workspace.
+const FOLDER_VARIABLE: &str = "PLIMSOLL_GUESTS";
 /// The directory of the image, below any parent of the current directory or of this program.
 const FOLDER: &str = "target/guest";
 
@@ -213,6 +215,9 @@ fn named_by(variable: &str) -> Result<Option<PathBuf>, GuestError> {
 }
 
 fn folder() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os(FOLDER_VARIABLE) {
+        return Some(named.into());
+    }
     [std::env::current_dir(), std::env::current_exe()]
         .into_iter()
         .flatten()

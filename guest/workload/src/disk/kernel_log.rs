@@ -1,8 +1,11 @@
 //! What the guest's kernel complains of, from `/dev/kmsg`.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 
@@ -17,7 +20,20 @@ const RECORD_BYTES: usize = 8192;
 /// Priority of errors; those below are worse.
 const ERROR: u32 = 3;
 /// What makes a record of any priority a complaint.
-const WORDS: [&str; 5] = ["BUG", "WARNING", "Oops", "I/O error", "EXT4-fs error"];
+const WORDS: [&str; 8] = [
+    "BUG",
+    "WARNING",
+    "Oops",
+    "I/O error",
+    "EXT4-fs error",
+    "ODEBUG",
+    "INFO: trying to register non-static key",
+    "INFO: lockdep is turned off",
+];
+/// What the leak detector of a debug kernel found.
+const LEAKS: &str = "/sys/kernel/debug/kmemleak";
+/// How old memory must be to count as a leak, and some more, in ms.
+const LEAK_AGE_MS: u64 = 6000;
 
 /// The kernel's log from a point in time on.
 pub struct KernelLog {
@@ -59,14 +75,55 @@ impl KernelLog {
     }
 
     fn take(&mut self, record: &str) {
-        let Some(text) = complaint(record) else {
-            return;
-        };
+        if let Some(text) = complaint(record) {
+            self.complain(&text);
+        }
+    }
+
+    fn complain(&mut self, text: &str) {
         self.complaints += 1;
         if self.complaints <= TOLD_MAX {
             Line::new("kernel").rest("text", text).print();
         }
     }
+
+    /// Lets a debug kernel search for memory that nothing refers to any more; each leak is a complaint.
+    pub fn search_leaks(&mut self) -> io::Result<()> {
+        if !has_leak_detector() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(LEAK_AGE_MS));
+        // Twice, because what moved meanwhile may hide from one search, and a leak is reported by its second.
+        fs::write(LEAKS, "scan")?;
+        fs::write(LEAKS, "scan")?;
+        for leak in leaks(&fs::read_to_string(LEAKS)?) {
+            self.complain(&leak);
+        }
+        Ok(())
+    }
+}
+
+/// Whether this is a kernel that finds leaks.
+pub fn has_leak_detector() -> bool {
+    Path::new(LEAKS).exists()
+}
+
+/// What is leaked, with where it was allocated, each in a line.
+fn leaks(report: &str) -> Vec<String> {
+    let mut leaks: Vec<String> = Vec::new();
+    for line in report.lines() {
+        if line.starts_with("unreferenced object") {
+            leaks.push(line.to_owned());
+        } else if let (Some(leak), true) = (leaks.last_mut(), line.contains("+0x")) {
+            // `[<address>] function+offset/size [module]`
+            let place = line.split_once("] ").map_or(line, |(_, place)| place);
+            if leak.len() + place.len() < TEXT_BYTES {
+                leak.push(' ');
+                leak.push_str(place.trim());
+            }
+        }
+    }
+    leaks
 }
 
 /// The text of a record that complains: `priority,sequence,time,flags;text`, then lines of keys.
@@ -99,7 +156,27 @@ mod tests {
             text("27,3,7,-;a daemon's error\n"),
             Some("a daemon's error".into())
         );
+        assert_eq!(
+            text("4,3,7,-;INFO: trying to register non-static key.\n"),
+            Some("INFO: trying to register non-static key.".into())
+        );
         assert_eq!(text("no record"), None);
         assert_eq!(text("x,1;y"), None);
+    }
+
+    #[test]
+    fn a_leak_is_an_object_and_where_it_was_allocated() {
+        let report = "unreferenced object 0xffff888004b0a000 (size 64):\n  comm \"insmod\", pid 1, jiffies 4\n  \
+                      hex dump (first 32 bytes):\n    00 00 00 00  ....\n  backtrace:\n    \
+                      [<000000006c1b>] kmalloc_trace+0x26/0x90\n    [<0000c>] ring_new+0x1/0x2 [plimsoll]\n\
+                      unreferenced object 0xffff (size 8):\n";
+        assert_eq!(
+            leaks(report),
+            [
+                "unreferenced object 0xffff888004b0a000 (size 64): kmalloc_trace+0x26/0x90 ring_new+0x1/0x2 [plimsoll]",
+                "unreferenced object 0xffff (size 8):",
+            ]
+        );
+        assert_eq!(leaks(""), [""; 0]);
     }
 }

@@ -134,9 +134,12 @@ fn run_logged(settings: &Settings, log: &mut KernelLog) -> Result<(), WorkloadEr
     };
     scene.phase("end");
     ready.tell_modules()?;
-    if settings.machine.unload {
+    // Without our modules, what they forgot is memory that nothing refers to.
+    if settings.machine.unload || kernel_log::has_leak_detector() {
         ready.unload()?;
     }
+    log.search_leaks()
+        .map_err(WorkloadError::during("searching leaks"))?;
     tell_end(log, &tally, start)?;
     if settings.machine.stay {
         loop {
