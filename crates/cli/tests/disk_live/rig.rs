@@ -10,8 +10,8 @@ use plimsoll_rig::{
 use plimsoll_serve::disk::{Report, admin};
 use plimsoll_skip::{Lack, guests_wanted, skip};
 
-/// Longest wait for anything that must come; guests here are emulated, and machines busy.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest wait for anything that must come; guests here are emulated, some have a debug kernel, and machines are busy.
+pub const PATIENCE: Duration = Duration::from_secs(900);
 /// The program under test.
 pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 
