@@ -62,20 +62,32 @@ pub fn mount_at(target: &'static str, kind: &str) -> Result<(), WorkloadError> {
 /// A kernel patches its own text while it starts and when it loads a module, and QEMU 7.2's emulator may
 /// run a half-patched instruction on another CPU. So they are started when all that is over.
 pub fn start_cpus() -> Result<usize, WorkloadError> {
+    if is_init() {
+        switch_cpus(true)?;
+    }
+    Ok(std::thread::available_parallelism().map_or(1, |cpus| cpus.get()))
+}
+
+/// Starts or stops all CPUs that can be stopped.
+pub fn switch_cpus(on: bool) -> Result<(), WorkloadError> {
     let failed = |source| WorkloadError::Machine {
-        what: "starting the other CPUs",
+        what: "starting or stopping CPUs",
         source,
     };
-    if is_init() {
-        for entry in std::fs::read_dir(CPUS).map_err(failed)? {
-            // A CPU that cannot be switched off has no such file; nor has what is no CPU.
-            let switch = entry.map_err(failed)?.path().join("online");
-            if std::fs::read_to_string(&switch).is_ok_and(|text| text.trim() == "0") {
-                std::fs::write(&switch, "1").map_err(failed)?;
+    let (is, becomes) = if on { ("0", "1") } else { ("1", "0") };
+    for entry in std::fs::read_dir(CPUS).map_err(failed)? {
+        // A CPU that cannot be switched off has no such file, or refuses; nor has what is no CPU.
+        let switch = entry.map_err(failed)?.path().join("online");
+        if std::fs::read_to_string(&switch).is_ok_and(|text| text.trim() == is) {
+            match std::fs::write(&switch, becomes) {
+                Err(error) if on || error.kind() != io::ErrorKind::PermissionDenied => {
+                    return Err(failed(error));
+                }
+                _ => {}
             }
         }
     }
-    Ok(std::thread::available_parallelism().map_or(1, |cpus| cpus.get()))
+    Ok(())
 }
 
 /// Refuses an array that does not fit: the kernel would end in a panic instead.

@@ -181,6 +181,32 @@ fn a_daemon_that_stands_still_delays_a_flush_by_one_wait() {
     assert!(of_module(&told, "no_slot") > 7000);
 }
 
+#[test]
+fn a_target_that_is_suspended_while_cpus_come_and_go_reads_right() {
+    let Some(_turn) = shared_turn() else { return };
+    let (_folder, socket) = folder();
+    let _server = serve_at(&socket);
+    let workload =
+        "workload=disk-raw module=copy dm=private seconds=8 threads=3 suspend_ms=150 cpus_ms=400";
+    let mut setup = setup(&socket, workload);
+    (setup.formatted, setup.image_mib) = (false, 96);
+    (setup.vcpus, setup.queues) = (2, 2);
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup).unwrap();
+    let (told, _) = finish(&mut guest);
+    guest.check_image().unwrap();
+    let of_raw = |key| told.number("raw", None, key).unwrap();
+    println!(
+        "{} pages verified, {} hits; {} suspensions, CPUs stopped {} times",
+        of_raw("reads"),
+        of_target(&told, "hits"),
+        of_raw("suspensions"),
+        of_raw("cpu_stops")
+    );
+    assert_sound(&told);
+    assert!(of_raw("suspensions") > 0 && of_raw("cpu_stops") > 0);
+    assert!(of_target(&told, "hits") > 0);
+}
+
 /// Blocks written and read by the guests of a shared disk.
 const BLOCKS: u32 = 2048;
 

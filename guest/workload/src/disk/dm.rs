@@ -15,6 +15,9 @@ const TARGET_BYTES: usize = 40;
 const DATA_SIZE_AT: usize = 12;
 const DATA_START_AT: usize = 16;
 const TARGET_COUNT_AT: usize = 20;
+const FLAGS_AT: usize = 28;
+/// `DM_SUSPEND_FLAG`.
+const SUSPENDED: u32 = 1 << 1;
 const NAME_AT: usize = 48;
 const DEVICE_AT: usize = 40;
 const CREATE: u8 = 3;
@@ -66,6 +69,18 @@ impl MappedDevice {
             .position(|&byte| byte == 0)
             .unwrap_or(text.len());
         Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+    }
+
+    /// Lets its requests in flight end, and holds others back until it is resumed.
+    pub fn suspend(&self) -> io::Result<()> {
+        let mut suspend = request(self.name);
+        put(&mut suspend, FLAGS_AT, &SUSPENDED.to_ne_bytes());
+        call(&self.control, SUSPEND, suspend).map(drop)
+    }
+
+    /// Ends a suspension.
+    pub fn resume(&self) -> io::Result<()> {
+        call(&self.control, SUSPEND, request(self.name)).map(drop)
     }
 
     /// Takes the device away; nobody may have it open.

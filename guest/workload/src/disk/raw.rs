@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use crate::WorkloadError;
 use crate::access::Random;
 use crate::clock::Time;
 use crate::console::Line;
+use crate::machine::switch_cpus;
 
 const PAGE_BYTES: usize = 4096;
 const BLOCKS_PER_PAGE: u32 = 4;
@@ -31,6 +33,8 @@ const BLOCKS_PER_PAGE: u32 = 4;
 const CHUNK_PAGES: u32 = 32;
 /// Steps between two flushes of a thread, on average.
 const STEPS_PER_FLUSH: u64 = 64;
+/// How long a device is suspended, or CPUs are stopped.
+const SUSPENDED: Duration = Duration::from_millis(50);
 /// How often a page that fails is tried before the run gives up.
 const TRIES: u32 = 600;
 
@@ -61,19 +65,23 @@ pub fn run(scene: &Scene, raw: &Raw) -> Result<Tally, WorkloadError> {
     scene.phase("measured");
     let before = Counters::now(&scene.ready.disk)?;
     let start = Time::now();
-    let mut told = start;
-    while Time::now().ms_since(start) < raw.seconds * 1000 {
-        in_parallel(&mut parts, |part| part.steps(raw, 64)).map_err(during())?;
-        if Time::now().ms_since(told) >= 1000 {
-            told = Time::now();
-            let so_far = total(&parts);
-            Line::new("result")
-                .with("name", "round")
-                .with("reads", so_far.read_pages())
-                .with("mismatches", so_far.mismatches)
-                .print();
-        }
-    }
+    let over = AtomicBool::new(false);
+    let (suspensions, stops) = thread::scope(|scope| {
+        let suspending =
+            scope.spawn(|| repeat(raw.suspend_ms, &over, || scene.ready.suspend(SUSPENDED)));
+        let stopping = scope.spawn(|| {
+            repeat(raw.cpus_ms, &over, || {
+                switch_cpus(false)?;
+                thread::sleep(SUSPENDED);
+                switch_cpus(true)
+            })
+        });
+        let worked = work(&mut parts, raw, start).map_err(during());
+        over.store(true, Relaxed);
+        let suspensions = suspending.join().expect("a thread does not panic")?;
+        let stops = stopping.join().expect("a thread does not panic")?;
+        worked.map(|()| (suspensions, stops))
+    })?;
     scene.phase("verify");
     in_parallel(&mut parts, Part::verify_all).map_err(during())?;
     let tally = total(&parts);
@@ -87,11 +95,46 @@ pub fn run(scene: &Scene, raw: &Raw) -> Result<Tally, WorkloadError> {
         .with("failed_reads", sum(|part| part.failed.reads))
         .with("failed_writes", sum(|part| part.failed.writes))
         .with("failed_flushes", sum(|part| part.failed.flushes))
+        .with("suspensions", suspensions)
+        .with("cpu_stops", stops)
         .with("ms", Time::now().ms_since(start));
     Counters::now(&scene.ready.disk)?
         .told_since(&before, line)
         .print();
     Ok(tally)
+}
+
+/// Reads and writes until the time is over.
+fn work(parts: &mut [Part], raw: &Raw, start: Time) -> io::Result<()> {
+    let mut told = start;
+    while Time::now().ms_since(start) < raw.seconds * 1000 {
+        in_parallel(parts, |part| part.steps(raw, 64))?;
+        if Time::now().ms_since(told) >= 1000 {
+            told = Time::now();
+            let so_far = total(parts);
+            Line::new("result")
+                .with("name", "round")
+                .with("reads", so_far.read_pages())
+                .with("mismatches", so_far.mismatches)
+                .print();
+        }
+    }
+    Ok(())
+}
+
+/// Does something each so many milliseconds until all is over; returns how often it did.
+fn repeat(
+    each_ms: Option<u64>,
+    over: &AtomicBool,
+    mut what: impl FnMut() -> Result<(), WorkloadError>,
+) -> Result<u64, WorkloadError> {
+    let mut times = 0;
+    while let (Some(each_ms), false) = (each_ms, over.load(Relaxed)) {
+        thread::sleep(Duration::from_millis(each_ms));
+        what()?;
+        times += 1;
+    }
+    Ok(times)
 }
 
 fn total(parts: &[Part]) -> Tally {
@@ -330,6 +373,8 @@ mod tests {
         write_percent: 40,
         direct: false,
         errors: true,
+        suspend_ms: None,
+        cpus_ms: None,
         span_mib: None,
     };
     const PAGES: u32 = 100;

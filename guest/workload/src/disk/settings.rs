@@ -198,6 +198,10 @@ pub struct Raw {
     pub direct: bool,
     /// Whether requests may fail.
     pub errors: bool,
+    /// How long the target `hcache` works until it is suspended for a while; `None`: it is not.
+    pub suspend_ms: Option<u64>,
+    /// How long all CPUs run until all but one are stopped for a while; `None`: they are not.
+    pub cpus_ms: Option<u64>,
     /// The part of the disk that is used; `None`: all of it.
     pub span_mib: Option<u64>,
 }
@@ -533,6 +537,8 @@ fn raw(keys: &mut Keys) -> Result<Raw, SettingsError> {
         // Which pages of its cache are not stored after an error is the kernel's secret.
         direct: errors || direct,
         errors,
+        suspend_ms: keys.number("suspend_ms", "1 to 60000 milliseconds", 1..=60_000)?,
+        cpus_ms: keys.number("cpus_ms", "1 to 60000 milliseconds", 1..=60_000)?,
         span_mib: keys.number("span_mib", "1 to 2^24", 1..=1 << 24)?,
     })
 }

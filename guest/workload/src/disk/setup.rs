@@ -110,6 +110,20 @@ impl Ready {
         Ok(())
     }
 
+    /// Suspends the device of the target `hcache` for a while, if there is one.
+    pub fn suspend(&self, time: Duration) -> Result<(), WorkloadError> {
+        let Some(mapped) = &self.hcache else {
+            return Ok(());
+        };
+        let suspended = mapped.suspend().and_then(|()| {
+            thread::sleep(time);
+            mapped.resume()
+        });
+        suspended.map_err(WorkloadError::during(
+            "suspending the device of target hcache",
+        ))
+    }
+
     /// Tells the statistics of our modules.
     pub fn tell_modules(&self) -> Result<(), WorkloadError> {
         if let Some(mapped) = &self.hcache {
