@@ -4,7 +4,7 @@
 //! The file is on tmpfs. It is written with `pwrite` and never synced: the next process reads what the previous one has
 //! written, however that process ended. A crash of the host loses it, like a disk's volatile cache. Should it survive
 //! (it was copied, or put on a disk), it is older than the image and must not be written over it: so a log of another
-//! boot is set aside, and so is one whose image was replaced, or changed by anyone but the daemon.
+//! boot is set aside, and so are the pages of an image that was replaced, or changed by anyone but the daemon.
 //!
 //! ```text
 //! header   magic, version, slots, boot, run, and which image each disk number means; one checksum over all. Two copies
@@ -164,7 +164,7 @@ impl DiskIdentity {
     }
 }
 
-/// A log that was not written to storage, but renamed.
+/// Pages that were not written to storage: a log that was renamed, or pages of some disks, moved to a log of their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
     /// Path of the log.
@@ -173,6 +173,8 @@ pub struct SetAside {
     pub now: PathBuf,
     /// Acknowledged pages in it.
     pub pages: u64,
+    /// Acknowledged pages that the log had.
+    pub of_pages: u64,
     /// Why.
     pub reason: String,
 }
@@ -183,14 +185,22 @@ impl std::fmt::Display for SetAside {
             log,
             now,
             pages,
+            of_pages,
             reason,
         } = self;
-        write!(
-            f,
-            "the dirty log {} with {pages} acknowledged pages was set aside as {} and not written to storage: {reason}",
-            log.display(),
-            now.display()
-        )
+        let (log, now) = (log.display(), now.display());
+        if pages == of_pages {
+            write!(
+                f,
+                "the dirty log {log} with {pages} acknowledged pages was set aside as {now} and not written to storage: {reason}"
+            )
+        } else {
+            write!(
+                f,
+                "{pages} of {of_pages} acknowledged pages of the dirty log {log} were set aside as {now} and not written to \
+                 storage: {reason}"
+            )
+        }
     }
 }
 
@@ -300,8 +310,8 @@ impl DirtyLog {
     /// Locks the log at `path` and reads what the previous daemon left in it; [`LeftoverPages::finish`] then makes it a
     /// log of `slots` pages. The file need not exist. `boot` is the [present boot](boot_id) of the host.
     ///
-    /// A log of another boot, or of an image of the same path that was replaced or changed by others, is
-    /// [set aside](LeftoverPages::set_aside).
+    /// A log of another boot is [set aside](LeftoverPages::set_aside), and so are the pages of an image of the same path that
+    /// was replaced or changed by others.
     ///
     /// # Errors
     /// If it is in use, cannot be read, or holds pages of images that are not among `disks`.
@@ -358,8 +368,8 @@ impl DirtyLog {
                 left.scan(&file, layout)
                     .map_err(|error| failed("read", error))?;
                 left.found = Some((layout, number));
-                if let Some(reason) = left.stale(&file, &head, disks)? {
-                    return left.put_aside(&head.run, reason);
+                if let Some(stale) = left.stale(&file, &head, disks)? {
+                    return left.set_stale_aside(file, &head, stale);
                 }
             }
         }

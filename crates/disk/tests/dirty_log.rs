@@ -324,6 +324,130 @@ fn a_log_of_another_boot_or_of_a_changed_image_is_set_aside() {
     assert_eq!(left.set_aside(), None);
 }
 
+/// Disk 0 is the image of most tests, disk 1 another one.
+fn two_images() -> [DiskIdentity; 2] {
+    let other = DiskIdentity {
+        disk: 1,
+        image: "/images/b".into(),
+        ..identity(8, 1 << 20)
+    };
+    [identity(7, 1 << 30), other]
+}
+
+fn on_second(block: u64) -> Location {
+    Location::new(DiskNumber(1), block)
+}
+
+/// The pages that are left, as the numbers that [`signed`] them.
+fn operations(left: &LeftoverPages) -> Vec<(Location, u64)> {
+    let pages = left.pages().map(|found| {
+        let (location, page) = found.unwrap();
+        let number = u64::from_le_bytes(page[..8].try_into().unwrap());
+        assert_eq!(*page, signed(number));
+        (location, number)
+    });
+    pages.collect()
+}
+
+#[test]
+fn a_replaced_image_sets_aside_its_own_pages_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let disks = two_images();
+    let open = |path: &Path, disks: &[DiskIdentity]| DirtyLog::open(path, SLOTS, disks, BOOT);
+    let left = open(&path, &disks).unwrap();
+    let mut log = left.finish(&disks, &HashSet::new()).unwrap();
+    for block in 0..3 {
+        log.record(at(block), &signed(block)).unwrap();
+        log.record(on_second(block), &signed(10 + block)).unwrap();
+    }
+    // Newer contents in another slot.
+    log.record(at(1), &signed(21)).unwrap();
+    let times = ChangeTimes::at(5_000_000_000).until(6_000_000_000);
+    log.mark(DiskNumber(0), times).unwrap();
+    drop(log);
+
+    let replaced = [identity(9, 1 << 30), disks[1].clone()];
+    let mut asides = Vec::new();
+    for _ in 0..2 {
+        // The first one is killed before it has finished: the second one finds the same again.
+        let left = open(&path, &replaced).unwrap();
+        let others = [(on_second(0), 10), (on_second(1), 11), (on_second(2), 12)];
+        assert_eq!(operations(&left), others);
+        let aside = left.set_aside().unwrap().clone();
+        assert_eq!((aside.pages, aside.of_pages), (3, 6));
+        let told = aside.to_string();
+        let parts = ["3 of 6 acknowledged pages", "/images/a was replaced"];
+        assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+        assert!(!told.contains("/images/b"), "{told}");
+        asides.push(aside.now);
+    }
+    assert_ne!(asides[0], asides[1]);
+    let left = open(&path, &replaced).unwrap();
+    let last = left.set_aside().unwrap().now.clone();
+    let log = left.finish(&replaced, &[on_second(1)].into()).unwrap();
+    assert_eq!(log.len(), 1);
+    drop(log);
+    let left = open(&path, &replaced).unwrap();
+    assert_eq!(operations(&left), [(on_second(1), 11)]);
+    assert_eq!(left.set_aside(), None);
+    drop(left);
+
+    // With the old image, which was written while the daemon was killed, each of them is the log of its pages.
+    let mut written = disks.clone();
+    written[0].modified_ns = Some(6_500_000_000);
+    for aside in [&asides[0], &asides[1], &last] {
+        let left = open(aside, &written).unwrap();
+        assert_eq!(operations(&left), [(at(0), 0), (at(1), 21), (at(2), 2)]);
+        assert_eq!((left.torn(), left.set_aside()), (0, None));
+    }
+    let names: HashSet<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    assert_eq!(
+        names,
+        [path, asides[0].clone(), asides[1].clone(), last].into()
+    );
+}
+
+#[test]
+fn an_image_that_is_not_served_any_more_refuses_the_log_whatever_else_is_stale() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let disks = two_images();
+    let left = DirtyLog::open(&path, SLOTS, &disks, BOOT).unwrap();
+    let mut log = left.finish(&disks, &HashSet::new()).unwrap();
+    log.record(at(1), &signed(1)).unwrap();
+    log.record(on_second(1), &signed(2)).unwrap();
+    drop(log);
+    let before = fs::read(&path).unwrap();
+    let refused = DirtyLog::open(&path, SLOTS, &[identity(9, 1 << 30)], BOOT).err();
+    assert!(matches!(
+        refused,
+        Some(DirtyLogError::OtherImage {
+            disk: DiskNumber(1),
+            ..
+        })
+    ));
+    assert!(fs::read(&path).unwrap() == before);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    // Two stale images are both named, and the whole log is renamed.
+    let mut changed = disks.clone();
+    changed[0].inode = 9;
+    changed[1].modified_ns = Some(0);
+    let left = DirtyLog::open(&path, SLOTS, &changed, BOOT).unwrap();
+    let aside = left.set_aside().unwrap();
+    assert!(left.is_empty() && left.is_without_file());
+    assert_eq!((aside.pages, aside.of_pages), (2, 2));
+    assert!(fs::read(&aside.now).unwrap() == before);
+    let told = aside.to_string();
+    assert!(
+        told.contains("/images/a was replaced") && told.contains("/images/b was changed"),
+        "{told}"
+    );
+}
+
 #[test]
 fn our_own_writes_are_not_taken_for_those_of_others() {
     let folder = tempfile::tempdir().unwrap();

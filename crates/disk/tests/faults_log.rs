@@ -155,6 +155,55 @@ fn an_image_that_was_restored_in_place_is_left_as_it_is() {
 }
 
 #[test]
+fn a_replaced_image_costs_the_other_disks_nothing() {
+    for write_mode in [WriteMode::Delayed, WriteMode::Through] {
+        let mut process = Process::start(Setup {
+            disks: 2,
+            ..delayed()
+        });
+        let connect = |place: &Place, disk: usize| {
+            Driver::connect(&ram(), &place.socket(disk), DriverOptions::default()).unwrap()
+        };
+        let mut disks = [connect(&process.place, 0), connect(&process.place, 1)];
+        for disk in &mut disks {
+            write(disk, 1, 0x11);
+            disk.flush().unwrap();
+            write(disk, 1, 0x22);
+            write(disk, 2, 0x22);
+        }
+        rest();
+        process.kill();
+        let images = [process.place.image(0), process.place.image(1)];
+        let backup = fs::read(&images[0]).unwrap();
+        let old = images[0].with_extension("old");
+        fs::rename(&images[0], &old).unwrap();
+        fs::write(&images[0], &backup).unwrap();
+
+        let mut options = process.place.options();
+        options.engine.write = write_mode;
+        let machine = Machine::new(options).unwrap();
+        let recovery = machine.recovery().clone();
+        let set_aside = recovery.set_aside.unwrap();
+        let told = set_aside.to_string();
+        assert!(told.contains(images[0].to_str().unwrap()), "{told}");
+        assert!(!told.contains(images[1].to_str().unwrap()), "{told}");
+        assert_eq!((recovery.written_pages, recovery.kept_pages), (2, 0));
+        assert_eq!(aside(&process.place), std::slice::from_ref(&set_aside.now));
+        let found = |image: &Path| [block_of(image, 1), block_of(image, 2)];
+        assert_eq!(found(&images[0]), [0x11, 0], "as it was restored");
+        assert_eq!(found(&images[1]), [0x22, 0x22]);
+        drop(machine);
+
+        // The old image and what was set aside are whole together.
+        fs::rename(&old, &images[0]).unwrap();
+        fs::rename(&set_aside.now, process.place.log()).unwrap();
+        let machine = Machine::new(process.place.options()).unwrap();
+        assert_eq!(machine.recovery().written_pages, 2);
+        assert_eq!(found(&images[0]), [0x22, 0x22]);
+    }
+}
+
+#[test]
 fn kills_during_writes_and_changes_of_an_images_owner_are_no_changes_of_others() {
     let mut process = Process::start(Setup {
         dirty_age_ms: 20,

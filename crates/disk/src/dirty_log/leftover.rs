@@ -1,11 +1,11 @@
 //! What a former daemon left in its dirty log: judged, read, and made the log of the next one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{self, File};
 use std::hash::{BuildHasher as _, RandomState as RandomSeed};
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use foldhash::fast::RandomState;
 use rustix::fs::{CWD, FallocateFlags, RenameFlags};
@@ -54,10 +54,16 @@ impl LeftoverPages {
         self.torn
     }
 
-    /// The log that was found and set aside; there are no pages then.
+    /// What was set aside: all that was found, or the pages of some disks.
     #[must_use]
     pub fn set_aside(&self) -> Option<&SetAside> {
         self.set_aside.as_ref()
+    }
+
+    /// Whether there is no file: there was no log, or all of it was set aside.
+    #[must_use]
+    pub fn is_without_file(&self) -> bool {
+        self.file.is_none()
     }
 
     /// The locations of the pages, in no order.
@@ -264,25 +270,28 @@ impl LeftoverPages {
         Ok(())
     }
 
-    /// Why the pages must not be written to these disks, if there is a reason.
+    /// Which pages must not be written to these disks, if there is a reason: those of the disks of which it is true.
     pub(super) fn stale(
         &self,
         file: &File,
         was: &Head,
         now: &[DiskIdentity],
-    ) -> Result<Option<String>, DirtyLogError> {
-        if was.boot != self.boot && !self.pages.is_empty() {
-            return Ok(Some(
-                "the host was booted since it was written, and the images may be newer".to_owned(),
-            ));
-        }
-        let mut pages: HashMap<u16, (u64, u64)> = HashMap::new();
+    ) -> Result<Option<Stale>, DirtyLogError> {
+        let mut pages: BTreeMap<u16, (u64, u64)> = BTreeMap::new();
         for location in self.pages.keys() {
             let (count, blocks) = pages.entry(location.disk().0).or_default();
             *count += 1;
             *blocks = (*blocks).max(location.block() + 1);
         }
-        let mut reason = None;
+        if was.boot != self.boot && !pages.is_empty() {
+            return Ok(Some(Stale {
+                disks: pages.into_keys().collect(),
+                reason: "the host was booted since it was written, and the images may be newer"
+                    .to_owned(),
+            }));
+        }
+        let mut disks = HashSet::new();
+        let mut reasons = Vec::new();
         for (disk, (count, blocks)) in pages {
             let find = |disks: &[DiskIdentity]| disks.iter().find(|id| id.disk == disk).cloned();
             let (old, new) = match (find(&was.disks), find(now)) {
@@ -316,43 +325,128 @@ impl LeftoverPages {
                 || new.size_bytes < old.size_bytes
                 || !fits
             {
-                reason = Some(format!(
+                reasons.push(format!(
                     "the image {image} was replaced: it was {}, and is now {}",
                     old.describe(),
                     new.describe()
                 ));
             } else if new.modified_ns.is_some_and(|time| !marked.contain(time)) {
-                reason = Some(format!(
+                reasons.push(format!(
                     "the image {image} was changed by others after the daemon of the log had written to it"
                 ));
+            } else {
+                continue;
             }
+            disks.insert(disk);
         }
-        Ok(reason)
+        Ok((!disks.is_empty()).then(|| Stale {
+            disks,
+            reason: reasons.join("; "),
+        }))
     }
 
-    /// Renames the log, and goes on as if there had been none.
-    pub(super) fn put_aside(mut self, run: &str, reason: String) -> Result<Self, DirtyLogError> {
-        let mut name = self.path.clone().into_os_string();
-        // What a file says is not to become a path.
-        let run: String = run.chars().filter(char::is_ascii_alphanumeric).collect();
-        name.push(format!(".aside-{run}"));
-        let now = PathBuf::from(name);
-        rustix::fs::renameat_with(CWD, &self.path, CWD, &now, RenameFlags::NOREPLACE).map_err(
-            |error| DirtyLogError::Io {
-                path: self.path.clone(),
-                what: "set aside",
-                source: error.into(),
-            },
-        )?;
+    /// Sets the stale pages aside, and goes on as if they had never been there.
+    pub(super) fn set_stale_aside(
+        mut self,
+        file: File,
+        head: &Head,
+        stale: Stale,
+    ) -> Result<Self, DirtyLogError> {
+        let Stale { disks, reason } = stale;
+        let is_stale = |location: &Location| disks.contains(&location.disk().0);
+        let pages = self.pages.keys().filter(|at| is_stale(at)).count() as u64;
+        let failed = |source| DirtyLogError::Io {
+            path: self.path.clone(),
+            what: "set aside",
+            source,
+        };
+        let all = self.pages.len() as u64;
+        let now = if pages == all {
+            self.move_to_name(&self.path, &head.run).map_err(failed)?
+        } else {
+            self.copy_aside(&file, head, pages, &is_stale)
+                .map_err(failed)?
+        };
+        if pages == all {
+            self.found = None;
+            self.used.clear();
+        } else {
+            self.file = Some(file);
+        }
+        self.pages.retain(|location, _| !is_stale(location));
         self.set_aside = Some(SetAside {
             log: self.path.clone(),
             now,
-            pages: self.pages.len() as u64,
+            pages,
+            of_pages: all,
             reason,
         });
-        self.found = None;
-        self.pages.clear();
-        self.used.clear();
         Ok(self)
     }
+
+    /// Copies the stale pages into a log of their own, with which the old image can be served. Their entries here are freed
+    /// at the [end](Self::finish).
+    fn copy_aside(
+        &self,
+        from: &File,
+        head: &Head,
+        pages: u64,
+        is_stale: &dyn Fn(&Location) -> bool,
+    ) -> io::Result<PathBuf> {
+        let (layout, _) = self.found.ok_or(io::ErrorKind::NotFound)?;
+        let mut name = self.path.clone().into_os_string();
+        name.push(".aside");
+        let beside = PathBuf::from(name);
+        let file = open(&beside, true)?;
+        let copy = || {
+            let to = Layout { slots: pages };
+            make(&file, to, head)?;
+            for identity in &head.disks {
+                let times = header::read_mark(from, identity.disk)?;
+                header::write_mark(&file, DiskNumber(identity.disk), times)?;
+            }
+            let mut entry = [0; ENTRY_BYTES];
+            let mut page = Box::new([0; PAGE_BYTES]);
+            let stale = self.pages.iter().filter(|(location, _)| is_stale(location));
+            for (slot, (_, (old, _))) in (0..).zip(stale) {
+                from.read_exact_at(&mut entry, layout.entry(*old))?;
+                from.read_exact_at(&mut page[..], layout.page(*old))?;
+                file.write_all_at(&page[..], to.page(slot))?;
+                file.write_all_at(&entry, to.entry(slot))?;
+            }
+            self.move_to_name(&beside, &head.run)
+        };
+        copy().inspect_err(|_| {
+            // It is of no use, and its memory is. The error is the one to report.
+            let _ = fs::remove_file(&beside);
+        })
+    }
+
+    /// Renames a file to the log's name and that of its daemon's run; with a number if an earlier attempt got no further.
+    fn move_to_name(&self, file: &Path, run: &str) -> io::Result<PathBuf> {
+        // What a file says is not to become a path.
+        let run: String = run.chars().filter(char::is_ascii_alphanumeric).collect();
+        for number in 1_u64.. {
+            let mut name = self.path.clone().into_os_string();
+            name.push(format!(".aside-{run}"));
+            if number > 1 {
+                name.push(format!("-{number}"));
+            }
+            let now = PathBuf::from(name);
+            match rustix::fs::renameat_with(CWD, file, CWD, &now, RenameFlags::NOREPLACE) {
+                Ok(()) => return Ok(now),
+                Err(rustix::io::Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+}
+
+/// Pages that must not be written to storage.
+pub(super) struct Stale {
+    /// Numbers of the disks whose pages they are.
+    disks: HashSet<u16>,
+    /// Why, with the names of the images.
+    reason: String,
 }

@@ -72,7 +72,7 @@ pub struct Recovery {
     pub kept_pages: u64,
     /// The first error of those.
     pub error: Option<String>,
-    /// A log that was not used.
+    /// Pages that were not written, and where they are.
     pub set_aside: Option<SetAside>,
     /// Images that an earlier daemon failed to sync: their flushes fail.
     pub unsynced: Vec<PathBuf>,
@@ -171,7 +171,7 @@ pub(super) fn recover(
     found.recovery.set_aside = left.set_aside().cloned();
     let kept = found.kept.iter().copied().collect();
     let nothing = !delayed && found.kept.is_empty();
-    if nothing && found.recovery.set_aside.is_some() {
+    if nothing && left.is_without_file() {
         return Ok(found);
     }
     // With the times that the images have now.
