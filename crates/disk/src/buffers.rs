@@ -1,5 +1,8 @@
 //! A pool of reusable transfer buffers.
 
+use std::sync::Arc;
+
+use crate::sys::{Arena, SLOT_BYTES};
 use crate::{Buffer, PAGE_BYTES};
 
 /// Number of size classes; sizes are powers of two of pages.
@@ -11,11 +14,23 @@ const KEPT_BYTES: usize = 2 << 20;
 #[derive(Default)]
 pub(crate) struct Buffers {
     free: [Vec<Buffer>; CLASSES],
+    /// Where to take them first.
+    arena: Option<Arc<Arena>>,
 }
 
 impl Buffers {
+    /// Takes buffers of this arena while it has any.
+    pub(crate) fn set_arena(&mut self, arena: Arc<Arena>) {
+        self.arena = Some(arena);
+    }
+
     /// A buffer of that length with arbitrary contents.
     pub(crate) fn take(&mut self, len: usize) -> Buffer {
+        if let Some(arena) = self.arena.as_ref().filter(|_| len <= SLOT_BYTES)
+            && let Some(buffer) = arena.take(len)
+        {
+            return buffer;
+        }
         let Some(class) = class(len) else {
             return Buffer::new(len);
         };
@@ -28,6 +43,9 @@ impl Buffers {
 
     /// Returns a buffer that is no longer in use to the pool.
     pub(crate) fn give_back(&mut self, buffer: Buffer) {
+        if buffer.is_of(self.arena.as_ref()) {
+            return;
+        }
         let Some(class) = class(buffer.capacity()) else {
             return;
         };

@@ -40,6 +40,7 @@ use crate::busy::{BusyBlocks, Use};
 use crate::cache::Cache;
 use crate::dirty::{Dirty, PagesInMemory, WriteNumber};
 use crate::frames::{FrameContents, Frames, Ticket};
+use crate::sys::Arena;
 use crate::{
     Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, EngineOptions,
     EngineStats, GuestData, Location, Notice, Observer, Operation, PAGE_BYTES, Page, Request,
@@ -193,6 +194,11 @@ impl Engine {
     /// To be called before the first request.
     pub fn set_dirty_log(&mut self, log: Box<dyn DirtyPages>) {
         self.log = log;
+    }
+
+    /// Takes buffers of the ring's registered memory.
+    pub(crate) fn use_arena(&mut self, arena: Arc<Arena>) {
+        self.buffers.set_arena(arena);
     }
 
     /// Records in `images` what is read from storage.

@@ -273,8 +273,12 @@ impl Machine {
         };
         let sockets = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|error| DiskError::Ring(error.into()))?;
+        let ring = Ring::new(RING_ENTRIES).map_err(DiskError::Ring)?;
+        if let Some(arena) = ring.arena() {
+            engine.use_arena(Arc::clone(arena));
+        }
         let mut machine = Self {
-            ring: Ring::new(RING_ENTRIES).map_err(DiskError::Ring)?,
+            ring,
             sockets,
             engine,
             devices,

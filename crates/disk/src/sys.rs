@@ -1,5 +1,8 @@
 //! The unsafe code of this crate: page-aligned buffers, and an `io_uring` that owns the resources of transfers in
 //! flight.
+//!
+//! Buffers of up to [`SLOT_BYTES`] come from an [`Arena`] that the ring has registered: the kernel then need not look up and
+//! pin their pages for each transfer.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -9,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
@@ -20,11 +23,74 @@ use vm_memory::GuestRegionMmap;
 /// Alignment of buffers: the largest that direct I/O requires.
 const ALIGNMENT: usize = 4096;
 
+/// Bytes of a buffer of an [`Arena`], and how many it has: 4 MiB, half of what a process may pin by default.
+pub(crate) const SLOT_BYTES: usize = 128 << 10;
+const SLOTS: usize = 32;
+
+/// Memory that is registered with a ring, as buffers.
+pub(crate) struct Arena {
+    start: NonNull<u8>,
+    /// Numbers of the slots that are in no buffer.
+    free: Mutex<Vec<usize>>,
+}
+
+// SAFETY: an Arena owns its memory, which only its buffers access, each its own slot.
+unsafe impl Send for Arena {}
+// SAFETY: as above; the numbers of free slots are behind a lock.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    fn new() -> Arc<Self> {
+        let layout = Self::layout();
+        // SAFETY: the layout is not of size 0.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: the range was just allocated, and the advice changes no contents. It may be refused.
+        let _ = unsafe { madvise(start.as_ptr().cast(), layout.size(), Advice::LinuxHugepage) };
+        Arc::new(Self {
+            start,
+            free: Mutex::new((0..SLOTS).rev().collect()),
+        })
+    }
+
+    fn layout() -> Layout {
+        Layout::from_size_align(SLOTS * SLOT_BYTES, 2 << 20).expect("a multiple of its alignment")
+    }
+
+    /// A buffer of that length, at most [`SLOT_BYTES`], with arbitrary contents; `None` if all are in use.
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Option<Buffer> {
+        assert!(len <= SLOT_BYTES, "{len} bytes in a slot");
+        let slot = self.lock().pop()?;
+        // SAFETY: the slot lies within the allocation.
+        let start = unsafe { self.start.add(slot * SLOT_BYTES) };
+        Some(Buffer {
+            start,
+            capacity: SLOT_BYTES,
+            len,
+            slot: Some((Arc::clone(self), slot)),
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; its buffers hold an Arc of it, so none is left. A kernel that has registered it
+        // holds pages of its own.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout()) }
+    }
+}
+
 /// Memory for a transfer, aligned to 4 KiB.
 pub struct Buffer {
     start: NonNull<u8>,
     capacity: usize,
     len: usize,
+    /// The arena that it is of, and its slot there; otherwise it is an allocation of its own.
+    slot: Option<(Arc<Arena>, usize)>,
 }
 
 // SAFETY: a Buffer owns its memory alone, and has no thread-bound state.
@@ -45,7 +111,14 @@ impl Buffer {
             start,
             capacity,
             len,
+            slot: None,
         }
+    }
+
+    /// Whether it is a slot of this arena.
+    pub(crate) fn is_of(&self, arena: Option<&Arc<Arena>>) -> bool {
+        let slot = self.slot.as_ref().zip(arena);
+        slot.is_some_and(|((own, _), arena)| Arc::ptr_eq(own, arena))
     }
 
     fn layout(capacity: usize) -> Layout {
@@ -90,8 +163,11 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+        match &self.slot {
+            Some((arena, slot)) => arena.lock().push(*slot),
+            // SAFETY: allocated with this layout.
+            None => unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) },
+        }
     }
 }
 
@@ -139,6 +215,10 @@ impl Flight {
 /// An `io_uring` whose transfers own their buffers and files while they are in flight.
 pub struct Ring {
     ring: IoUring,
+    /// Whether it was made to be enabled by the thread that uses it.
+    disabled: bool,
+    /// Registered; `None` if the kernel refused.
+    arena: Option<Arc<Arena>>,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
     in_flight: usize,
@@ -151,16 +231,44 @@ impl Ring {
     /// The kernel's error: there is no `io_uring` before Linux 5.11, and it may be disabled
     /// (`/proc/sys/kernel/io_uring_disabled`).
     pub fn new(entries: u32) -> io::Result<Self> {
-        let ring = IoUring::builder()
-            .setup_cqsize(entries * 4)
-            .setup_clamp()
-            .build(entries)?;
+        let builder = || {
+            let mut builder = IoUring::builder();
+            builder.setup_cqsize(entries * 4).setup_clamp();
+            builder
+        };
+        // The thread that uses it, and only when it asks, ends the transfers: no interruption for each. Linux 6.1.
+        let mut deferred = builder();
+        deferred
+            .setup_r_disabled()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag();
+        let (ring, disabled) = match deferred.build(entries) {
+            Ok(ring) => (ring, true),
+            Err(_) => (builder().build(entries)?, false),
+        };
+        let arena = Arena::new();
+        let memory = [libc::iovec {
+            iov_base: arena.start.as_ptr().cast(),
+            iov_len: Arena::layout().size(),
+        }];
+        // SAFETY: the memory is the arena's, which is kept as long as the ring; the kernel accesses it only for transfers of
+        // its buffers.
+        let registered = unsafe { ring.submitter().register_buffers(&memory) };
         Ok(Self {
             ring,
+            disabled,
+            // It may not be allowed to pin so much.
+            arena: registered.is_ok().then_some(arena),
             flights: Vec::new(),
             free: Vec::new(),
             in_flight: 0,
         })
+    }
+
+    /// The registered memory, of which to take buffers.
+    pub(crate) fn arena(&self) -> Option<&Arc<Arena>> {
+        self.arena.as_ref()
     }
 
     /// Number of transfers and watches in flight.
@@ -229,9 +337,14 @@ impl Ring {
     ) -> io::Result<()> {
         let rest = &mut buffer[from..];
         let len = u32::try_from(rest.len()).map_err(io::Error::other)?;
-        let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), rest.as_mut_ptr(), len)
-            .offset(offset)
-            .build();
+        let (fd, start) = (types::Fd(file.as_raw_fd()), rest.as_mut_ptr());
+        let entry = if buffer.is_of(self.arena.as_ref()) {
+            opcode::ReadFixed::new(fd, start, len, 0)
+                .offset(offset)
+                .build()
+        } else {
+            opcode::Read::new(fd, start, len).offset(offset).build()
+        };
         let flight = Flight {
             buffer: Some(buffer),
             ..Flight::of(file, token)
@@ -260,10 +373,15 @@ impl Ring {
         const DSYNC: i32 = 2;
         let rest = &buffer[from..];
         let len = u32::try_from(rest.len()).map_err(io::Error::other)?;
-        let entry = opcode::Write::new(types::Fd(file.as_raw_fd()), rest.as_ptr(), len)
-            .offset(offset)
-            .rw_flags(if durable { DSYNC } else { 0 })
-            .build();
+        let (fd, start) = (types::Fd(file.as_raw_fd()), rest.as_ptr());
+        let flags = if durable { DSYNC } else { 0 };
+        let entry = if buffer.is_of(self.arena.as_ref()) {
+            let write = opcode::WriteFixed::new(fd, start, len, 0);
+            write.offset(offset).rw_flags(flags).build()
+        } else {
+            let write = opcode::Write::new(fd, start, len);
+            write.offset(offset).rw_flags(flags).build()
+        };
         let flight = Flight {
             buffer: Some(buffer),
             ..Flight::of(file, token)
@@ -332,6 +450,10 @@ impl Ring {
     }
 
     fn enter(&mut self, want: usize) -> io::Result<()> {
+        if self.disabled {
+            self.ring.submitter().register_enable_rings()?;
+            self.disabled = false;
+        }
         loop {
             match self.ring.submit_and_wait(want) {
                 Ok(_) => return Ok(()),
