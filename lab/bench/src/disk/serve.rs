@@ -27,6 +27,8 @@ pub(crate) struct Args {
     /// 0: none
     #[arg(long, default_value_t = 0)]
     cache_mib: u64,
+    #[arg(long)]
+    read_only: bool,
 }
 
 /// Serves until standard input ends, as it does when the process that started this one is gone.
@@ -38,7 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let disk = DiskOptions {
         image: args.image.clone(),
         socket: Socket::Path(args.socket.clone()),
-        read_only: false,
+        read_only: args.read_only,
         serial: "bench".to_owned(),
         queues: 1,
         direct: Direct::On,
@@ -91,7 +93,7 @@ pub(super) fn cpu_seconds(process: &ChildProcess) -> anyhow::Result<f64> {
     Ok((ticks()? + ticks()?) as f64 / 100.0)
 }
 
-/// Starts our daemon.
+/// Starts our daemon; without a cache it serves the image read-only, so that QEMU's may serve it as well.
 pub(super) fn start_ours(
     image: &Path,
     socket: &Path,
@@ -106,6 +108,8 @@ pub(super) fn start_ours(
     if let Some((mib, control)) = cache {
         command.arg("--cache-mib").arg(mib.to_string());
         command.arg("--control").arg(control);
+    } else {
+        command.arg("--read-only");
     }
     ChildProcess::start(command.stdin(Stdio::piped()))
 }
@@ -113,15 +117,15 @@ pub(super) fn start_ours(
 /// How QEMU's daemon does its I/O.
 pub(super) const QEMU_AIO: [&str; 2] = ["threads", "io_uring"];
 
-/// Starts QEMU's daemon, bypassing the page cache as ours does.
+/// Starts QEMU's daemon, read-only and bypassing the page cache as ours does.
 pub(super) fn start_qemu(image: &Path, socket: &Path, aio: &str) -> anyhow::Result<ChildProcess> {
     let (image, path) = (image.display(), socket.display());
     let mut command = Command::new("qemu-storage-daemon");
     command.arg("--blockdev").arg(format!(
-        "driver=file,node-name=disk,filename={image},cache.direct=on,aio={aio}"
+        "driver=file,node-name=disk,filename={image},read-only=on,cache.direct=on,aio={aio}"
     ));
     command.arg("--export").arg(format!(
-        "type=vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path={path}"
+        "type=vhost-user-blk,id=disk,node-name=disk,writable=off,addr.type=unix,addr.path={path}"
     ));
     ChildProcess::start(command.stdin(Stdio::null()))
         .context("qemu-storage-daemon is in package qemu-system-common")
