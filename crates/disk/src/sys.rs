@@ -517,10 +517,12 @@ pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // The kernel may still write to buffers in flight: they live on unless it is done with them. Transfers end by
-        // themselves; watches do not, but own no memory.
+        // The kernel may still write to buffers in flight: they live on unless it is done with them. Of the rest it has
+        // copies since it was submitted.
         for flight in self.flights.iter_mut().filter_map(Option::take) {
-            std::mem::forget(flight);
+            if flight.buffer.is_some() {
+                std::mem::forget(flight);
+            }
         }
     }
 }
