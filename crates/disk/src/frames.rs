@@ -50,6 +50,35 @@ struct Entry {
     word: u64,
 }
 
+/// Both tables alone, to measure what each operation costs.
+#[doc(hidden)]
+pub struct MappingTables(Frames);
+
+#[doc(hidden)]
+#[allow(missing_docs, reason = "for the benchmark alone")]
+impl MappingTables {
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "used once")]
+    pub fn new() -> Self {
+        Self(Frames::new())
+    }
+
+    pub fn insert(&mut self, frame: u64, location: Location, hash: u64) {
+        self.0.set(frame, FrameContents::Contents(location, hash));
+    }
+
+    /// Whether the tables agree on the frame.
+    #[must_use]
+    pub fn agree(&self, frame: u64) -> bool {
+        let held = self.0.held(frame);
+        held.is_some_and(|held| self.0.newest(held.location()) == Some(frame))
+    }
+
+    pub fn delete(&mut self, frame: u64) {
+        self.0.release(frame);
+    }
+}
+
 /// Both tables.
 pub(crate) struct Frames {
     pieces: Vec<Option<Box<[Entry]>>>,

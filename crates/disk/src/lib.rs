@@ -54,3 +54,9 @@ pub use victim_cache::{GuestPool, PoolRequest, Pools, VictimCache};
 pub mod fuzz {
     pub use crate::queue::fuzz_request as request;
 }
+
+/// Private tables, for the benchmark.
+#[doc(hidden)]
+pub mod bench {
+    pub use crate::frames::MappingTables;
+}

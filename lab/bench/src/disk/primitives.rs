@@ -1,4 +1,5 @@
-//! The cost of the engine: hits, misses and admissions without I/O, compared to \[LS07\] table 1.
+//! The cost of the engine: hits, misses and admissions without I/O, compared to \[LS07\] table 1; and that table line by
+//! line: the mapping tables and the cache alone, without hashes and copies.
 //!
 //! The engine is driven as by the daemon, with guest RAM in a memfd that is written by system calls, and storage that
 //! completes at once: all blocks are equal, so that a buffer that was used once needs no filling. Blocks come in
@@ -9,10 +10,12 @@ use std::io::Write;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use plimsoll_disk::bench::MappingTables;
 use plimsoll_disk::{
-    Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, GuestData, Notice, Operation,
-    OutsideRam, PAGE_BYTES, Page, Request, Segment, Status, Tag,
+    Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, GuestData, Location, Notice,
+    Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status, Tag,
 };
+use plimsoll_hcache::{ClientOptions, Handle, LRU, PoolOptions, Store, StoreOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::serve::engine_options;
@@ -185,10 +188,11 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     for (name, theirs, costs) in lines {
         writeln!(out, "{name:<40} {:>8.2} {theirs:>8}", median(costs))?;
     }
+    single_operations(cli, out)?;
     writeln!(
         out,
-        "Ours hashes each page when it is read and when it is admitted; reads copy it into guest RAM.\n\
-         Theirs: a 2.0 GHz Xeon; sums of their lines."
+        "\nOurs hashes each page when it is read and when it is admitted; reads copy it into guest RAM.\n\
+         Theirs: a 2.0 GHz Xeon; above, sums of their lines."
     )?;
     Ok(())
 }
@@ -200,4 +204,77 @@ fn each(order: &[usize], mut work: impl FnMut(u64) -> anyhow::Result<()>) -> any
         work(number as u64)?;
     }
     Ok(watch.seconds() * 1e6 / order.len() as f64)
+}
+
+/// The lines of \[LS07\] table 1, each alone.
+fn single_operations(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut costs: [Vec<f64>; 7] = Default::default();
+    for run in 0..cli.runs.max(1) {
+        let mut random = Random(u64::from(run));
+        let mut tables = MappingTables::new();
+        let at = |block| Location::new(DiskNumber(0), block);
+        let mut order = || random.order(BLOCKS);
+        costs[1].push(each(&order(), |block| {
+            tables.insert(block, at(block), block);
+            Ok(())
+        })?);
+        let mut agreed = 0;
+        costs[0].push(each(&order(), |frame| {
+            agreed += usize::from(tables.agree(frame));
+            Ok(())
+        })?);
+        costs[2].push(each(&order(), |frame| {
+            tables.delete(frame);
+            Ok(())
+        })?);
+        anyhow::ensure!(agreed == BLOCKS && !tables.agree(0), "wrong tables");
+
+        // As the engine's.
+        let store = Store::new(StoreOptions {
+            shards: 1,
+            eviction: LRU,
+            ..StoreOptions::new(CACHE_BYTES)
+        })?;
+        let client = store.create_client(ClientOptions::new("bench"))?;
+        let pool = client.create_pool(PoolOptions::private())?;
+        let handle = |block: u64| Handle {
+            pool,
+            object: 0,
+            index: u32::try_from(block).unwrap_or(u32::MAX),
+        };
+        let mut put = |block| {
+            // What the page holds does not matter.
+            let outcome = client.put_with(handle(2 * block), |_| {})?;
+            anyhow::ensure!(outcome.is_stored(), "the store is full");
+            Ok(())
+        };
+        costs[4].push(each(&order(), &mut put)?);
+        costs[6].push(each(&order(), &mut put)?);
+        costs[3].push(each(&order(), |block| {
+            let between = handle(2 * block + 1);
+            anyhow::ensure!(
+                !client.get_with(between, |_| {})?,
+                "a page that was never put"
+            );
+            Ok(())
+        })?);
+        costs[5].push(each(&order(), |block| {
+            anyhow::ensure!(client.flush(handle(2 * block))?, "a page is missing");
+            Ok(())
+        })?);
+    }
+    let names = [
+        ("mapping tables: lookup in both", "0.28"),
+        ("mapping tables: insert", "0.06"),
+        ("mapping tables: delete", "0.06"),
+        ("cache: lookup", "0.28"),
+        ("cache: insert, without the page copy", "0.13"),
+        ("cache: delete", "0.06"),
+        ("cache: move to tail (insert again)", "0.05"),
+    ];
+    writeln!(out)?;
+    for ((name, theirs), costs) in names.iter().zip(costs) {
+        writeln!(out, "{name:<40} {:>8.3} {theirs:>8}", median(costs))?;
+    }
+    Ok(())
 }
