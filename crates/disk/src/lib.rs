@@ -53,6 +53,7 @@ pub use victim_cache::{GuestPool, PoolRequest, Pools, VictimCache};
 #[doc(hidden)]
 pub mod fuzz {
     pub use crate::queue::fuzz_request as request;
+    pub use crate::vhost::fuzz_messages as messages;
 }
 
 /// Private tables, for the benchmark.

@@ -3,6 +3,8 @@
 //! Messages that change rings or RAM are handled only while no request of the disk is in flight ([`needs_quiet`]): the
 //! owner of the [`Vhost`] ensures this.
 
+mod fuzz;
+
 use std::fs::File;
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ use crate::queue::{
     SEGMENTS_MAX, Shape,
 };
 use crate::{GuestRam, RamRegion};
+
+pub use self::fuzz::fuzz_messages;
 
 /// Maximum number of RAM regions accepted.
 const RAM_REGIONS_MAX: usize = 256;

@@ -317,7 +317,7 @@ pub fn fuzz_request(bytes: &[u8]) {
 
 impl ParsedRequest {
     /// Asserts the properties on which the code that carries a request out relies.
-    pub(super) fn check(&self, ram: &GuestRam, shape: &Shape) {
+    pub(crate) fn check(&self, ram: &GuestRam, shape: &Shape) {
         assert!(ram.contains(self.status, 1), "a status outside RAM");
         let (offset, segments) = match &self.kind {
             RequestKind::Disk(
