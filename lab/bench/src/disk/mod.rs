@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `primitives` | a hit, a miss, an admission in the engine, beside the costs of \[LS07\] table 1 | |
 //! | `iops` | reads through a virtqueue, without a cache, beside `qemu-storage-daemon` on the same image | at least 0.98 x |
+//! | `copy` | what the copy into guest RAM adds to such a read at least | |
 //! | `hit` | latency of a hit beside that of a read from storage | |
 //! | `resize` | the longest step of a cache that becomes smaller, beside a resize at once | |
 //! | `writes` | pages of I/O of a model guest with part of its memory in the cache, by share of writes: a simulation | |
@@ -11,6 +12,7 @@
 //! The guest of `iops` and `hit` is a driver in this process (`plimsoll-driver`), each daemon a process of its own. The two take turns of
 //! half a second, each first in every other pair, so that other load on the machine affects both.
 
+mod copy;
 mod hits;
 mod iops;
 mod primitives;
@@ -65,6 +67,9 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     }
     if cli.wants("iops") {
         iops::run(args, out)?;
+    }
+    if cli.wants("copy") {
+        copy::run(args, out)?;
     }
     if cli.wants("hit") {
         hits::run(args, out)?;
