@@ -424,4 +424,54 @@ mod tests {
             "the oldest is young"
         );
     }
+
+    #[test]
+    fn what_failed_on_one_disk_is_retried_without_the_others() {
+        let mut dirty = Dirty::default();
+        for number in [2, 3, 4] {
+            dirty.write(at(number), Duration::ZERO);
+            dirty.start(at(number));
+            dirty.finish(at(number), false, Duration::ZERO);
+        }
+        dirty.retry(Some(DiskNumber(1)));
+        assert_eq!(dirty.again().collect::<Vec<_>>(), [at(3)]);
+        assert!(!dirty.waits(at(2)) && dirty.waits(at(3)) && !dirty.waits(at(4)));
+        dirty.retry(None);
+        assert_eq!(dirty.again().count(), 3);
+        assert_eq!(
+            [DiskNumber(0), DiskNumber(1)].map(|disk| dirty.of_disk(disk)),
+            [2, 1]
+        );
+    }
+
+    #[test]
+    fn a_block_overwritten_while_it_is_written_is_as_old_as_its_write_back() {
+        let mut dirty = Dirty::default();
+        let second = Duration::from_secs;
+        dirty.write(at(2), second(1));
+        dirty.start(at(2));
+        dirty.write(at(2), second(2));
+        dirty.finish(at(2), true, second(5));
+        assert_eq!(dirty.born_before(second(5)).next(), None);
+        assert_eq!(dirty.born_before(second(6)).next(), Some(at(2)));
+    }
+
+    #[test]
+    fn what_an_earlier_process_could_not_write_is_counted_once_and_written_again() {
+        let mut dirty = Dirty::default();
+        dirty.write(at(2), Duration::ZERO);
+        for _ in 0..2 {
+            dirty.fail(at(2));
+        }
+        dirty.fail(at(4));
+        assert_eq!((dirty.failed(DiskNumber(0)), dirty.len()), (1, 1));
+        assert_eq!(dirty.again().collect::<Vec<_>>(), [at(2)]);
+        dirty.start(at(2));
+        assert_eq!(dirty.again().next(), None);
+        assert_eq!(
+            dirty.finish(at(2), true, Duration::ZERO),
+            WriteBackResult::Clean
+        );
+        assert_eq!(dirty.failed(DiskNumber(0)), 0);
+    }
 }
