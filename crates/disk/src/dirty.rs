@@ -423,6 +423,8 @@ mod tests {
             0,
             "the oldest is young"
         );
+        dirty.write(at(1), Duration::ZERO);
+        assert_eq!(dirty.oldest_of_all(), Some(at(4)), "of all disks");
     }
 
     #[test]
@@ -433,6 +435,7 @@ mod tests {
             dirty.start(at(number));
             dirty.finish(at(number), false, Duration::ZERO);
         }
+        assert_eq!(dirty.of_disk(DiskNumber(0)), 2);
         dirty.retry(Some(DiskNumber(1)));
         assert_eq!(dirty.again().collect::<Vec<_>>(), [at(3)]);
         assert!(!dirty.waits(at(2)) && dirty.waits(at(3)) && !dirty.waits(at(4)));

@@ -270,6 +270,52 @@ mod tests {
     }
 
     #[test]
+    fn what_is_fetched_after_a_recovery_is_in_flight_and_the_newest() {
+        let (_file, region) = region(1, 8);
+        let part = || region.queue(0, 8).expect("the queue");
+        let mut queue = part();
+        // A guest that has run for long before it met an inflight region.
+        assert_eq!(queue.recover(1000), Ok(Vec::new()));
+        for head in [2, 5] {
+            queue.fetched(head);
+        }
+        // Told to the guest alone; then it makes the same request again.
+        queue.completing(2);
+        let mut after = part();
+        assert_eq!(after.recover(1001), Ok(vec![5]));
+        after.fetched(2);
+        assert_eq!(part().recover(1001), Ok(vec![5, 2]));
+        after.completing(5);
+        after.completed([5].into_iter(), 1002);
+        after.fetched(5);
+        assert_eq!(part().recover(1002), Ok(vec![2, 5]));
+    }
+
+    #[test]
+    fn a_batch_may_be_a_whole_ring() {
+        let (_file, region) = region(1, 8);
+        let mut queue = region.queue(0, 8).expect("the queue");
+        assert_eq!(queue.recover(0), Ok(Vec::new()));
+        for head in 0..8 {
+            queue.fetched(head);
+            queue.completing(head);
+        }
+        let mut after = region.queue(0, 8).expect("the queue");
+        assert_eq!(after.recover(8), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_region_beyond_the_end_of_its_file_is_refused() {
+        let file = Inflight::make(1, 8).expect("a memfd");
+        let bytes = Inflight::bytes(1, 8);
+        for offset in [4096, u64::MAX] {
+            let again = file.try_clone().expect("its descriptor");
+            let map = Inflight::map(again, offset, bytes, 1, 8).map(drop);
+            assert_eq!(map, Err(BadRegion::Size));
+        }
+    }
+
+    #[test]
     fn a_batch_told_to_the_guest_but_not_to_the_region_is_done() {
         let (_file, region) = region(1, 8);
         let mut queue = region.queue(0, 8).expect("the queue");

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 
 use super::{
-    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, File, LeftoverPages, Medium,
-    PAGE_BYTES, Page, Path, io, open,
+    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, ENTRY_BYTES, ENTRY_CHECKSUM,
+    ENTRY_LOCATION, File, LOCATION_BITS, Layout, LeftoverPages, Medium, PAGE_BYTES, Page, Path,
+    checksum, io, open, set_u64,
 };
 use crate::{DiskNumber, Location};
 
@@ -164,4 +165,85 @@ fn what_could_not_be_freed_is_freed_later() {
     drop(log);
     let left = left(&path).unwrap();
     assert_eq!(contents(&left), BTreeMap::from([(at(0, 3), 3)]));
+}
+
+/// The bytes of an entry of a log of [`SLOTS`].
+fn entry(path: &Path, slot: u64) -> [u8; ENTRY_BYTES] {
+    let mut bytes = [0; ENTRY_BYTES];
+    let layout = Layout { slots: SLOTS };
+    let file = open(path, false).unwrap();
+    Medium::read_all_at(&file, &mut bytes, layout.entry(slot)).unwrap();
+    bytes
+}
+
+fn set_entry(path: &Path, slot: u64, bytes: &[u8]) {
+    let layout = Layout { slots: SLOTS };
+    let file = open(path, false).unwrap();
+    Medium::write_at(&file, bytes, layout.entry(slot)).unwrap();
+}
+
+#[test]
+fn of_two_entries_of_a_block_the_newer_counts_wherever_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(0, 1), &page(1)).unwrap();
+    let first = entry(&path, 0);
+    log.record(at(0, 1), &page(2)).unwrap();
+    let second = entry(&path, 1);
+    // Killed before the older one was freed, which is before the newer one.
+    set_entry(&path, 0, &first);
+    drop(log);
+    let old = left(&path).unwrap();
+    assert_eq!(contents(&old), BTreeMap::from([(at(0, 1), 2)]));
+    // In the next process as well, which keeps the page and gets a newer one; its slot is the first.
+    let kept = [at(0, 1)].into();
+    let mut log = old.finish(&disks(), &kept).unwrap();
+    log.record(at(0, 1), &page(3)).unwrap();
+    set_entry(&path, 1, &second);
+    drop(log);
+    let left = left(&path).unwrap();
+    assert_eq!(contents(&left), BTreeMap::from([(at(0, 1), 3)]));
+}
+
+#[test]
+fn a_location_of_too_many_bits_is_none_though_its_checksum_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(0, 1), &page(1)).unwrap();
+    drop(log);
+    let number = at(0, 1).number() | 1 << LOCATION_BITS;
+    let mut bytes = entry(&path, 0);
+    set_u64(&mut bytes, ENTRY_LOCATION, number);
+    set_u64(&mut bytes, ENTRY_CHECKSUM, checksum(number, 1, &page(1)));
+    set_entry(&path, 0, &bytes);
+    let left = left(&path).unwrap();
+    assert_eq!((left.len(), left.torn()), (0, 1));
+}
+
+#[test]
+fn pages_beyond_the_end_of_their_image_are_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(0, 256), &page(1)).unwrap();
+    log.record(at(1, 255), &page(2)).unwrap();
+    drop(log);
+    let left = left(&path).unwrap();
+    assert_eq!(contents(&left), BTreeMap::from([(at(1, 255), 2)]));
+    assert_eq!(left.set_aside().map(|aside| aside.pages), Some(1));
+}
+
+#[test]
+fn a_header_is_replaced_beside_the_old_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    drop(log(&path));
+    drop(log(&path));
+    // The first copy, as if its writer had been killed.
+    let file = open(&path, false).unwrap();
+    Medium::write_at(&file, &[0xff; 4096], 0).unwrap();
+    drop(file);
+    assert!(left(&path).unwrap().is_empty());
 }
