@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| plimsoll_disk::fuzz::messages(bytes));
+fuzz_target!(|bytes: &[u8]| plimsoll_disk::fuzz_messages(bytes));

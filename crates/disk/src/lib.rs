@@ -49,15 +49,13 @@ pub use types::{
 };
 pub use victim_cache::{GuestPool, PoolRequest, Pools, VictimCache};
 
+#[doc(hidden)]
+pub use frames::MappingTables;
+#[doc(hidden)]
+pub use vhost::fuzz_messages;
+
 /// Entry points of private code for the fuzz targets.
 #[doc(hidden)]
 pub mod fuzz {
     pub use crate::queue::fuzz_request as request;
-    pub use crate::vhost::fuzz_messages as messages;
-}
-
-/// Private tables, for the benchmark.
-#[doc(hidden)]
-pub mod bench {
-    pub use crate::frames::MappingTables;
 }

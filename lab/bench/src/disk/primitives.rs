@@ -10,10 +10,9 @@ use std::io::Write;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use plimsoll_disk::bench::MappingTables;
 use plimsoll_disk::{
-    Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, GuestData, Location, Notice,
-    Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status, Tag,
+    Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, GuestData, Location,
+    MappingTables, Notice, Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status, Tag,
 };
 use plimsoll_hcache::{ClientOptions, Handle, LRU, PoolOptions, Store, StoreOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
