@@ -145,10 +145,7 @@ fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<ContentRes
     let mut page = [0; 4096];
     let mut left = Vec::new();
     for number in 0..pages {
-        if client
-            .peek(handle(pool, number as u64), &mut page)?
-            .is_some()
-        {
+        if client.peek(handle(pool, number as u64), &mut page)? {
             anyhow::ensure!(
                 &page == region.page(number),
                 "page {number} has wrong bytes"
