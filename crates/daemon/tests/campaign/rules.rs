@@ -257,15 +257,17 @@ impl Rules {
         if !(self.is_honest(guest, vm) && own.managed && is_owed && acted) {
             return false;
         }
-        let free = self
-            .limit_bytes
-            .saturating_sub(self.host.known_reserved_bytes());
+        let reserved = self.host.known_reserved_bytes();
+        // A host that was short withholds all but what it has beyond twice its headroom.
+        let spare = (self.host.available_bytes()).saturating_sub(self.headroom_bytes * 2);
+        let most = self.short.map_or(u64::MAX, |_| reserved + spare);
+        let limit_bytes = self.limit_bytes.min(most);
+        let free = limit_bytes.saturating_sub(reserved);
         let cached = vm.cache_bytes.unwrap_or(0);
         let baselines = running
             .iter()
             .filter_map(|(index, _)| limits(&self.names[*index]));
-        let all_fit =
-            baselines.map(|limits| limits.baseline_bytes).sum::<u64>() <= self.limit_bytes;
+        let all_fit = baselines.map(|limits| limits.baseline_bytes).sum::<u64>() <= limit_bytes;
         let others_give = all_fit
             && running.iter().all(|(index, vm)| {
                 let managed = limits(&self.names[*index]).is_some_and(|limits| limits.managed);
