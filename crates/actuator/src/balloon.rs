@@ -11,6 +11,7 @@ use plimsoll_vm::{BlockReads, GuestStats, Listener, PeerSocket, Qmp, StatsClock,
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
+use crate::stats_interval::StatsInterval;
 use crate::{ActuatorError, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
@@ -72,12 +73,7 @@ pub struct Balloon {
     /// The part of it that is virtio-mem. QEMU's balloon does not count it, so it is added to the sizes that QEMU reports
     /// and subtracted from targets.
     virtio_mem_bytes: u64,
-    /// Whether the guest should report statistics.
-    statistics: bool,
-    /// Their interval before this process set it.
-    former_interval_s: Option<u64>,
-    /// Whether this process has set a target: what the guest needs must be known soon.
-    has_set_target: bool,
+    stats_interval: StatsInterval,
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
@@ -99,9 +95,7 @@ impl Balloon {
             settings,
             max_bytes: memory_bytes,
             virtio_mem_bytes: 0,
-            statistics: true,
-            former_interval_s: None,
-            has_set_target: false,
+            stats_interval: StatsInterval::new(settings.stats_interval_s),
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
@@ -205,12 +199,10 @@ impl Balloon {
             return Ok(None);
         };
         let mut interval_s = qmp.within(deadline).stats_interval_s(&path)?;
-        let wanted_s = self.settings.stats_interval_s;
-        let is_long = interval_s == 0 || (interval_s > wanted_s && self.has_set_target);
-        if is_long && self.statistics && wanted_s > 0 {
-            qmp.within(deadline).set_stats_interval_s(&path, wanted_s)?;
-            self.former_interval_s.get_or_insert(interval_s);
-            interval_s = wanted_s;
+        if let Some(ours_s) = self.stats_interval.to_set(interval_s) {
+            qmp.within(deadline).set_stats_interval_s(&path, ours_s)?;
+            self.stats_interval.was_set(interval_s);
+            interval_s = ours_s;
         }
         let stats = qmp.within(deadline).guest_stats(&path)?;
         // Drivers report statistics when they start.
@@ -257,12 +249,7 @@ impl MemoryPart for Balloon {
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
-        self.statistics = wanted;
-        if wanted {
-            return Ok(());
-        }
-        self.has_set_target = false;
-        let Some(former_s) = self.former_interval_s.take() else {
+        let Some(former_s) = self.stats_interval.want(wanted) else {
             return Ok(());
         };
         let deadline = Instant::now() + self.settings.timeout;
@@ -290,7 +277,7 @@ impl MemoryPart for Balloon {
                 why: format!("expected {least_bytes} to {max_bytes}, its RAM"),
             });
         }
-        self.has_set_target = true;
+        self.stats_interval.target_is_set();
         let balloon_target_bytes = target_bytes - self.virtio_mem_bytes;
         let deadline = Instant::now() + self.settings.timeout;
         let mut sent = Delivery::No;

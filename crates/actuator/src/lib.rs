@@ -34,6 +34,7 @@ mod libvirt;
 mod progress;
 pub mod registry;
 mod resize;
+mod stats_interval;
 mod vm_memory;
 
 pub use balloon::{Balloon, BalloonSettings};

@@ -15,6 +15,7 @@ use plimsoll_vm::{BlockReads, GuestStats, StatsClock};
 
 use crate::endpoints::{ActuatorRow, Role};
 use crate::progress::{Absence, Part, Tracker};
+use crate::stats_interval::StatsInterval;
 use crate::{ActuatorError, BalloonSettings, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
@@ -268,17 +269,11 @@ pub struct Domain {
     vm: VmId,
     uuid: String,
     virsh: Virsh,
-    settings: BalloonSettings,
     /// Its maximum memory.
     max_bytes: u64,
     /// Interval of the guest's statistics; `None` until it is known.
     interval_s: Option<u64>,
-    /// Whether the guest is to report statistics.
-    statistics: bool,
-    /// Their interval before this process set it.
-    former_interval_s: Option<u64>,
-    /// Whether this process has set a target: what the guest needs must be known soon.
-    has_set_target: bool,
+    stats_interval: StatsInterval,
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
@@ -294,12 +289,9 @@ impl Domain {
             vm: VmId(info.name.clone()),
             uuid: info.uuid.clone(),
             virsh,
-            settings,
             max_bytes: info.max_bytes,
             interval_s: None,
-            statistics: true,
-            former_interval_s: None,
-            has_set_target: false,
+            stats_interval: StatsInterval::new(settings.stats_interval_s),
             absence: None,
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
@@ -367,22 +359,18 @@ impl Domain {
     /// Turns on the guest's statistics unless they are on and frequent enough; returns their interval in s.
     fn begin_stats(&mut self) -> Result<u64, VirshError> {
         let description = self.run(&["dumpxml"])?;
-        let found_s = period_of(&description);
-        let wanted_s = self.settings.stats_interval_s;
-        let is_long = found_s == 0 || (found_s > wanted_s && self.has_set_target);
-        let interval_s = if is_long && self.statistics && wanted_s > 0 {
-            match self.set_interval(wanted_s) {
+        let mut interval_s = period_of(&description);
+        if let Some(ours_s) = self.stats_interval.to_set(interval_s) {
+            match self.set_interval(ours_s) {
                 // A VM without a balloon has no statistics.
-                Err(VirshError::Failed { .. }) => found_s,
+                Err(VirshError::Failed { .. }) => {}
                 outcome => {
                     outcome?;
-                    self.former_interval_s.get_or_insert(found_s);
-                    wanted_s
+                    self.stats_interval.was_set(interval_s);
+                    interval_s = ours_s;
                 }
             }
-        } else {
-            found_s
-        };
+        }
         self.interval_s = Some(interval_s);
         Ok(interval_s)
     }
@@ -415,15 +403,10 @@ impl MemoryPart for Domain {
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
-        if self.statistics != wanted {
-            self.statistics = wanted;
+        if self.stats_interval.is_wanted() != wanted {
             self.interval_s = None;
         }
-        if wanted {
-            return Ok(());
-        }
-        self.has_set_target = false;
-        let Some(former_s) = self.former_interval_s.take() else {
+        let Some(former_s) = self.stats_interval.want(wanted) else {
             return Ok(());
         };
         let outcome = self.set_interval(former_s);
@@ -444,8 +427,7 @@ impl MemoryPart for Domain {
                 why: format!("expected 4096 to {}, its maximum", self.max_bytes),
             });
         }
-        if !self.has_set_target {
-            self.has_set_target = true;
+        if self.stats_interval.target_is_set() {
             self.interval_s = None;
         }
         let outcome = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);

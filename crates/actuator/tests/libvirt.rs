@@ -109,6 +109,17 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     // Discovery finds it like any other VM, by the same name.
     let vm = QemuVm::of_pid(info.pid.unwrap()).unwrap();
     assert_eq!(vm.id.0, info.name);
+    // Somebody's interval is kept until memory is moved, and restored.
+    let period = || {
+        let output = Command::new("virsh")
+            .args(["--quiet", "--connect", URI, "dumpxml", &running.name])
+            .output();
+        let description = String::from_utf8(output.unwrap().stdout).unwrap();
+        let (_, rest) = description.split_once("<stats period='").unwrap();
+        rest.split_once('\'').unwrap().0.to_owned()
+    };
+    let name = format!("--domain={}", running.name);
+    assert!(virsh(&["dommemstat", &name, "--period", "3", "--live"]));
     let mut memory = memory_of(&info);
     assert_eq!(*memory.vm(), vm.id);
     let until = |memory: &mut VmMemory,
@@ -125,6 +136,7 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
         }
     };
     until(&mut memory, &|status| status.guest.is_some());
+    assert_eq!(period(), "3");
     for target_bytes in [128 * MIB, 192 * MIB] {
         memory.set_direct(target_bytes).unwrap();
         let status = until(&mut memory, &|status| {
@@ -134,6 +146,9 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
         let free_bytes = status.guest.unwrap().free_bytes;
         assert!(free_bytes.is_some_and(|free| free > 0), "{status:?}");
     }
+    assert_eq!(period(), "1");
+    memory.want_statistics(false).unwrap();
+    assert_eq!(period(), "3");
     let error = memory.set_direct(193 * MIB).unwrap_err();
     assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
     drop(running);
