@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use plimsoll_flow::{PageCount, PageSize};
-use plimsoll_policy::{PolicyError, allocate};
+use plimsoll_flow::PageSize;
+use plimsoll_policy::allocate;
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, State};
-use plimsoll_protocol::plan::PlanError;
+use plimsoll_protocol::plan::{PlanError, Shortfall};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
 
@@ -243,21 +243,16 @@ impl<H: Host> Turns<H> {
             return Err(bad("a size above 1 PiB".to_owned()));
         }
         let before = vm.change;
-        let needed_before = self.needed();
+        let shortfall_before = self.shortfall();
         let Some(vm) = self.vms.get_mut(name) else {
             return Err(bad(format!("there is no VM {name}")));
         };
         vm.change = new;
         // A guarantee is given only if all can be kept together.
-        let demands = self.demands();
-        let refused = match allocate(&demands, &self.rules(), self.config.policy) {
-            Err(error @ PolicyError::Infeasible { needed, .. })
-                if needed_before.is_none_or(|before| needed > before) =>
-            {
-                Some(PlanError::of_policy(error, &demands, PageSize::FOUR_KIB).to_string())
-            }
-            _ => None,
-        };
+        let refused = self.shortfall().filter(|now| {
+            let before = shortfall_before.as_ref();
+            before.is_none_or(|before| now.needed_bytes > before.needed_bytes)
+        });
         if let (Some(why), Some(vm)) = (refused, self.vms.get_mut(name)) {
             vm.change = before;
             return Err(RequestRefusal::new(
@@ -273,10 +268,12 @@ impl<H: Host> Turns<H> {
         Ok(self.summary(name, vm, self.shared.clock.now()))
     }
 
-    /// Memory needed by the limits if they do not fit; `None` if they do.
-    pub(super) fn needed(&self) -> Option<PageCount> {
-        match allocate(&self.demands(), &self.rules(), self.config.policy) {
-            Err(PolicyError::Infeasible { needed, .. }) => Some(needed),
+    /// What the VMs' limits lack to be kept together; `None` if they can be.
+    pub(super) fn shortfall(&self) -> Option<Shortfall> {
+        let demands = self.demands();
+        let error = allocate(&demands, &self.rules(), self.config.policy).err()?;
+        match PlanError::of_policy(error, &demands, PageSize::FOUR_KIB) {
+            PlanError::Infeasible(shortfall) => Some(shortfall),
             _ => None,
         }
     }

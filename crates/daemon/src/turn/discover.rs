@@ -21,7 +21,8 @@ const POLLS_BEGIN_MAX: Duration = Duration::from_hours(1);
 const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 
 impl<H: Host> Turns<H> {
-    pub(super) fn discover(&mut self) {
+    /// Finds VMs that have started or ended since the last time; returns the names of the former.
+    pub(super) fn discover(&mut self) -> Vec<String> {
         let (found, warnings) = self.host.vms();
         self.warnings.extend(warnings);
         let gone: Vec<String> = self
@@ -36,7 +37,9 @@ impl<H: Host> Turns<H> {
             .collect();
         for name in gone {
             tracing::info!(vm = name, "the VM has ended");
-            self.vms.remove(&name);
+            if let Some(vm) = self.vms.remove(&name) {
+                self.host_relief.vm_ended(vm.size_bytes());
+            }
             // Another VM of its name neither takes part in its move nor is judged by what it was promised.
             if let Some(active) = &mut self.active {
                 active.promises.retain(|promise| promise.vm != name);
@@ -45,13 +48,16 @@ impl<H: Host> Turns<H> {
                 }
             }
         }
+        let mut started = Vec::new();
         for found in found {
             if let Some(vm) = self.vms.get_mut(&found.vm) {
                 vm.found.backends = found.backends;
                 continue;
             }
+            started.push(found.vm.clone());
             self.add_vm(found);
         }
+        started
     }
 
     pub(super) fn add_vm(&mut self, found: DiscoveredVm) {

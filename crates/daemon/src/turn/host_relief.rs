@@ -9,17 +9,15 @@
 //! least what the VMs' limits need ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of what the host
 //! lacks.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::Mode;
-use plimsoll_vm::ProcessId;
 
 use super::{CACHE_LEAST_BYTES, SAME_BYTES, Stage, Turns};
 use crate::host::Host;
 use crate::moves::chain;
-use crate::vm::{Vm, bytes};
+use crate::vm::Vm;
 
 /// Minimum time between two reactions: the kernel has then counted what the first one freed.
 const REACTION_INTERVAL: Duration = Duration::from_millis(500);
@@ -37,8 +35,6 @@ const HEADROOM_SHARE: u64 = 32;
 pub(super) struct HostRelief {
     /// What the VMs and the page store may hold, because the host lacks the rest of the total; `None` if it lacks nothing.
     left_bytes: Option<u64>,
-    /// The VMs when it was last looked, and what they held.
-    sizes: HashMap<ProcessId, u64>,
     /// What plans divide at least: the VMs' limits need it.
     pub planned_least_bytes: u64,
     /// Time of the last reaction.
@@ -62,17 +58,14 @@ impl HostRelief {
         self.short_at.is_some()
     }
 
-    /// Follows VMs that have started or ended: all may hold as much more, or less.
-    fn follow(&mut self, sizes: HashMap<ProcessId, u64>) {
-        if let Some(left) = &mut self.left_bytes {
-            let sum = |one: &HashMap<ProcessId, u64>, other: &HashMap<ProcessId, u64>| {
-                let new = one.iter().filter(|(vm, _)| !other.contains_key(vm));
-                new.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
-            };
-            let (started, ended) = (sum(&sizes, &self.sizes), sum(&self.sizes, &sizes));
-            *left = left.saturating_add(started).saturating_sub(ended);
-        }
-        self.sizes = sizes;
+    /// A VM has started: all may hold as much more.
+    pub fn vm_started(&mut self, held_bytes: u64) {
+        self.left_bytes = (self.left_bytes).map(|left| left.saturating_add(held_bytes));
+    }
+
+    /// A VM has ended: the others may hold no more than before.
+    pub fn vm_ended(&mut self, held_bytes: u64) {
+        self.left_bytes = (self.left_bytes).map(|left| left.saturating_sub(held_bytes));
     }
 
     /// Whether the host's tasks waited for memory for a significant time in the last window.
@@ -108,19 +101,12 @@ impl<H: Host> Turns<H> {
             && self.held_bytes() > self.divided_bytes().saturating_add(SAME_BYTES)
     }
 
-    fn follow_vms(&mut self) {
-        let sizes = self.vms.values();
-        let sizes = sizes.map(|vm| (vm.found.process(), vm.size_bytes()));
-        self.host_relief.follow(sizes.collect());
-    }
-
     /// Shrinks caches if the host runs short; to be called several times a second.
     pub(super) fn relieve_host(&mut self, now: Instant) {
         if self.config.mode != Mode::Act || self.paused {
             self.host_relief = HostRelief::default();
             return;
         }
-        self.follow_vms();
         let (total, available) = self.host.ram();
         let pressure = self.host.pressure();
         let full_total = pressure.map(|pressure| pressure.full_total);
@@ -183,24 +169,19 @@ impl<H: Host> Turns<H> {
     /// Plans divide at least what the VMs' limits need, although the host withholds that or has less: an allocation that
     /// keeps the limits must exist, and VMs that have more are to give the rest. To be called each turn.
     pub(super) fn limit_withheld(&mut self) {
-        self.follow_vms();
         self.host_relief.planned_least_bytes = 0;
         let (held, total) = (self.held_bytes(), self.total_bytes());
         let withheld = self.withheld_bytes();
         if withheld == 0 && held <= total {
             return;
         }
-        if let Some(needed) = self.needed() {
-            let needed = bytes(needed).saturating_add(self.store_bytes);
+        if let Some(shortfall) = self.shortfall() {
+            let needed = shortfall.needed_bytes.saturating_add(self.store_bytes);
             if needed <= total.max(held) {
                 self.host_relief.planned_least_bytes = needed;
-            }
-            if needed > total {
-                self.warnings.push(format!(
-                    "the VMs' minimum sizes and loss bounds need {} MiB, and the host has {} MiB",
-                    needed >> 20,
-                    total >> 20
-                ));
+                if needed > total {
+                    self.warnings.push(shortfall.to_string());
+                }
             }
         }
         if withheld > 0 {

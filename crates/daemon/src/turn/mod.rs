@@ -279,8 +279,11 @@ impl<H: Host> Turns<H> {
                 ram_bytes >> 20
             ));
         }
-        self.discover();
+        let started = self.discover();
         poll_all(self.vms.values_mut());
+        for vm in started.iter().filter_map(|name| self.vms.get(name)) {
+            self.host_relief.vm_started(vm.size_bytes());
+        }
         for vm in self.vms.values_mut() {
             vm.feel(self.host.pressure_of(&vm.found), now);
             vm.refresh(&self.config, now);
