@@ -4,7 +4,7 @@
 //! workload of `guest/workload` that verifies what it reads; the images are made and checked by e2fsprogs.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
@@ -456,18 +456,7 @@ pub fn make_tools_image(path: &Path, program: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(parent)?;
         std::fs::copy(file, &inside).with_context(|| file.display().to_string())?;
     }
-    File::create(path)?.set_len(TOOLS_MIB << 20)?;
-    let made = Command::new("mke2fs")
-        .args(["-q", "-t", "ext4", "-d"])
-        .args([root.path(), path])
-        .output()
-        .context("mke2fs")?;
-    ensure!(
-        made.status.success(),
-        "mke2fs: {}",
-        String::from_utf8_lossy(&made.stderr)
-    );
-    Ok(())
+    make_files(path, TOOLS_MIB, &["-d".as_ref(), root.path().as_ref()])
 }
 
 /// Makes an image of this many MiB, empty or with an ext4 file system of 4 KiB blocks.
@@ -475,19 +464,27 @@ pub fn make_tools_image(path: &Path, program: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// Why it cannot be made.
 pub fn make_image(path: &Path, mib: u64, formatted: bool) -> anyhow::Result<()> {
-    File::create(path)?.set_len(mib << 20)?;
     if formatted {
-        let made = Command::new("mke2fs")
-            .args(["-q", "-t", "ext4", "-b", "4096"])
-            .arg(path)
-            .output()
-            .context("mke2fs")?;
-        ensure!(
-            made.status.success(),
-            "mke2fs: {}",
-            String::from_utf8_lossy(&made.stderr)
-        );
+        return make_files(path, mib, &[]);
     }
+    File::create(path)?.set_len(mib << 20)?;
+    Ok(())
+}
+
+/// Makes an image of this many MiB with an ext4 file system of 4 KiB blocks, by more options of mke2fs.
+fn make_files(path: &Path, mib: u64, options: &[&OsStr]) -> anyhow::Result<()> {
+    File::create(path)?.set_len(mib << 20)?;
+    let made = Command::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-b", "4096"])
+        .args(options)
+        .arg(path)
+        .output()
+        .context("mke2fs")?;
+    ensure!(
+        made.status.success(),
+        "mke2fs: {}",
+        String::from_utf8_lossy(&made.stderr)
+    );
     Ok(())
 }
 

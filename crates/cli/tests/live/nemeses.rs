@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::nemesis::{
-    Group, SAMPLE, STALL_MAX, beyond, boot_growing, enable, longest_stall, switch,
+    Group, SAMPLE, STALL_MAX, beyond, boot_growing, enable, enable_snapshots, longest_stall, switch,
 };
 use crate::refusals::{can_swap, with_swap};
 use crate::rig::{Attach, Outcome, PLIMSOLL, ground, with_backend};
@@ -197,18 +197,15 @@ impl Arena {
     /// Takes a background snapshot.
     fn snapshot(&mut self) {
         let mut monitor = self.monitor();
-        let begin = Instant::now();
-        while let Err(error) = enable(&mut monitor, "background-snapshot") {
-            if self.options == FIRST_TOUCH {
-                // It keeps the RAM registered.
-                *self
-                    .outcomes
-                    .entry("snapshot refused".to_owned())
-                    .or_default() += 1;
-                return;
-            }
-            assert!(begin.elapsed() < PATIENCE, "{error}");
-            thread::sleep(Duration::from_millis(30));
+        if self.options != FIRST_TOUCH {
+            enable_snapshots(&mut monitor);
+        } else if enable(&mut monitor, "background-snapshot").is_err() {
+            // It keeps the RAM registered.
+            *self
+                .outcomes
+                .entry("snapshot refused".to_owned())
+                .or_default() += 1;
+            return;
         }
         start_migration(&mut monitor, 1024);
         let status = until_over(&mut monitor);

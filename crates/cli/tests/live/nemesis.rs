@@ -18,6 +18,8 @@ use crate::rig::{Attach, EVERYTHING, Ground, Line, Outcome, PLIMSOLL, ground};
 
 /// Longest time that a guest may stand still because of its tracer.
 pub const STALL_MAX: Duration = Duration::from_millis(300);
+/// How long a client tries to enable background snapshots.
+const ENABLING_MAX: Duration = Duration::from_secs(10);
 /// How long a guest is observed after a nemesis, or without one.
 const OBSERVED: Duration = Duration::from_secs(3);
 /// Traces enough that the guest comes to an armed page at once, and little enough that its batches are not made of traps.
@@ -310,15 +312,11 @@ fn a_post_copy_migration_of_a_traced_vm_completes_and_its_destination_is_traced_
 }
 
 /// Switches background snapshots on while the VM is traced, as a client would that tries again when QEMU finds the RAM
-/// in use; prints how long it took.
-fn enable_snapshots(qmp: &mut Qmp) {
-    let (begin, mut tries) = (Instant::now(), 1);
-    while let Err(error) = enable(qmp, "background-snapshot") {
-        assert!(begin.elapsed() < PATIENCE, "{error}");
-        thread::sleep(Duration::from_millis(50));
-        tries += 1;
-    }
-    println!("enabled by try {tries}, after {:?}", begin.elapsed());
+/// in use.
+pub fn enable_snapshots(qmp: &mut Qmp) {
+    wait_for("background snapshots", ENABLING_MAX, || {
+        enable(qmp, "background-snapshot").ok()
+    });
 }
 
 #[test]
