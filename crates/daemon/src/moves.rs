@@ -450,9 +450,33 @@ impl Part {
                 .is_none_or(|cache| there(&cache.progress))
     }
 
+    /// A part that has less than its new size, though it was to shrink to that, did not answer when the move began: it grows
+    /// instead, as far as there is free memory.
+    fn correct(&mut self, has: Holding) {
+        let correct = |has: u64, to: u64, from: &mut u64, told: &mut u64| {
+            if *told == *from && to < *from && has < to {
+                (*from, *told) = (has, has);
+            }
+        };
+        let Self { from, to, told, .. } = self;
+        correct(
+            has.direct_bytes,
+            to.direct_bytes,
+            &mut from.direct_bytes,
+            &mut told.direct_bytes,
+        );
+        correct(
+            has.cache_bytes,
+            to.cache_bytes,
+            &mut from.cache_bytes,
+            &mut told.cache_bytes,
+        );
+    }
+
     /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
         self.is_pending = false;
+        self.correct(held.status.holding());
         let floor = guard::floor_bytes(held.status, held.swap_bytes);
         let least = self.to.direct_bytes.max(floor);
         let has = held.status.direct.actual_bytes;
