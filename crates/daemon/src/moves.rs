@@ -484,7 +484,9 @@ impl Part {
         // Fewer steps are as good where there is little left.
         let target = least.max(next.min(self.told.direct_bytes));
         self.at_floor = target == floor && target > self.to.direct_bytes;
-        let direct = self.to.direct_bytes < self.from.direct_bytes
+        // What has never answered may have less than that already.
+        let direct = held.status.direct.age_ms.is_some()
+            && self.to.direct_bytes < self.from.direct_bytes
             && target <= self.from.direct_bytes
             && (target == self.to.direct_bytes
                 || target.abs_diff(self.told.direct_bytes) >= FLOOR_STEP_BYTES)
