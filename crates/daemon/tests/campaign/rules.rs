@@ -429,8 +429,14 @@ impl Rules {
             .operator
             .is_some_and(|at| self.second() < at + 2 * MOVE_MAX);
         // Guests that a decision squeezed are watched by any daemon.
-        let relief = |newest: Decision| newest.reason.starts_with(RELIEF);
-        let is_relief = self.newest().is_some_and(relief);
+        let history = self.shared.as_ref().map(|shared| &shared.history);
+        let decisions = history.map(|history| history.decisions(None, None, 4));
+        // A proposal may be newer than the decision by which memory is moved.
+        let moved = decisions
+            .into_iter()
+            .flatten()
+            .find(|decision| decision.state != State::Proposed);
+        let is_relief = moved.is_some_and(|decision| decision.reason.starts_with(RELIEF));
         // A target that is reset to what a VM has moves nothing.
         let moves = setting.target_bytes != setting.had_bytes;
         if before.host.mode != Mode::Act && moves && !operator && !is_relief {
