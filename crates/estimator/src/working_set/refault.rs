@@ -6,7 +6,8 @@
 //! back. The smallest size without a miss is the working set.
 //!
 //! Source: [Chiang13] as described in \[PRL\] §6; numbers given in neither are ours. Departs in its end: it stops where
-//! Zballoond continues to follow the guest. Not observed: a page that is used less often than once per step; the
+//! Zballoond continues to follow the guest. Departs in what it returns: at most what was taken since nothing was missed, because
+//! a guest in a loop misses a page many times in a step. Not observed: a page that is used less often than once per step; the
 //! working set of a guest that cannot be shrunk or has nowhere to evict to (without swap, memory of processes is never
 //! missed, because the guest fails first; set `floor` above the size it needs to survive). Cost: a step per 5 % between
 //! Committed_AS and the working set, and the misses at the end: memory is really taken.
@@ -96,6 +97,8 @@ pub struct Refault {
     /// target.
     moved_to: PageCount,
     waited: u32,
+    /// The smallest size at which nothing was missed.
+    quiet_at: Option<PageCount>,
     steps: u32,
     refaults: u64,
     found: Option<WorkingSet>,
@@ -112,6 +115,7 @@ impl Refault {
             target: options.ceiling,
             moved_to: options.ceiling,
             waited: 0,
+            quiet_at: None,
             steps: 0,
             refaults: 0,
             found: None,
@@ -155,13 +159,16 @@ impl Refault {
                 self.settle(seen.size, WorkingSetBound::AtMost)
             }
             _ => {
+                self.quiet_at = Some(seen.size);
                 let less = self.target.min(seen.size).scaled(1.0 - self.options.shrink);
                 self.aim(less)
             }
         }
     }
 
-    /// Gives back what was missed, at least 1 %, because a balloon ignores smaller changes.
+    /// Gives back what was missed, at least 1 %, because a balloon ignores smaller changes. What lacks is never more than what was
+    /// taken since nothing was missed, however often the guest missed it in a step; at that size it misses once more what had
+    /// been evicted.
     fn grow(&mut self, seen: RefaultObservation) -> PageCount {
         let growing = self.phase == RefaultPhase::Growing;
         let ceiling = self.options.ceiling;
@@ -170,13 +177,22 @@ impl Refault {
         }
         let least = seen.size.scaled(SLACK).0.max(1);
         let more = PageCount(seen.size.0.saturating_add(seen.refaults.max(least)));
-        if growing && seen.size < self.target.scaled(1.0 - SLACK) {
+        let quiet_at = self.quiet_at.filter(|quiet| more > *quiet);
+        let more = quiet_at.map_or(more, |quiet| quiet.max(seen.size));
+        let is_short = seen.size < self.target.scaled(1.0 - SLACK);
+        let is_at_quiet = self.quiet_at.is_some_and(|quiet| self.target >= quiet);
+        if growing && (is_short || is_at_quiet) {
             self.waited += 1;
-            if self.waited > self.options.patience {
+            if self.waited <= self.options.patience {
+                self.target = self.target.max(more.min(ceiling));
+                return self.target;
+            }
+            if is_short {
                 return self.settle(seen.size, WorkingSetBound::AtLeast);
             }
-            self.target = self.target.max(more.min(ceiling));
-            return self.target;
+            // It needs more than it did.
+            self.quiet_at = None;
+            return self.grow(seen);
         }
         self.phase = RefaultPhase::Growing;
         self.aim(more)
@@ -311,6 +327,54 @@ mod tests {
             bound: WorkingSetBound::AtLeast,
         };
         assert_eq!(rule.working_set(), Some(expected));
+    }
+
+    #[test]
+    fn a_guest_that_misses_a_page_many_times_gets_no_more_than_was_taken() {
+        let mut rule = Refault::new(options());
+        let (need, mut size, mut evicted) = (50_000, PageCount(100_000), 0);
+        while rule.working_set().is_none() {
+            // In a loop over more than it has, it misses everything; with enough, once what was evicted.
+            let lacks = size.0 < need;
+            let refaults = if lacks {
+                70_000
+            } else {
+                std::mem::take(&mut evicted)
+            };
+            if lacks {
+                evicted = 5_000;
+            }
+            let committed = Some(PageCount(60_000));
+            size = rule.step(RefaultObservation {
+                size,
+                refaults,
+                committed,
+            });
+        }
+        let found = rule.working_set().unwrap();
+        assert_eq!(found.bound, WorkingSetBound::Estimate);
+        assert!((50_000..53_000).contains(&found.size.0), "{found:?}");
+    }
+
+    #[test]
+    fn a_guest_that_comes_to_need_more_gets_it() {
+        let mut rule = Refault::new(options());
+        let (mut need, mut size) = (50_000_u64, PageCount(100_000));
+        while rule.working_set().is_none() {
+            if rule.phase() == RefaultPhase::Growing {
+                need = 80_000;
+            }
+            let refaults = need.saturating_sub(size.0);
+            let committed = Some(PageCount(60_000));
+            size = rule.step(RefaultObservation {
+                size,
+                refaults,
+                committed,
+            });
+        }
+        let found = rule.working_set().unwrap();
+        assert_eq!(found.bound, WorkingSetBound::Estimate);
+        assert!((80_000..85_000).contains(&found.size.0), "{found:?}");
     }
 
     proptest! {
