@@ -146,16 +146,19 @@ impl Move {
         self.parts.iter().map(|part| (part.from, part.to))
     }
 
-    /// The VMs whose parts have not ended.
-    pub fn unfinished(&self) -> impl Iterator<Item = &str> {
-        let parts = self.parts.iter().filter(|part| !part.state.has_ended());
+    /// The VMs whose own memory it is still changing: it watches their guests.
+    pub fn watched(&self) -> impl Iterator<Item = &str> {
+        let parts = self.parts.iter().filter(|part| {
+            !part.state.has_ended() && part.to.direct_bytes != part.from.direct_bytes
+        });
         parts.map(|part| part.vm.as_str())
     }
 
     /// Whether the VM is to be polled before [`Self::advance`].
     #[must_use]
     pub fn polls(&self, vm: &str) -> bool {
-        self.unfinished().any(|name| name == vm)
+        let mut parts = self.parts.iter();
+        parts.any(|part| part.vm == vm && !part.state.has_ended())
     }
 
     /// Does what can be done now; `divided_bytes` is all memory. To be called about once a second, after a poll of the VMs

@@ -25,7 +25,7 @@ struct ShortVm {
 impl<H: Host> Turns<H> {
     /// Gives memory back to VMs below their baselines whose guests run short, or of which counts show only now that they
     /// miss more since a move than they are promised; to be called each second. A daemon that does not act watches the VMs
-    /// that a decision resized. Moves in progress watch the VMs that they shrink themselves.
+    /// that a decision resized. Moves in progress watch the VMs whose own memory they change.
     pub(super) fn relieve_guests(&mut self, now: Instant) {
         let due = |at: Instant| now.duration_since(at) >= POLL_INTERVAL;
         if !self.guests_polled.is_none_or(due) {
@@ -35,7 +35,7 @@ impl<H: Host> Turns<H> {
         let moving: Vec<String> = match &self.active {
             Some(active) => match &active.stage {
                 Stage::Moving(_) if active.decision.kind == Kind::Rollback => return,
-                Stage::Moving(under_way) => under_way.unfinished().map(str::to_owned).collect(),
+                Stage::Moving(under_way) => under_way.watched().map(str::to_owned).collect(),
                 Stage::Checking(_) => Vec::new(),
             },
             None => Vec::new(),
