@@ -177,11 +177,9 @@ impl<H: Host> Turns<H> {
         }
         if let Some(shortfall) = self.shortfall() {
             let needed = shortfall.needed_bytes.saturating_add(self.store_bytes);
-            if needed <= total.max(held) {
-                self.host_relief.planned_least_bytes = needed;
-                if needed > total {
-                    self.warnings.push(shortfall.to_string());
-                }
+            self.host_relief.planned_least_bytes = needed;
+            if needed > total {
+                self.warnings.push(shortfall.to_string());
             }
         }
         if withheld > 0 {
