@@ -1,5 +1,5 @@
 //! A dirty log with any bytes in it, before a daemon of two disks: it refuses to start, or every block of the images is what
-//! it was, or what a valid entry of the log says of it. Entries are read by a naive reader.
+//! it was, or has the contents of a valid entry of the log. Entries are read by a naive reader.
 #![no_main]
 
 use std::collections::{HashMap, HashSet};
@@ -58,7 +58,7 @@ fn options(folder: &Path) -> MachineOptions {
     }
 }
 
-/// What the log says, by disk and block: all contents that a valid entry has. The file ends with the pages, which begin at
+/// The contents of all valid entries of the log, by disk and block. The file ends with the pages, which begin at
 /// a multiple of 4 KiB behind the entries of 32 bytes.
 fn naive(log: &[u8]) -> HashMap<(u64, u64), HashSet<Vec<u8>>> {
     let mut found: HashMap<_, HashSet<_>> = HashMap::new();

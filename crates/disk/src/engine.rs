@@ -462,7 +462,8 @@ impl Engine {
     /// begins.
     ///
     /// # Errors
-    /// If it is too small or too large. The cache is then unchanged.
+    /// If it is too small or too large; the cache is then unchanged. If operations in progress hold its memory; the next step
+    /// goes on.
     pub fn resize_step(&mut self, cache_bytes: u64) -> Result<bool, Error> {
         let Some(cache) = &self.cache else {
             return Err(Error::CapacityTooLarge {

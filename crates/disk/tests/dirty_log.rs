@@ -300,14 +300,14 @@ fn a_log_of_another_boot_or_of_a_changed_image_is_set_aside() {
             fs::read(&aside.now).unwrap() == bytes,
             "renamed, not changed"
         );
-        let told = aside.to_string();
+        let message = aside.to_string();
         for part in [
             path.to_str().unwrap(),
             aside.now.to_str().unwrap(),
             reason,
             "1 acknowledged pages",
         ] {
-            assert!(told.contains(part), "{told}");
+            assert!(message.contains(part), "{message}");
         }
         // A new log begins in its place, and a second one set aside has another name.
         let mut log = left.finish(&disks, &HashSet::new()).unwrap();
@@ -376,10 +376,10 @@ fn a_replaced_image_sets_aside_its_own_pages_alone() {
         assert_eq!(operations(&left), others);
         let aside = left.set_aside().unwrap().clone();
         assert_eq!((aside.pages, aside.of_pages), (3, 6));
-        let told = aside.to_string();
+        let message = aside.to_string();
         let parts = ["3 of 6 acknowledged pages", "/images/a was replaced"];
-        assert!(parts.iter().all(|part| told.contains(part)), "{told}");
-        assert!(!told.contains("/images/b"), "{told}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        assert!(!message.contains("/images/b"), "{message}");
         asides.push(aside.now);
     }
     assert_ne!(asides[0], asides[1]);
@@ -441,10 +441,10 @@ fn an_image_that_is_not_served_any_more_refuses_the_log_whatever_else_is_stale()
     assert!(left.is_empty() && left.is_without_file());
     assert_eq!((aside.pages, aside.of_pages), (2, 2));
     assert!(fs::read(&aside.now).unwrap() == before);
-    let told = aside.to_string();
+    let message = aside.to_string();
     assert!(
-        told.contains("/images/a was replaced") && told.contains("/images/b was changed"),
-        "{told}"
+        message.contains("/images/a was replaced") && message.contains("/images/b was changed"),
+        "{message}"
     );
 }
 

@@ -184,9 +184,9 @@ fn a_replaced_image_costs_the_other_disks_nothing() {
         let machine = Machine::new(options).unwrap();
         let recovery = machine.recovery().clone();
         let set_aside = recovery.set_aside.unwrap();
-        let told = set_aside.to_string();
-        assert!(told.contains(images[0].to_str().unwrap()), "{told}");
-        assert!(!told.contains(images[1].to_str().unwrap()), "{told}");
+        let message = set_aside.to_string();
+        assert!(message.contains(images[0].to_str().unwrap()), "{message}");
+        assert!(!message.contains(images[1].to_str().unwrap()), "{message}");
         assert_eq!((recovery.written_pages, recovery.kept_pages), (2, 0));
         assert_eq!(aside(&process.place), std::slice::from_ref(&set_aside.now));
         let found = |image: &Path| [block_of(image, 1), block_of(image, 2)];

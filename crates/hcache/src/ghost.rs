@@ -1,7 +1,7 @@
 //! Ghost entries of a shard: hashes of pages that left it not long ago, for policies that treat such a page differently.
 //!
 //! Each pool counts the pages that leave it in the shard. An entry has the count of that time, and its page is remembered
-//! until so many more have left. A page's hash determines its bucket, which is one cache line of entries, the newest first; a
+//! until as many pages have left as the pool may remember. A page's hash determines its bucket, which is one cache line of entries, the newest first; a
 //! new one displaces the oldest. Of pages that were never here, at most one in four thousand is taken for one that was.
 //!
 //! Source: the table of \[Yang23\] §4.2. Cost: five bytes for each page that can be remembered, one line a call. Entries
@@ -24,7 +24,7 @@ const COUNT: u32 = (1 << COUNT_BITS) - 1;
 #[repr(align(64))]
 struct Bucket([u32; ENTRIES]);
 
-/// What a policy with ghosts knows of a pool in a shard.
+/// State of a pool in a shard for policies with ghosts.
 #[derive(Debug, Default)]
 pub(crate) struct PoolGhosts {
     /// Number of pages that left.
@@ -34,12 +34,12 @@ pub(crate) struct PoolGhosts {
 }
 
 impl PoolGhosts {
-    /// One of so many pages is evicted.
+    /// Records that a page is evicted from a pool of `pages`.
     pub(crate) fn set_size(&mut self, pages: u64) {
         self.size_pages = pages;
     }
 
-    /// Number of pages that are remembered, given that the pool has so many now: nine tenths of its size, the main queue's part.
+    /// Number of pages that are remembered, given that the pool has `pages` now: nine tenths of its size, the main queue's part. Raises the size to `pages`.
     pub(crate) fn remembered(&mut self, pages: u64) -> u64 {
         self.size_pages = self.size_pages.max(pages);
         self.size_pages - self.size_pages / 10
@@ -53,7 +53,8 @@ pub(crate) struct GhostTable {
     buckets: usize,
     /// The store's end for which this size is.
     top: u32,
-    /// Counts lose so many of their lowest bits, so that no page is remembered for more than a quarter of those that entries have.
+    /// Low bits of a count that entries leave out, so that the pages that can be remembered span at most a quarter of an
+    /// entry's counts: a wrapped count is not taken for a recent one.
     dropped_bits: u32,
 }
 

@@ -12,7 +12,7 @@
 //! all reserved at the start. Not here: contents, shards, compression.
 
 use crate::arena::NIL;
-use crate::eviction::{EvictionPolicy, EvictionPolicyRow, Queue, UseEffect, Verdict};
+use crate::eviction::{EvictionPolicy, EvictionPolicyRow, UseEffect, Verdict};
 
 /// Number of the list of remembered pages, after the two queues.
 const GHOSTS: usize = 2;
@@ -204,13 +204,10 @@ impl Miniature {
     }
 
     fn evict_one(&mut self) {
-        let pages = self.queue_pages();
-        let queue = self.policy.next(pages);
-        let is_there = |queue: &Queue| pages[queue.index()] > 0;
-        let queue = Some(queue).filter(is_there).unwrap_or(queue.other());
+        let queue = self.policy.next(self.queue_pages());
         let slot = self.lists[queue.index()].oldest;
         let uses = self.slots[slot as usize].uses();
-        match self.policy.judge(queue, uses, pages) {
+        match self.policy.judge(queue, uses) {
             Verdict::Kept { queue, uses } => {
                 self.unlink(slot);
                 self.slots[slot as usize].set_uses(uses);

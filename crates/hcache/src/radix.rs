@@ -189,7 +189,8 @@ impl Tree {
                 LinkTarget::Node { id, shift } => {
                     let node = &self.nodes[id];
                     let slot = Node::slot(index, shift);
-                    // One line a node where slots are on five, so that misses find it cached more often; hits do not wait for it.
+                    // `taken` is one line of the node, its slots are on up to five: a miss that ends here reads the line that is
+                    // cached more often. A hit need not wait for it: the branch is predicted.
                     if node.taken >> slot & 1 == 0 {
                         return NIL;
                     }

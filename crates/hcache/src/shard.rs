@@ -133,8 +133,8 @@ impl Common {
     }
 }
 
-/// A number's bits moved to the high ones too: times a secret near zero or 2^64, consecutive numbers would have products that
-/// differ in few bits.
+/// Moves a number's low bits to the high ones too. Otherwise, with a secret near 0 or 2^64, the products of consecutive numbers
+/// would differ in few bits, and so would their hashes.
 #[inline(always)]
 fn spread(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -148,7 +148,7 @@ pub(crate) fn hash_within(object_hash: u64, number: u32, seed: u64) -> u64 {
 
 /// Both halves of a product combined: a hash of two words, one of them a secret.
 #[inline(always)]
-pub(crate) fn fold(left: u64, right: u64) -> u64 {
+fn fold(left: u64, right: u64) -> u64 {
     let product = u128::from(left) * u128::from(right);
     #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
     let low = product as u64;

@@ -198,7 +198,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::CapacityTooSmall`] and [`Error::CapacityTooLarge`]; [`Error::CannotShrink`] if other operations hold too
-    /// much of the memory.
+    /// much of the memory: the reduction is then unfinished, and the next resize finishes it.
     pub fn resize(&self, capacity_bytes: u64) -> Result<(), Error> {
         self.check_most(capacity_bytes)?;
         let mut bound = lock(&self.inner.bound);

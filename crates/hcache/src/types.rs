@@ -287,8 +287,11 @@ pub enum Error {
         /// The kernel's error.
         reason: String,
     },
-    /// Memory beyond the new end is in use by operations that go on; the reduction is continued by the next one.
-    #[error("cannot shrink to {asked_bytes} bytes now: the memory is in use")]
+    /// Operations in progress hold memory beyond the new end. No more of it is handed out; the reported capacity stays until
+    /// the next resize or step, which finishes the reduction.
+    #[error(
+        "cannot free memory for a capacity of {asked_bytes} bytes now: operations in progress hold it"
+    )]
     CannotShrink {
         /// The requested value.
         asked_bytes: u64,

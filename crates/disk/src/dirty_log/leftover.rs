@@ -424,7 +424,7 @@ impl LeftoverPages {
 
     /// Renames a file to the log's name and that of its daemon's run; with a number if an earlier attempt got no further.
     fn move_to_name(&self, file: &Path, run: &str) -> io::Result<PathBuf> {
-        // What a file says is not to become a path.
+        // Contents of a file must not become a path.
         let run: String = run.chars().filter(char::is_ascii_alphanumeric).collect();
         for number in 1_u64.. {
             let mut name = self.path.clone().into_os_string();

@@ -69,7 +69,7 @@ fn memory(name: &str, bytes: u64) -> File {
     file
 }
 
-/// Handles messages, and takes requests from the queues, as these bytes say.
+/// Handles messages, and takes requests from the queues, in an order encoded by `bytes`.
 ///
 /// # Panics
 /// If a request that is accepted is outside the disk or RAM.
@@ -126,7 +126,7 @@ struct Frontend {
 }
 
 impl Frontend {
-    /// Does what the next bytes say; returns whether the connection goes on.
+    /// Executes the next bytes; returns whether the connection goes on.
     fn step(&mut self, bytes: &mut Bytes<'_>) -> bool {
         use FrontendReq as Code;
         let kind = bytes.byte();

@@ -18,7 +18,7 @@ pub(super) static ROW: EvictionPolicyRow = EvictionPolicyRow {
 struct Lru;
 
 impl EvictionPolicy for Lru {
-    fn enter(&mut self, _remembered: bool, _pages: [u32; 2]) -> Queue {
+    fn enter(&self, _remembered: bool, _pages: [u32; 2]) -> Queue {
         Queue::First
     }
 
@@ -30,7 +30,7 @@ impl EvictionPolicy for Lru {
         Queue::First
     }
 
-    fn judge(&mut self, _queue: Queue, _uses: u8, _pages: [u32; 2]) -> Verdict {
+    fn judge(&mut self, _queue: Queue, _uses: u8) -> Verdict {
         Verdict::Evicted { remembered: false }
     }
 }

@@ -79,17 +79,16 @@ pub enum Verdict {
 pub trait EvictionPolicy: Send {
     /// The queue whose tail a page enters, with no use stored. `remembered`: it left not long ago and was remembered; `pages`
     /// are in the queues, this one not included.
-    fn enter(&mut self, remembered: bool, pages: [u32; 2]) -> Queue;
+    fn enter(&self, remembered: bool, pages: [u32; 2]) -> Queue;
 
     /// The effect of a get that leaves the page in place, or of a put that replaces its contents. `uses`: those stored.
     fn used(&self, uses: u8) -> UseEffect;
 
-    /// The queue whose oldest page is judged next, by the number of pages in each. If it has no page that may be
-    /// dropped, the other one's is judged.
+    /// The queue whose oldest page is judged next, by the number of pages in each: one that has a page, if one has.
     fn next(&self, pages: [u32; 2]) -> Queue;
 
-    /// Judges the oldest page of `queue`, with `uses` stored; `pages` are in the queues, this one included.
-    fn judge(&mut self, queue: Queue, uses: u8, pages: [u32; 2]) -> Verdict;
+    /// Judges the oldest page of `queue`, with `uses` stored.
+    fn judge(&mut self, queue: Queue, uses: u8) -> Verdict;
 
     /// Whether a page that a get takes out of a private pool is remembered.
     fn remembers_taken(&self) -> bool {

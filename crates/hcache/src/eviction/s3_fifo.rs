@@ -32,7 +32,7 @@ const USEFUL: u8 = 2;
 struct S3Fifo;
 
 impl EvictionPolicy for S3Fifo {
-    fn enter(&mut self, remembered: bool, _pages: [u32; 2]) -> Queue {
+    fn enter(&self, remembered: bool, _pages: [u32; 2]) -> Queue {
         if remembered { MAIN } else { SMALL }
     }
 
@@ -49,7 +49,7 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn judge(&mut self, queue: Queue, uses: u8, _pages: [u32; 2]) -> Verdict {
+    fn judge(&mut self, queue: Queue, uses: u8) -> Verdict {
         match queue {
             SMALL if uses >= USEFUL => Verdict::Kept {
                 queue: MAIN,

@@ -27,34 +27,36 @@ pub(super) static ROW: EvictionPolicyRow = EvictionPolicyRow {
 };
 
 struct Sieve {
-    /// The part of the queue after the hand.
+    /// The part of the queue after the hand, or the other one if it is empty.
     after_hand: Queue,
 }
 
-impl EvictionPolicy for Sieve {
-    fn enter(&mut self, _remembered: bool, pages: [u32; 2]) -> Queue {
-        if pages[self.after_hand.index()] == 0 {
-            // The newest page was taken out when the hand was at it: the hand went back to the oldest.
-            self.after_hand = self.after_hand.other();
+impl Sieve {
+    /// The part after the hand. From the newest page the hand goes back to the oldest, and the parts change roles.
+    fn part_after_hand(&self, pages: [u32; 2]) -> Queue {
+        if pages[self.after_hand.index()] > 0 {
+            self.after_hand
+        } else {
+            self.after_hand.other()
         }
-        self.after_hand
+    }
+}
+
+impl EvictionPolicy for Sieve {
+    fn enter(&self, _remembered: bool, pages: [u32; 2]) -> Queue {
+        self.part_after_hand(pages)
     }
 
     fn used(&self, _uses: u8) -> UseEffect {
         UseEffect::Counted(1)
     }
 
-    fn next(&self, _pages: [u32; 2]) -> Queue {
-        self.after_hand
+    fn next(&self, pages: [u32; 2]) -> Queue {
+        self.part_after_hand(pages)
     }
 
-    fn judge(&mut self, queue: Queue, uses: u8, pages: [u32; 2]) -> Verdict {
-        // All other pages after the hand are gone, or may not be dropped.
+    fn judge(&mut self, queue: Queue, uses: u8) -> Verdict {
         self.after_hand = queue;
-        if pages[queue.index()] == 1 {
-            // It was the newest page: the hand goes back to the oldest.
-            self.after_hand = queue.other();
-        }
         if uses > 0 {
             Verdict::Kept {
                 queue: queue.other(),

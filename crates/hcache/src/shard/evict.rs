@@ -88,8 +88,7 @@ impl Shard {
         if !cools && stamp > until {
             return Step::Nothing;
         }
-        let pages = pool.queue_pages();
-        match pool.policy.judge(queue, descriptors[id].uses(), pages) {
+        match pool.policy.judge(queue, descriptors[id].uses()) {
             Verdict::Kept { queue, uses } => {
                 self.move_page(slot, id, queue, uses);
                 Step::Kept
@@ -172,14 +171,12 @@ impl Shard {
         let cold_bytes = self.content_bytes(self.descriptors[id].place()) + DESCRIPTION_BYTES;
         let pool = pool_in(&mut self.pools, slot);
         pool.cold_bytes += cold_bytes;
-        let stamp = if self.common.eviction.is_stack {
-            self.descriptors[id].stamp()
-        } else {
+        if !self.common.eviction.is_stack {
             // Two queues have no order in common. With new stamps, cold pages stay equally long in all shards.
-            self.next_stamp()
-        };
+            let stamp = self.next_stamp();
+            self.descriptors[id].set_stamp(stamp);
+        }
         let page = &mut self.descriptors[id];
-        page.set_stamp(stamp);
         page.set_uses(if remembered { REMEMBERED } else { 0 });
         let is_packed = matches!(page.place(), Place::Packed(_));
         self.append(slot, id, COLD);

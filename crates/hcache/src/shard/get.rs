@@ -82,12 +82,11 @@ impl Shard {
         if inclusive {
             self.use_page(slot, id);
             self.unpack(slot, id);
-            self.publish(slot);
         } else {
             self.remove_page(slot, id);
             self.remember_taken(slot, hash, handle.index);
-            self.publish(slot);
         }
+        self.publish(slot);
         Ok(true)
     }
 

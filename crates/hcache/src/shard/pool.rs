@@ -112,9 +112,7 @@ impl Pool {
     #[inline(always)]
     pub(super) fn next_judged(&self) -> Option<(Queue, u32)> {
         let queue = self.policy.next(self.queue_pages());
-        [queue, queue.other()]
-            .into_iter()
-            .find_map(|queue| Some((queue, some(self.lists[queue.index()].oldest())?)))
+        Some((queue, some(self.lists[queue.index()].oldest())?))
     }
 
     /// The page to be dropped or judged next.

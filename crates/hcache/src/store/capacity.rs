@@ -84,24 +84,23 @@ impl Inner {
         outside_bytes: u64,
     ) -> Result<(), Error> {
         if bound.unfinished {
-            self.clear_beyond(bound.top)
-                .map_err(|NoFrame| Error::CannotShrink {
-                    asked_bytes: capacity_bytes,
-                })?;
-            self.give_back(bound)?;
+            self.finish_shrink(bound, capacity_bytes)?;
         }
         let excess_frames = self.move_top(bound, capacity_bytes, outside_bytes)?;
         if bound.unfinished {
             self.drop_frames(u64::from(excess_frames));
-            self.clear_beyond(bound.top)
-                .map_err(|NoFrame| Error::CannotShrink {
-                    asked_bytes: capacity_bytes,
-                })?;
-            self.give_back(bound)?;
+            self.finish_shrink(bound, capacity_bytes)?;
         }
         bound.capacity_bytes = capacity_bytes;
         self.retarget(&mut lock(&self.registry));
         Ok(())
+    }
+
+    /// Moves what is beyond the end below it, and returns that memory to the kernel.
+    pub(super) fn finish_shrink(&self, bound: &mut Bound, asked_bytes: u64) -> Result<(), Error> {
+        self.clear_beyond(bound.top)
+            .map_err(|NoFrame| Error::CannotShrink { asked_bytes })?;
+        self.give_back(bound)
     }
 
     /// Moves the end of the frames to where a capacity has it; frames beyond a lower one are held as before, and the shrink is
@@ -204,7 +203,7 @@ impl Inner {
         })
     }
 
-    pub(super) fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
+    fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
         // Nothing remains beyond the end, but a thread may still be reading a frame that it took from there.
         sync::wait_for_readers(&self.common.in_flight);
         self.return_frames(bound.top..bound.given_back_to)?;
@@ -225,7 +224,7 @@ impl Inner {
     }
 
     /// Moves everything out of frames from `top` on.
-    pub(super) fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
+    fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
         for shard in 0..self.shards.len() {
             self.with_room(|| {
                 let mut shard = self.shard(shard);

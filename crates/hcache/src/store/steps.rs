@@ -44,9 +44,7 @@ impl Inner {
         let asked_bytes = bound.target_bytes;
         let common = &self.common;
         if common.compression || common.sharing != Sharing::Off {
-            self.clear_beyond(bound.top)
-                .map_err(|NoFrame| Error::CannotShrink { asked_bytes })?;
-            self.give_back(bound)?;
+            self.finish_shrink(bound, asked_bytes)?;
         } else if bound.cleared {
             self.give_back_some(bound, pages_max)?;
         } else {

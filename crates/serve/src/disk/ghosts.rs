@@ -6,7 +6,7 @@
 //! list does not depend on the present size of the cache, so one run predicts smaller and larger ones alike.
 //!
 //! Counts restart when X becomes known or changes (a balloon), when the list is made longer, and with another
-//! guest, because a curve holds for one X. Otherwise they are those of the last minutes: after ten minutes they restart, or
+//! guest, because a curve holds for one X. Otherwise they are those of the last minutes: after `WINDOW` they restart, or
 //! later if few blocks were read again, and until half of the next window has passed, the last one counts.
 //!
 //! The error of the rate of reads is that of its mean over the minutes of the window. It widens the band of misses per

@@ -167,20 +167,20 @@ fn setup(image: PathBuf, error: WriteError, random: &mut Rng, hcache: Option<&Pa
 }
 
 /// What the guest counted of its requests that failed.
-fn failed(told: &GuestOutput) -> [u64; 3] {
+fn failed(output: &GuestOutput) -> [u64; 3] {
     ["failed_reads", "failed_writes", "failed_flushes"]
-        .map(|key| told.number("raw", None, key).unwrap())
+        .map(|key| output.number("raw", None, key).unwrap())
 }
 
 /// Fails unless all was right, and the guest's kernel spoke of failed requests only if they are reported.
-fn assert_right(told: &GuestOutput, report: &Report, error: WriteError) {
-    assert_eq!(told.mismatches, Some(0), "{told:?}");
+fn assert_right(output: &GuestOutput, report: &Report, error: WriteError) {
+    assert_eq!(output.mismatches, Some(0), "{output:?}");
     assert_eq!(report.machine.engine.wrong_served, 0);
     let expected = |text: &String| error == WriteError::Report && text.contains("I/O error");
-    assert!(told.kernel.iter().all(expected), "{:?}", told.kernel);
+    assert!(output.kernel.iter().all(expected), "{:?}", output.kernel);
     if error != WriteError::Report {
-        assert_eq!(failed(told), [0; 3]);
-        assert_eq!(told.number("kernel", None, "complaints").unwrap(), 0);
+        assert_eq!(failed(output), [0; 3]);
+        assert_eq!(output.number("kernel", None, "complaints").unwrap(), 0);
     }
 }
 
@@ -247,13 +247,13 @@ fn a_guest_whose_storage_is_full_learns_of_it_or_is_paused_and_reads_right() {
                 thread::sleep(any_time(&mut random, 1500));
             }
             small.grow();
-            let (told, report) = finish(&mut guest);
-            let [reads, writes, flushes] = failed(&told);
+            let (output, report) = finish(&mut guest);
+            let [reads, writes, flushes] = failed(&output);
             println!(
                 "{} pages verified; {writes} writes and {flushes} flushes failed, {reads} reads",
-                told.number("raw", None, "reads").unwrap()
+                output.number("raw", None, "reads").unwrap()
             );
-            assert_right(&told, &report, error);
+            assert_right(&output, &report, error);
             assert_eq!(reads, 0);
             assert!(error != WriteError::Report || writes + flushes > 0);
             guest.check_image().unwrap();
@@ -295,16 +295,16 @@ fn a_guest_whose_storage_fails_learns_of_it_or_is_paused_and_reads_right() {
             guest.listen(PATIENCE, measured).unwrap();
             failing.fail();
             let began = Instant::now();
-            let (told, report) = finish(&mut guest);
+            let (output, report) = finish(&mut guest);
             failing.work();
-            let [reads, writes, flushes] = failed(&told);
+            let [reads, writes, flushes] = failed(&output);
             println!(
                 "{} pages verified in {} s; {reads} reads, {writes} writes and {flushes} flushes failed; {} errors of storage",
-                told.number("raw", None, "reads").unwrap(),
+                output.number("raw", None, "reads").unwrap(),
                 began.elapsed().as_secs(),
                 report.machine.disks[0].io_errors
             );
-            assert_right(&told, &report, error);
+            assert_right(&output, &report, error);
             assert!(report.machine.disks[0].io_errors > 0);
             assert!(error != WriteError::Report || reads > 0 && writes + flushes > 0);
             guest.check_image().unwrap();

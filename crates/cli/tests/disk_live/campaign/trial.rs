@@ -86,9 +86,9 @@ pub fn run(plan: &Plan) -> Verified {
         guest
             .boot(&format!("{words} verify=1 upto={upto}"))
             .unwrap();
-        let (told, _) = finish(&mut guest);
-        assert_sound(&told);
-        let of_crash = |key| told.number("crash", None, key).unwrap();
+        let (output, _) = finish(&mut guest);
+        assert_sound(&output);
+        let of_crash = |key| output.number("crash", None, key).unwrap();
         assert_eq!((of_crash("old"), of_crash("torn")), (0, 0), "{plan}");
         verified.pages += of_crash("blocks");
     }
@@ -101,26 +101,26 @@ pub fn run(plan: &Plan) -> Verified {
 /// Whether the guest prints such a line within this time.
 fn heard(guest: &mut DiskGuest, limit: Duration, until: impl FnMut(&ConsoleEvent) -> bool) -> bool {
     guest.hears(limit, until).unwrap_or_else(|error| {
-        let (told, log) = (guest.told(), guest.daemon_log());
-        panic!("{error:#}\n{told:?}\ndaemon: {log}")
+        let (output, log) = (guest.told(), guest.daemon_log());
+        panic!("{error:#}\n{output:?}\ndaemon: {log}")
     })
 }
 
 /// Fails if a guest that is not done has found anything.
 fn assert_nothing_wrong(guest: &DiskGuest) {
-    let told = guest.told();
+    let output = guest.told();
     let wrong =
         |(_, fields): &&(String, Fields)| fields.get("mismatches").is_some_and(|n| n != "0");
-    assert_eq!(told.results.iter().find(wrong), None);
-    assert_eq!(told.kernel, [""; 0]);
+    assert_eq!(output.results.iter().find(wrong), None);
+    assert_eq!(output.kernel, [""; 0]);
 }
 
-/// What a guest has said that it read and compared, in its last line of each kind.
+/// Pages that a guest has read and compared, from its last line of each kind.
 fn pages_read(guest: &DiskGuest) -> u64 {
-    let told = guest.told();
-    let last = |name: &str| told.number(name, None, "reads").ok();
+    let output = guest.told();
+    let last = |name: &str| output.number(name, None, "reads").ok();
     let phases =
-        ["warmup", "measured"].map(|phase| told.number("files", Some(phase), "reads").ok());
+        ["warmup", "measured"].map(|phase| output.number("files", Some(phase), "reads").ok());
     ["stress", "raw", "fio"]
         .iter()
         .find_map(|name| last(name))
