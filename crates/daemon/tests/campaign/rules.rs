@@ -501,8 +501,10 @@ impl Rules {
                 Kind::Divide => {
                     // A cache that is not kept adds nothing to what it can have.
                     let most = ram.max(limits.baseline_bytes);
+                    // A minimum above the maximum wins.
+                    let largest = limits.max_bytes.max(limits.min_bytes);
                     to + SAME >= limits.min_bytes.min(from).min(most)
-                        && to <= limits.max_bytes.max(from) + SAME
+                        && to <= largest.max(from) + SAME
                 }
                 _ => true,
             };
