@@ -48,11 +48,6 @@ pub(super) struct HostRelief {
 }
 
 impl HostRelief {
-    /// The memory of a total that is allocated to nobody, because the host lacks it.
-    pub fn withheld_bytes(&self, total_bytes: u64) -> u64 {
-        total_bytes.saturating_sub(self.left_bytes.unwrap_or(total_bytes))
-    }
-
     /// Whether the host is short, or was lately.
     pub fn is_short(&self) -> bool {
         self.short_at.is_some()
@@ -90,9 +85,13 @@ impl<H: Host> Turns<H> {
         held.fold(self.store_bytes, u64::saturating_add)
     }
 
-    /// The memory that is allocated to nobody, because the host lacks it.
+    /// The memory that is allocated to nobody, because the host lacks it. Some is left for an allocation to be computed, even if
+    /// it is far too little.
     pub(super) fn withheld_bytes(&self) -> u64 {
-        self.host_relief.withheld_bytes(self.total_bytes())
+        let least = self.store_bytes.saturating_add(SAME_BYTES);
+        let left = self.host_relief.left_bytes.map(|left| left.max(least));
+        let total = self.total_bytes();
+        total.saturating_sub(left.unwrap_or(total))
     }
 
     /// Whether VMs have yet to give what was withheld.
@@ -129,9 +128,7 @@ impl<H: Host> Turns<H> {
             return;
         }
         self.host_relief.reacted = Some(now);
-        // Some total must be left for an allocation to be computed, even if it is far too little.
-        let least = self.store_bytes.saturating_add(SAME_BYTES);
-        let left = self.held_bytes().saturating_sub(lacking).max(least);
+        let left = self.held_bytes().saturating_sub(lacking);
         let before = self.host_relief.left_bytes.unwrap_or(u64::MAX);
         self.host_relief.left_bytes = Some(left.min(before));
         if began {
@@ -161,7 +158,7 @@ impl<H: Host> Turns<H> {
         if relief.short_at.take().is_some() {
             tracing::info!(
                 "the host has enough memory again: {} MiB are still withheld",
-                relief.withheld_bytes(total) >> 20
+                self.withheld_bytes() >> 20
             );
         }
     }
