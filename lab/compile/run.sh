@@ -9,7 +9,7 @@ capacity=${CAPACITY:-512M}
 passes=${PASSES:-5}
 kernel=target/guest/${KERNEL:-6.1}
 plimsoll=${PLIMSOLL:-target/release/plimsoll}
-debian=target/guest/debian
+debian=target/guest/debian-programs
 out=target/lab/compile
 timeout_s=3600
 # Names of sockets are short, those of checkouts may not be.
@@ -19,25 +19,6 @@ say() { printf '    %s\n' "$*" >&2; }
 die() {
     printf 'lab compile: %s\n' "$*" >&2
     exit 1
-}
-
-# debian: a root file system with a tool chain and the sources; made once (a few minutes).
-debian() {
-    [ ! -d "$debian" ] || return 0
-    [ "$(id -u)" = 0 ] || die "only root can make $debian (debootstrap)"
-    say "making a Debian guest in $debian"
-    rm -rf "$debian.part"
-    mkdir -p "$debian.part"
-    {
-        debootstrap --variant=minbase --include=ccache,dmsetup,gcc,libc6-dev,make bookworm "$debian.part" \
-            "${MIRROR:-http://deb.debian.org/debian}"
-        echo "deb-src ${MIRROR:-http://deb.debian.org/debian} bookworm main" >"$debian.part/etc/apt/sources.list.d/source.list"
-        chroot "$debian.part" apt-get update
-        chroot "$debian.part" sh -c 'cd /usr/src && apt-get -o APT::Sandbox::User=root source --download-only lua5.4'
-        chroot "$debian.part" apt-get clean
-        rm -rf "$debian.part"/var/lib/apt/lists/*
-    } >"$debian.log" 2>&1 || die "no Debian guest: $(tail -n 3 "$debian.log")"
-    mv "$debian.part" "$debian"
 }
 
 # initramfs FILE: busybox, modules, dmsetup with its libraries, and our two scripts.
@@ -64,7 +45,7 @@ boot() {
     disk=$out/$target.img
     log=$out/$target.log
     rm -rf "${out:?}/$target"
-    cp --sparse=always "$out/debian.img" "$disk"
+    cp --sparse=always "$debian.img" "$disk"
     status=0
     timeout --foreground "$timeout_s" "$plimsoll" run --name "compile-$target" --state "$sockets/$target" --disk "$disk" --cache-mode none "$@" -- \
         qemu-system-x86_64 -accel tcg,thread=single -cpu qemu64,-cx16 -m "$memory_mib" -display none -serial stdio -nodefaults \
@@ -119,11 +100,8 @@ trap 'rm -rf "$sockets"; [ -z "$server" ] || kill "$server"' EXIT
 trap 'exit 130' HUP INT TERM
 rm -rf "$out"
 mkdir -p "$out"
-debian
+lab/programs/build.sh
 initramfs "$out/initramfs.gz"
-truncate -s 1G "$out/debian.img"
-# Blocks of a page each: others are not cached.
-mke2fs -q -t ext4 -b 4096 -d "$debian" "$out/debian.img"
 
 say "without the target (guest of $memory_mib MiB, emulated)"
 boot none
@@ -138,4 +116,3 @@ sums=$(cat "$out/none.log" "$out/hcache.log" | tr -d '\r' | grep '^compile: buil
 [ "$(echo "$sums" | awk '{ print $1 }')" = $((2 * passes + 4)) ] || die "compilations differ: $sums"
 table
 echo "every one of $((2 * passes + 4)) compilations made the same, and the same stands on both disks"
-rm "$out/debian.img"

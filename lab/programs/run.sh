@@ -33,7 +33,7 @@ guest() {
         -machine memory-backend=ram -object "memory-backend-memfd,id=ram,size=${memory_mib}M,share=on" \
         -drive "file=$image,format=raw,if=none,id=disk,snapshot=on" -device nvme,drive=disk,serial=programs \
         -display none -serial stdio -nodefaults -no-user-config -no-reboot -pidfile "$scratch/pid" -kernel "$kernel/vmlinuz" \
-        -append "root=/dev/nvme0n1 rw init=/jobs.sh console=ttyS0 quiet panic=-1 no_timer_check transparent_hugepage=never programs.job=$job"
+        -append "root=/dev/nvme0n1 rw init=/init.sh console=ttyS0 quiet panic=-1 no_timer_check transparent_hugepage=never plimsoll.job=$job"
 }
 
 # boot JOB WAY: runs a job; what the guest says, with QEMU's own CPU time in front of each line of ours, goes to JOB-WAY.log.

@@ -156,12 +156,20 @@ pub struct ObservedPeriod {
     pub working_set_band: Option<(PageCount, Option<PageCount>)>,
     /// The period's curve, or that of the periods within reach; `None` if no reuse was observed.
     pub curve: Option<MissRatioCurve>,
-    /// Distance of AET from exact LRU on the period's references, if they are compared.
-    pub distance: Option<CurveDistance>,
+    /// The period's curves by exact LRU and AET, if they are compared.
+    pub compared: Option<Curves>,
     /// Pages touched in each cell of the RAM, scaled up from the sample, if they are counted.
     pub heat: Option<Vec<u32>>,
     /// Whether tracing rested, so that working set and curve are those before the rest.
     pub is_resting: bool,
+}
+
+impl ObservedPeriod {
+    /// Distance of AET from exact LRU on the period's references, if they are compared.
+    #[must_use]
+    pub fn distance(&self) -> Option<CurveDistance> {
+        self.compared.as_ref()?.distance()
+    }
 }
 
 /// The curves of two estimators over the same references.
@@ -324,7 +332,7 @@ impl Observer {
                 working_set_band: last.curve.as_ref().and_then(working_set_band),
                 working_set: last.working_set,
                 curve: last.curve,
-                distance: None,
+                compared: None,
                 heat: None,
                 is_resting: true,
                 period,
@@ -371,9 +379,9 @@ impl Observer {
         let curve = estimator
             .as_mut()
             .and_then(|estimator| estimator.close_window(&window));
-        let distance = compared.as_mut().and_then(|compared| {
+        let compared = compared.as_mut().and_then(|compared| {
             let other = compared.other.close_window(&window);
-            compared.curves(curve.clone(), other)?.distance()
+            compared.curves(curve.clone(), other)
         });
         let working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
         let working_set_band = curve.as_ref().and_then(working_set_band);
@@ -396,7 +404,7 @@ impl Observer {
             working_set,
             working_set_band,
             curve,
-            distance,
+            compared,
             is_resting: false,
             heat: heat.as_mut().map(|heat| heat.take(period.scale)),
             period,

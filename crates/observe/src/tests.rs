@@ -132,7 +132,7 @@ fn each_backend_gives_its_working_set_with_the_bound_that_it_has() {
         let has_curve = method != TraceMethod::SampledPages;
         assert_eq!(observed.curve.is_some(), has_curve, "{method}");
         assert_eq!(observer.curve().is_some(), has_curve, "{method}");
-        assert!(observer.curves().is_none() && observed.distance.is_none());
+        assert!(observer.curves().is_none() && observed.compared.is_none());
     }
 }
 
@@ -181,7 +181,7 @@ fn both_estimators_run_only_for_a_comparison() {
         };
         let mut observer = observer(TraceMethod::Traps, &options);
         let observed = observe(&mut observer);
-        assert!(observed.distance.unwrap().mean_absolute_error < 0.1);
+        assert!(observed.distance().unwrap().mean_absolute_error < 0.1);
         let (curves, chosen) = (observer.curves().unwrap(), observer.curve().unwrap());
         let is_lru = estimator.name == live::LRU.name;
         let expected = if is_lru { &curves.lru } else { &curves.aet };

@@ -34,6 +34,40 @@ pub struct GuestImage {
     pub initrd: PathBuf,
 }
 
+/// A kernel and the disk of a Debian with real programs, made by lab/programs/build.sh. Guests do not write to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramsImage {
+    /// A Linux `bzImage` with drivers of the serial console, NVMe and ext4 built in.
+    pub kernel: PathBuf,
+    /// An ext4 file system.
+    pub disk: PathBuf,
+}
+
+impl ProgramsImage {
+    /// Finds the image in the directory `target/guest`, for a guest with this kernel.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestError::NoImage`] if there is none.
+    pub fn locate(kernel: GuestKernel) -> Result<Self, GuestError> {
+        let folder = folder().ok_or_else(no_folder)?;
+        let kernel = folder.join(kernel.series()).join("vmlinuz");
+        if !kernel.is_file() {
+            return Err(missing(&kernel));
+        }
+        let disk = folder.join("debian-programs.img");
+        if !disk.is_file() {
+            return Err(GuestError::NoImage {
+                what: format!(
+                    "{} does not exist, which lab/programs/build.sh makes (as root)",
+                    disk.display()
+                ),
+            });
+        }
+        Ok(Self { kernel, disk })
+    }
+}
+
 impl GuestImage {
     /// Finds the image: by `PLIMSOLL_GUEST_KERNEL` and `PLIMSOLL_GUEST_INITRD` where
     /// they are set, else in the directory `target/guest`, as [`prepare`](Self::prepare) does.
@@ -75,9 +109,7 @@ impl GuestImage {
         if !modules && config.kernel == GuestKernel::default() {
             return Self::locate();
         }
-        let folder = folder().ok_or_else(|| GuestError::NoImage {
-            what: format!("no folder {FOLDER} lies above the current folder or this program"),
-        })?;
+        let folder = folder().ok_or_else(no_folder)?;
         Self::prepare_for(&folder, config.kernel, modules)
     }
 
@@ -98,9 +130,7 @@ impl GuestImage {
         if let Some(initrd) = named_by(INITRD_VARIABLE)? {
             return Ok(with(initrd));
         }
-        let folder = folder().ok_or_else(|| GuestError::NoImage {
-            what: format!("no folder {FOLDER} lies above the current folder or this program"),
-        })?;
+        let folder = folder().ok_or_else(no_folder)?;
         let init = folder.join("init");
         let own = kernel.parent().unwrap_or(Path::new("."));
         let beside = own.join(MODULES);
@@ -192,6 +222,12 @@ impl GuestImage {
             kernel: copy(&self.kernel, "vmlinuz")?,
             initrd: copy(&self.initrd, "initrd")?,
         })
+    }
+}
+
+fn no_folder() -> GuestError {
+    GuestError::NoImage {
+        what: format!("no folder {FOLDER} lies above the current folder or this program"),
     }
 }
 

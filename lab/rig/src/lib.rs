@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `guest` | [`Guest`]: a VM that boots one of our workloads from a [`GuestImage`] |
 //! | `subject` | [`Subject`]: a guest with the log of its console |
+//! | `programs` | [`ProgramGuest`]: a guest that runs a real program again and again |
 //! | `traces` | nothing: the state that a tracer must leave unchanged |
 //! | `disk_guest` | [`DiskGuest`]: images, a disk daemon, and a guest on its disks |
 //! | `server` | [`Server`]: any daemon of ours, with its log |
@@ -18,6 +19,7 @@ mod error;
 mod guest;
 pub mod host;
 mod image;
+mod programs;
 mod server;
 mod subject;
 mod traces;
@@ -27,7 +29,8 @@ pub use disk_guest::{DiskGuest, Fields, GuestOutput, Setup, make_image, make_too
 pub use error::GuestError;
 pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use host::median;
-pub use image::GuestImage;
+pub use image::{GuestImage, ProgramsImage};
+pub use programs::ProgramGuest;
 pub use server::{Server, has_ended, program, send};
 pub use subject::{ConsoleLog, PATIENCE, Round, Subject};
 pub use traces::Footprint;

@@ -224,7 +224,7 @@ impl Report<'_> {
                     Yield::Scans | Yield::Sample => {
                         format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
-                    Yield::References if self.args.compare => period.distance.map_or_else(
+                    Yield::References if self.args.compare => period.distance().map_or_else(
                         || format!("  {:>11}", "-"),
                         |distance| format!("  {:>11.4}", distance.mean_absolute_error),
                     ),
@@ -316,7 +316,9 @@ impl Report<'_> {
             lost: report.losses.lost(),
             first_touches_unseen: report.losses.first_touches_unseen,
             advice: self.limit(report).map(|limit| limit.to_string()),
-            mean_absolute_error: period.distance.map(|distance| distance.mean_absolute_error),
+            mean_absolute_error: period
+                .distance()
+                .map(|distance| distance.mean_absolute_error),
             curve: self
                 .args
                 .curve

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use plimsoll_flow::Accelerator;
 use plimsoll_vm::Detection;
 
-use crate::{GuestError, GuestImage};
+use crate::{GuestError, GuestImage, ProgramsImage};
 
 /// The firmware of a guest without an operating system, in its directory.
 pub(super) const ROM: &str = "guest.rom";
@@ -23,6 +23,8 @@ const KERNEL_LINE_BYTES_MAX: usize = 2047;
 pub enum Boot<'a> {
     /// Linux, with a workload as its `/init`.
     Linux(&'a GuestImage),
+    /// A Debian with real programs, of which the workload names a job: lab/programs.
+    Programs(&'a ProgramsImage),
     /// A workload without an operating system, of guest/kvm; it has at most two virtual CPUs and no drivers.
     Bare,
 }
@@ -33,9 +35,15 @@ impl Boot<'_> {
     pub fn memory_mib(self, array_mib: u64) -> u64 {
         match self {
             // A kernel needs 1.6 % of the RAM for its own tables, and page tables of the array.
-            Self::Linux(_) => array_mib + 96 + array_mib / 32,
+            Self::Linux(_) | Self::Programs(_) => array_mib + 96 + array_mib / 32,
             Self::Bare => plimsoll_kvm_guest::memory_mib(array_mib),
         }
+    }
+}
+
+impl<'a> From<&'a ProgramsImage> for Boot<'a> {
+    fn from(image: &'a ProgramsImage) -> Self {
+        Self::Programs(image)
     }
 }
 
@@ -343,6 +351,17 @@ impl GuestConfig {
                 arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
                 arguments.extend(["-initrd".into(), image.initrd.clone().into()]);
                 arguments.extend(["-append".into(), kernel_line.into()]);
+            }
+            Boot::Programs(image) => {
+                arguments.extend(["-kernel".into(), image.kernel.clone().into()]);
+                // Its driver is built into the kernel.
+                let mut drive = OsString::from("if=none,id=programs,format=raw,snapshot=on,file=");
+                drive.push(escape_commas(&image.disk));
+                arguments.extend(["-drive".into(), drive]);
+                arguments
+                    .extend(["-device", "nvme,drive=programs,serial=programs"].map(Into::into));
+                let line = format!("root=/dev/nvme0n1 rw init=/init.sh {kernel_line}");
+                arguments.extend(["-append".into(), line.into()]);
             }
             Boot::Bare => {
                 let vcpus_max = plimsoll_kvm_guest::VCPUS_MAX;
