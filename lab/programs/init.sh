@@ -103,6 +103,7 @@ run_once() {
 # repeat: the work again and again.
 repeat() {
     echo "programs: begin $job"
+    mark 1
     round=0
     while work >/run/log 2>&1; do
         echo "programs: round $round status 0"

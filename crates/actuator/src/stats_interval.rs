@@ -24,6 +24,7 @@ impl StatsInterval {
     }
 
     /// Whether the guest is to report statistics.
+    #[cfg(feature = "libvirt")]
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
     }

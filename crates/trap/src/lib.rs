@@ -64,7 +64,7 @@ pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};
 pub use inject::assess_injection;
 pub use placement::HandlerCpu;
-pub use rate::{RateRule, SCALE_MAX};
+pub use rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 pub use refusal::Refusal;
 pub use registry::BACKENDS;
 pub use replay::ReplayedVm;

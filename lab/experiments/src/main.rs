@@ -4,6 +4,7 @@
 //! under emulation say so. Users do not install this program; `plimsoll lab` and `plimsoll demo` run it.
 #![forbid(unsafe_code)]
 
+mod aet;
 mod backends;
 mod curves;
 mod demo;
@@ -14,6 +15,7 @@ mod guests;
 mod migration;
 mod overhead;
 mod page_log;
+mod results;
 mod starving;
 mod steps;
 mod tracing;
@@ -39,6 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Experiment {
     Demo(demo::Args),
+    Aet(aet::Args),
     Steps(steps::Args),
     Curves(curves::Args),
     Overhead(overhead::Args),
@@ -51,6 +54,7 @@ enum Experiment {
     Truth(truth::Args),
     VictimCache(victim_cache::Args),
     Migration(migration::Args),
+    Report(results::report::Args),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
     let mut out = Output::new(io::stdout().lock());
     let result = match &experiment {
         Experiment::Demo(args) => demo::run(args, &mut out),
+        Experiment::Aet(args) => aet::run(args, &mut out),
         Experiment::Steps(args) => steps::run(args, &mut out),
         Experiment::Curves(args) => curves::run(args, &mut out),
         Experiment::Overhead(args) => overhead::run(args, &mut out),
@@ -73,6 +78,7 @@ fn main() -> ExitCode {
         Experiment::Truth(args) => truth::run(args, &mut out),
         Experiment::VictimCache(args) => victim_cache::run(args, &mut out),
         Experiment::Migration(args) => migration::run(args, &mut out),
+        Experiment::Report(args) => results::report::run(args, &mut out),
     };
     out.finish("plimsoll-lab", result, &mut io::stderr())
 }

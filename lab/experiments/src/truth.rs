@@ -9,29 +9,21 @@
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use plimsoll_estimator::FilteredLru;
 use plimsoll_flow::{PageCount, PageSize, TraceMethod};
-use plimsoll_pagelog::PageLogError;
-use plimsoll_pagelog::record::Record;
 use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_trap::{RateRule, TraceConfig};
 use serde::Serialize;
 
-use crate::page_log::page_log_of;
+use crate::page_log::{FullTrace, Misses};
 use crate::tracing::trace;
 use plimsoll_observe::even_sizes;
-use plimsoll_observe::page_log::PageLogArgs;
 use plimsoll_output::{Format, OutputArgs};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval};
 use plimsoll_rig::Subject;
-
-/// Most recently used pages of a vCPU, whose references are not recorded.
-const FILTER_PAGES: u32 = 64;
 
 /// Trace guests whose full reference trace is recorded, and compare the curves.
 #[derive(Debug, clap::Args)]
@@ -93,18 +85,6 @@ struct Row {
     true_pages: Option<u64>,
 }
 
-/// Misses within a stretch of a run, by the size of the memory.
-struct Misses {
-    before: FilteredLru,
-    after: FilteredLru,
-}
-
-impl Misses {
-    fn at(&self, size: PageCount) -> u64 {
-        self.after.misses(size) - self.before.misses(size)
-    }
-}
-
 /// Runs the experiment.
 ///
 /// # Errors
@@ -135,37 +115,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::Result<Vec<Row>> {
-    let options = PageLogArgs {
-        // The records are processed and not kept.
-        page_log: Some("/dev/null".into()),
-        references: true,
-        // With each interval's end come the accesses counted.
-        interval: Some(1_000_000),
-        filter: Some(FILTER_PAGES),
-        no_walks: true,
-        between_marks: true,
-        ..PageLogArgs::default()
-    };
-    let log = page_log_of(&options, &mut guest)?;
-    let lru = Arc::new(Mutex::new(FilteredLru::new(PageCount(FILTER_PAGES.into()))));
-    let recording = log.record_and({
-        let lru = Arc::clone(&lru);
-        move |records| {
-            let mut lru = lru.lock().unwrap_or_else(PoisonError::into_inner);
-            for record in records {
-                match *record {
-                    Record::Enter { frame, .. } => lru.enter(frame),
-                    Record::Leave { frame, .. } => lru.leave(frame),
-                    Record::Accesses { count, .. } => lru.accesses(count),
-                    _ => {}
-                }
-            }
-        }
-    });
+    let references = FullTrace::of(&mut guest)?;
     let mut subject = Subject::boot(image, &guest)?;
     // Two passes at least, so that few references are a page's first.
     std::thread::sleep(Duration::from_secs(5));
-    let seen = || lru.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut rows = Vec::new();
     for &scale in &args.scales {
         let config = TraceConfig {
@@ -176,7 +129,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
             hot_set_pages: args.hot_set,
             ..TraceConfig::default()
         };
-        let before = seen();
+        let before = references.now();
         let limit = args.length.get().saturating_sub(args.period.get() / 2);
         let observed = trace(
             &subject.vm,
@@ -187,7 +140,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         )?;
         let misses = Misses {
             before,
-            after: seen(),
+            after: references.now(),
         };
         rows.push(row(
             &guest.workload,
@@ -200,13 +153,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
     let wrong = subject.listen()?.mismatches();
     anyhow::ensure!(wrong == 0, "{wrong} pages of the guest were wrong");
     drop(subject);
-    if let Err(error) = recording.end() {
-        // The guest does not end by itself, so its log is always truncated.
-        let cut = error.downcast_ref::<PageLogError>();
-        if !matches!(cut, Some(PageLogError::Cut { .. })) {
-            return Err(error);
-        }
-    }
+    references.end()?;
     Ok(rows)
 }
 
@@ -237,7 +184,7 @@ fn row(
         traps: reports().map(|report| report.traps.taken).sum(),
         overhead_ratio: overhead / seconds.max(f64::MIN_POSITIVE),
         lost: reports().map(|report| report.losses.lost()).sum(),
-        references: misses.after.references() - misses.before.references(),
+        references: misses.references(),
         reaching,
         mean_absolute_error: None,
         max_absolute_error: None,

@@ -1,0 +1,67 @@
+//! The rules for the tracking rate as published, \[AET\] §3.4: driven by traps over references, with pages tracked for the whole
+//! period.
+
+use plimsoll_rig::{ProgramGuest, ProgramsImage};
+use plimsoll_trap::{PeriodCost, RateControl, RateRule, TraceConfig};
+use serde::{Deserialize, Serialize};
+
+use super::measure::{self, PeriodRow};
+use crate::page_log::FullTrace;
+
+/// Traps per reference above which a period costs too much, \[AET\] §3.4.
+pub const TRAPS_PER_REFERENCE: f64 = 1e-6;
+
+/// The periods under each rule.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RateResult {
+    pub program: String,
+    pub linear: Vec<PeriodRow>,
+    pub log: Vec<PeriodRow>,
+}
+
+/// Traces a program for `periods` under each rule, from 1/128 on.
+pub fn rules(
+    image: &ProgramsImage,
+    program: &str,
+    seed: u64,
+    periods: u32,
+) -> anyhow::Result<RateResult> {
+    let mut config = ProgramGuest::config(program);
+    let references = FullTrace::of(&mut config)?;
+    let guest = ProgramGuest::boot(image, &config)?;
+    let under = |rule| -> anyhow::Result<Vec<PeriodRow>> {
+        let start = measure::fixed(seed);
+        let mut control = RateControl::new(rule, start.scale, start.least_pages);
+        let mut rows = Vec::new();
+        for period in 0..periods {
+            let config = TraceConfig {
+                scale: control.scale(),
+                // Other pages in each period.
+                seed: seed * 1000 + u64::from(period),
+                ..start.clone()
+            };
+            let traced = measure::tracing(&guest, &references, &config, 1)?;
+            for row in traced.periods {
+                control.adapt(&PeriodCost {
+                    pressure: row.traps as f64 / row.references.max(1) as f64 / TRAPS_PER_REFERENCE,
+                    traps: row.traps,
+                    distinct_pages: row.distinct_pages,
+                    // Of the rule by budget alone.
+                    affordable_traps: 0.0,
+                    budget_ran_out: false,
+                    scale_min: 1,
+                });
+                rows.push(row);
+            }
+        }
+        Ok(rows)
+    };
+    let (linear, log) = (under(RateRule::Linear)?, under(RateRule::Log)?);
+    drop(guest);
+    references.end()?;
+    Ok(RateResult {
+        program: program.to_owned(),
+        linear,
+        log,
+    })
+}

@@ -1,0 +1,415 @@
+//! Results that are kept: one set per experiment, under docs/results.
+//!
+//! An experiment makes a [`ResultSet`]; [`KeepArgs::keep`] writes it as `NAME.json` (everything), `NAME.csv` (the
+//! measurements), `NAME.md` (for readers) and its charts as SVG. [`report`] makes the overview of all sets.
+
+mod papers;
+pub mod report;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+use plimsoll_output::write_file;
+use plimsoll_plot::Chart;
+use plimsoll_rig::median;
+use serde::{Deserialize, Serialize};
+
+/// What a row of means over programs is of.
+pub const MEAN: &str = "mean of the programs";
+
+/// Version of the kept form.
+const SCHEMA: u32 = 1;
+
+/// Where an experiment's result goes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct KeepArgs {
+    /// Directory in which the result is kept as JSON, CSV, Markdown and SVG; without it, the Markdown is printed
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+}
+
+/// The result of an experiment.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ResultSet {
+    pub schema: u32,
+    /// Stem of its files.
+    pub name: String,
+    pub title: String,
+    /// How it was measured, in sentences.
+    pub method: String,
+    /// The command that measures it again.
+    pub command: String,
+    pub conditions: Conditions,
+    /// One value of each measurement was made with each seed.
+    pub seeds: Vec<u64>,
+    pub measurements: Vec<Measurement>,
+    pub charts: Vec<ChartFile>,
+    /// What the result does not show, each a sentence.
+    pub limits: Vec<String>,
+    /// What the measurements were computed from; its shape is the experiment's own.
+    pub raw: serde_json::Value,
+}
+
+/// The machine, and what else ran on it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Conditions {
+    pub processor: String,
+    pub processors: usize,
+    pub host_kernel: String,
+    pub qemu: String,
+    /// What executed the guests' instructions.
+    pub accelerator: String,
+    pub guest: String,
+    /// Mean number of running tasks in the last minute: before the experiment, and after it.
+    pub load: [f64; 2],
+    pub version: String,
+}
+
+/// A figure, measured once with each seed.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The table or figure that it answers: as `AET table 2`.
+    pub item: String,
+    /// What is measured; measurements with the same text make one table.
+    pub what: String,
+    /// The program, workload or setting.
+    pub of: String,
+    pub unit: Unit,
+    /// In the order of the seeds; `null` where one could not be measured.
+    pub values: Vec<Option<f64>>,
+    /// What the paper reports, as text; empty for nothing comparable.
+    pub paper: String,
+    /// Why it differs from the paper, or what to know of it; may be empty.
+    pub remark: String,
+}
+
+/// The unit of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unit {
+    /// A share of 1.0, shown with four digits.
+    Share,
+    /// A share of 1.0, shown in percent.
+    Percent,
+    /// Bytes, shown in MiB.
+    Bytes,
+    Seconds,
+    Count,
+    /// A small ratio, shown with an exponent.
+    Ratio,
+}
+
+/// A chart of a set.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ChartFile {
+    /// Name of the file, beside the set's own.
+    pub file: String,
+    pub caption: String,
+}
+
+impl Unit {
+    fn text(self, value: f64) -> String {
+        match self {
+            Self::Share => format!("{value:.4}"),
+            Self::Percent => format!("{:.2} %", value * 100.0),
+            Self::Bytes => format!("{:.1} MiB", value / f64::from(1 << 20)),
+            Self::Seconds => format!("{value:.2} s"),
+            Self::Count => plimsoll_output::grouped(value.round()),
+            Self::Ratio => format!("{value:.2e}"),
+        }
+    }
+}
+
+impl Measurement {
+    /// Smallest value, median and largest; `None` without values.
+    #[must_use]
+    pub fn spread(&self) -> Option<[f64; 3]> {
+        let mut values: Vec<f64> = self.values.iter().copied().flatten().collect();
+        values.sort_by(f64::total_cmp);
+        let (first, last) = (*values.first()?, *values.last()?);
+        Some([first, median(values), last])
+    }
+
+    /// The spread as text: `median (smallest to largest)`.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let missing = self.values.iter().filter(|value| value.is_none()).count();
+        match self.spread() {
+            None => "not measured".to_owned(),
+            Some([low, middle, high]) => {
+                let text = |value| self.unit.text(value);
+                let without = match missing {
+                    0 => String::new(),
+                    count => format!("; {count} of {} without a value", self.values.len()),
+                };
+                format!(
+                    "{} ({} to {}{without})",
+                    text(middle),
+                    text(low),
+                    text(high)
+                )
+            }
+        }
+    }
+}
+
+impl Conditions {
+    /// Describes this machine as it is now; [`ended`](Self::ended) completes it.
+    ///
+    /// # Errors
+    ///
+    /// The file of the kernel that cannot be read.
+    pub fn begin(accelerator: &str, guest: &str) -> anyhow::Result<Self> {
+        let read =
+            |path: &str| fs::read_to_string(path).with_context(|| format!("cannot read '{path}'"));
+        let processors = read("/proc/cpuinfo")?;
+        let processor = processors
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+            .map_or("unknown", |(_, name)| name);
+        let qemu = plimsoll_vm::qemu_program()
+            .and_then(|program| Command::new(program).arg("--version").output())
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        Ok(Self {
+            processor: processor.to_owned(),
+            processors: std::thread::available_parallelism()?.get(),
+            host_kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            qemu: qemu
+                .ok()
+                .and_then(|text| Some(text.lines().next()?.to_owned()))
+                .unwrap_or_default(),
+            accelerator: accelerator.to_owned(),
+            guest: guest.to_owned(),
+            load: [load()?, 0.0],
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+
+    /// Records the load at the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`begin`](Self::begin).
+    pub fn ended(mut self) -> anyhow::Result<Self> {
+        self.load[1] = load()?;
+        Ok(self)
+    }
+}
+
+fn load() -> anyhow::Result<f64> {
+    let text = fs::read_to_string("/proc/loadavg").context("cannot read '/proc/loadavg'")?;
+    let first = text.split(' ').next().unwrap_or_default();
+    first
+        .parse()
+        .with_context(|| format!("no load in '{text}'"))
+}
+
+impl ResultSet {
+    /// Returns a set without measurements.
+    #[must_use]
+    pub fn new(name: &str, conditions: Conditions, seeds: u64) -> Self {
+        Self {
+            schema: SCHEMA,
+            name: name.to_owned(),
+            title: String::new(),
+            method: String::new(),
+            command: String::new(),
+            conditions,
+            seeds: (1..=seeds).collect(),
+            measurements: Vec::new(),
+            charts: Vec::new(),
+            limits: Vec::new(),
+            raw: serde_json::Value::Null,
+        }
+    }
+
+    /// Reads a kept set.
+    ///
+    /// # Errors
+    ///
+    /// That the file cannot be read, or is not of this form.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let read = || -> anyhow::Result<Self> {
+            let set: Self = serde_json::from_slice(&fs::read(path)?)?;
+            anyhow::ensure!(set.schema == SCHEMA, "schema {}, not {SCHEMA}", set.schema);
+            Ok(set)
+        };
+        read().with_context(|| format!("no results in '{}'", path.display()))
+    }
+
+    /// The set for readers.
+    #[must_use]
+    pub fn markdown(&self) -> String {
+        let Conditions {
+            processor,
+            processors,
+            host_kernel,
+            qemu,
+            accelerator,
+            guest,
+            load,
+            version,
+        } = &self.conditions;
+        let mut text = format!(
+            "# {}\n\n{}\n\n**Conditions.** {processors} x {processor}, Linux {host_kernel}, {qemu}, accelerator {accelerator}, {guest}; load {:.1} before, \
+             {:.1} after; Plimsoll {version}; seeds {}. Each cell is the median, with the smallest and the largest value.\n\n    {}\n",
+            self.title,
+            self.method,
+            load[0],
+            load[1],
+            self.seeds
+                .iter()
+                .map(u64::to_string)
+                .collect::<Vec<_>>()
+                .join(", "),
+            self.command
+        );
+        let mut tables: Vec<&str> = Vec::new();
+        for measurement in &self.measurements {
+            if !tables.contains(&measurement.what.as_str()) {
+                tables.push(&measurement.what);
+            }
+        }
+        for what in tables {
+            let rows = || self.measurements.iter().filter(|one| one.what == what);
+            let item = rows().next().map_or("", |one| &one.item);
+            text.push_str(&format!(
+                "\n## {what}\n\n{item}\n\n| | measured | paper | |\n|---|---|---|---|\n"
+            ));
+            for one in rows() {
+                text.push_str(&format!(
+                    "| {} | {} | {} | {} |\n",
+                    one.of,
+                    one.text(),
+                    one.paper,
+                    one.remark
+                ));
+            }
+        }
+        for chart in &self.charts {
+            text.push_str(&format!("\n![{}]({})\n", chart.caption, chart.file));
+        }
+        if !self.limits.is_empty() {
+            text.push_str("\n## Limits\n\n");
+            for limit in &self.limits {
+                text.push_str(&format!("- {limit}\n"));
+            }
+        }
+        text
+    }
+
+    fn csv(&self) -> String {
+        let mut text = String::from("item,what,of,unit,seed,value\n");
+        for one in &self.measurements {
+            for (seed, value) in self.seeds.iter().zip(&one.values) {
+                let unit = serde_json::to_value(one.unit).unwrap_or_default();
+                let value = value.map(|value| value.to_string()).unwrap_or_default();
+                text.push_str(&plimsoll_output::csv([
+                    one.item.as_str(),
+                    &one.what,
+                    &one.of,
+                    unit.as_str().unwrap_or_default(),
+                    &seed.to_string(),
+                    &value,
+                ]));
+            }
+        }
+        text
+    }
+}
+
+impl KeepArgs {
+    /// Writes the set to the directory, or its Markdown to `out`.
+    ///
+    /// # Errors
+    ///
+    /// The file that cannot be written; those before it are there.
+    pub fn keep(
+        &self,
+        mut set: ResultSet,
+        charts: Vec<(&str, Chart)>,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let Some(folder) = &self.keep else {
+            out.write_all(set.markdown().as_bytes())?;
+            return Ok(());
+        };
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create '{}'", folder.display()))?;
+        for (name, chart) in charts {
+            let file = format!("{}-{name}.svg", set.name);
+            write_file(&folder.join(&file), chart.to_svg().as_bytes())?;
+            set.charts.push(ChartFile {
+                file,
+                caption: chart.title,
+            });
+        }
+        let path = |ending: &str| folder.join(format!("{}.{ending}", set.name));
+        write_file(&path("csv"), set.csv().as_bytes())?;
+        write_file(&path("md"), set.markdown().as_bytes())?;
+        write_file(
+            &path("json"),
+            (serde_json::to_string_pretty(&set)? + "\n").as_bytes(),
+        )?;
+        writeln!(
+            out,
+            "kept in {}: {} measurements, {} charts",
+            path("md").display(),
+            set.measurements.len(),
+            set.charts.len()
+        )?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A set with one measurement.
+    pub(crate) fn example(name: &str) -> ResultSet {
+        ResultSet {
+            title: "An example".to_owned(),
+            method: "By hand.".to_owned(),
+            command: "plimsoll lab example".to_owned(),
+            measurements: vec![Measurement {
+                item: "AET table 2".to_owned(),
+                what: "Overhead".to_owned(),
+                of: "redis".to_owned(),
+                unit: Unit::Percent,
+                values: vec![Some(0.03), None, Some(0.01)],
+                paper: "1.1 to 15.8 %".to_owned(),
+                remark: String::new(),
+            }],
+            limits: vec!["Nothing was measured.".to_owned()],
+            ..ResultSet::new(name, Conditions::begin("tcg", "no guest").unwrap(), 3)
+        }
+    }
+
+    #[test]
+    fn a_set_is_read_as_it_was_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let keep = KeepArgs {
+            keep: Some(folder.path().join("results")),
+        };
+        keep.keep(example("one"), Vec::new(), &mut Vec::new())
+            .unwrap();
+        let path = |ending: &str| folder.path().join("results/one").with_extension(ending);
+        let read = ResultSet::read(&path("json")).unwrap();
+        assert_eq!(read.measurements[0].values, [Some(0.03), None, Some(0.01)]);
+        let text = fs::read_to_string(path("md")).unwrap();
+        assert!(
+            text.contains(
+                "| redis | 2.00 % (1.00 % to 3.00 %; 1 of 3 without a value) | 1.1 to 15.8 % |"
+            ),
+            "{text}"
+        );
+        assert_eq!(fs::read_to_string(path("csv")).unwrap().lines().count(), 4);
+        fs::write(path("json"), "{}").unwrap();
+        let error = ResultSet::read(&path("json")).unwrap_err();
+        assert!(error.to_string().contains("one.json"), "{error}");
+    }
+}
