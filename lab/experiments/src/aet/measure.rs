@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, Period, TraceMethod};
 use plimsoll_observe::even_sizes;
-use plimsoll_rig::{ProgramGuest, ProgramsImage};
+use plimsoll_rig::{GuestImage, ProgramGuest, ProgramsImage, Subject};
 use plimsoll_trap::{RateRule, TraceConfig};
+use plimsoll_vm::QemuVm;
 use serde::{Deserialize, Serialize};
 
 use super::Lengths;
 use crate::page_log::{FullTrace, Misses};
+use crate::steps::{STEPS_MIB, stepping_guest};
 use crate::tracing::trace;
 
 /// Time that a program runs before it is traced.
@@ -49,7 +51,7 @@ pub struct Tracing {
 }
 
 /// A period. Times are in seconds.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PeriodRow {
     pub length_s: f64,
     pub scale: u32,
@@ -101,9 +103,9 @@ pub fn program(
         seed,
         ..TraceConfig::default()
     };
-    let published = tracing(&guest, &references, &published(seed), lengths.published)?;
-    let fixed = tracing(&guest, &references, &fixed(seed), lengths.fixed)?;
-    let default = tracing(&guest, &references, &default, lengths.default)?;
+    let published = tracing(&guest.vm, &references, &published(seed), lengths.published)?;
+    let fixed = tracing(&guest.vm, &references, &fixed(seed), lengths.fixed)?;
+    let default = tracing(&guest.vm, &references, &default, lengths.default)?;
     let rounds = guest.rounds()?;
     drop(guest);
     references.end()?;
@@ -116,9 +118,26 @@ pub fn program(
     })
 }
 
-/// Traces a guest for some periods.
+/// Periods at each size of the program in steps.
+const PERIODS_PER_STEP: u32 = 3;
+
+/// Traces the program in steps of \[AET\] §4.2, which scans its array, at the published settings.
+pub fn steps(image: &GuestImage, seed: u64) -> anyhow::Result<Tracing> {
+    let config = published(seed);
+    let step = config.period * PERIODS_PER_STEP;
+    let mut guest = stepping_guest("steps", &STEPS_MIB, step);
+    let references = FullTrace::of(&mut guest)?;
+    let subject = Subject::boot(image, &guest)?;
+    let periods = PERIODS_PER_STEP * u32::try_from(STEPS_MIB.len())?;
+    let traced = tracing(&subject.vm, &references, &config, periods)?;
+    drop(subject);
+    references.end()?;
+    Ok(traced)
+}
+
+/// Traces a VM for some periods.
 pub fn tracing(
-    guest: &ProgramGuest,
+    vm: &QemuVm,
     references: &FullTrace,
     config: &TraceConfig,
     periods: u32,
@@ -130,7 +149,7 @@ pub fn tracing(
     let limit = config.period * periods - config.period / 2;
     let stop = AtomicBool::new(false);
     let method = (TraceMethod::Traps, config);
-    let traced = trace(&guest.vm, method, limit, &stop, &mut |traced| {
+    let traced = trace(vm, method, limit, &stop, &mut |traced| {
         let now = references.now();
         let misses = Misses {
             before: std::mem::replace(&mut last, now.clone()),

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use plimsoll_output::write_file;
-use plimsoll_rig::{GuestKernel, ProgramsImage};
+use plimsoll_rig::{GuestImage, GuestKernel, ProgramsImage};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -40,8 +40,8 @@ pub struct Args {
     /// Jobs of lab/programs
     #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(str::to_owned))]
     programs: Vec<String>,
-    /// Program under which the rules for the tracking rate are compared
-    #[arg(long, default_value = "redis")]
+    /// Program on which rules for the tracking rate, hot sets and rates are compared
+    #[arg(long, default_value = "xz")]
     rate_program: String,
     /// Number of seeds, each of which traces every program anew
     #[arg(long, default_value_t = 3)]
@@ -98,22 +98,33 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     fs::create_dir_all(&args.state)
         .with_context(|| format!("cannot create '{}'", args.state.display()))?;
     let state = |name: String| args.state.join(name).with_extension("json");
-    let mut progress = Progress::of((programs.len() as u64 + 1) * seeds);
-    let mut measured = Vec::new();
-    let mut rates = Vec::new();
+    let stepping = GuestImage::locate()?;
+    let mut progress = Progress::of((programs.len() as u64 + 3) * seeds);
+    let mut all = set::Measured::default();
     for seed in 1..=seeds {
         for program in programs {
             let path = state(format!("{program}-{seed}"));
-            measured.push(progress.step(&path, program, || {
+            all.programs.push(progress.step(&path, program, || {
                 measure::program(&image, program, seed, lengths)
             })?);
         }
         let path = state(format!("rate-{}-{seed}", args.rate_program));
-        rates.push(progress.step(&path, "the rules for the rate", || {
-            rate::rules(&image, &args.rate_program, seed, lengths.rate)
-        })?);
+        all.rates
+            .push(progress.step(&path, "the rules for the rate", || {
+                rate::rules(&image, &args.rate_program, seed, lengths.rate)
+            })?);
+        let path = state(format!("settings-{}-{seed}", args.rate_program));
+        all.settings
+            .push(progress.step(&path, "hot sets and rates", || {
+                rate::settings(&image, &args.rate_program, seed)
+            })?);
+        let path = state(format!("steps-{seed}"));
+        all.steps
+            .push(progress.step(&path, "the program in steps", || {
+                measure::steps(&stepping, seed)
+            })?);
     }
-    let (set, charts) = set::of(conditions.ended()?, seeds, &measured, &rates)?;
+    let (set, charts) = set::of(conditions.ended()?, seeds, &all)?;
     args.keep.keep(set, charts, out)
 }
 

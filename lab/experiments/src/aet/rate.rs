@@ -1,5 +1,5 @@
-//! The rules for the tracking rate as published, \[AET\] §3.4: driven by traps over references, with pages tracked for the whole
-//! period.
+//! The settings on which overhead depends, \[AET\] §3.4: the published rules for the tracking rate, driven by traps over
+//! references with pages tracked for the whole period; and hot sets and rates that are fixed.
 
 use plimsoll_rig::{ProgramGuest, ProgramsImage};
 use plimsoll_trap::{PeriodCost, RateControl, RateRule, TraceConfig};
@@ -40,7 +40,7 @@ pub fn rules(
                 seed: seed * 1000 + u64::from(period),
                 ..start.clone()
             };
-            let traced = measure::tracing(&guest, &references, &config, 1)?;
+            let traced = measure::tracing(&guest.vm, &references, &config, 1)?;
             for row in traced.periods {
                 control.adapt(&PeriodCost {
                     pressure: row.traps as f64 / row.references.max(1) as f64 / TRAPS_PER_REFERENCE,
@@ -64,4 +64,29 @@ pub fn rules(
         linear,
         log,
     })
+}
+
+/// Capacities of the hot set and rates of \[AET\] table 2.
+pub const HOT_SETS: [u32; 3] = [64, 128, 256];
+pub const SCALES: [u32; 4] = [64, 128, 256, 512];
+
+/// A period at each setting of table 2: hot sets one after the other, and of each the rates.
+pub fn settings(image: &ProgramsImage, program: &str, seed: u64) -> anyhow::Result<Vec<PeriodRow>> {
+    let mut config = ProgramGuest::config(program);
+    let references = FullTrace::of(&mut config)?;
+    let guest = ProgramGuest::boot(image, &config)?;
+    let mut rows = Vec::new();
+    for hot_set_pages in HOT_SETS {
+        for scale in SCALES {
+            let config = TraceConfig {
+                hot_set_pages,
+                scale,
+                ..measure::fixed(seed)
+            };
+            rows.extend(measure::tracing(&guest.vm, &references, &config, 1)?.periods);
+        }
+    }
+    drop(guest);
+    references.end()?;
+    Ok(rows)
 }

@@ -1,12 +1,12 @@
 //! The results as they are kept: measurements beside the paper's figures, and charts.
 
 use plimsoll_flow::PageSize;
-use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
+use plimsoll_plot::{Axis, Chart, Marker, Point, Series, SeriesStyle, Unit as AxisUnit};
 use plimsoll_rig::median;
-use serde_json::json;
+use serde::Serialize;
 
 use super::measure::{PeriodRow, ProgramResult, Tracing};
-use super::rate::{RateResult, TRAPS_PER_REFERENCE};
+use super::rate::{HOT_SETS, RateResult, SCALES, TRAPS_PER_REFERENCE};
 use crate::results::{Conditions, MEAN, Measurement, ResultSet, Unit};
 
 const METHOD: &str = "Each program runs again and again in a guest of its own and is traced from outside by traps, at three settings one \
@@ -27,6 +27,16 @@ struct Topic<'a> {
     what: &'a str,
     unit: Unit,
     paper: &'a str,
+}
+
+/// All that was measured; each list has an entry, or one of each program, for each seed.
+#[derive(Debug, Default, Serialize)]
+pub struct Measured {
+    pub programs: Vec<ProgramResult>,
+    pub rates: Vec<RateResult>,
+    /// A period at each hot set and rate.
+    pub settings: Vec<Vec<PeriodRow>>,
+    pub steps: Vec<Tracing>,
 }
 
 /// What was measured of all programs, and the measurements made of it.
@@ -73,39 +83,136 @@ impl Rows<'_> {
 pub fn of(
     conditions: Conditions,
     seeds: u64,
-    measured: &[ProgramResult],
-    rates: &[RateResult],
+    all: &Measured,
 ) -> anyhow::Result<(ResultSet, Vec<(&'static str, Chart)>)> {
-    let mut programs: Vec<&str> = Vec::new();
-    for one in measured {
-        if !programs.contains(&one.program.as_str()) {
-            programs.push(&one.program);
-        }
-    }
+    let measured = &all.programs;
+    let programs = first_of_each(measured).map(|one| one.program.as_str());
     let mut rows = Rows {
-        programs,
+        programs: programs.collect(),
         measured,
         seeds: usize::try_from(seeds)?,
         made: Vec::new(),
     };
     errors(&mut rows);
     costs(&mut rows);
-    rate_rules(&mut rows, rates);
+    rate_rules(&mut rows, &all.rates);
+    fixed_settings(&mut rows, all);
+    stepping(&mut rows, &all.steps);
     let mut charts = vec![
         ("curves", curves(measured)),
-        ("working-sets", working_sets(measured)),
+        (
+            "working-sets",
+            working_sets(
+                "Working sets of programs",
+                first_of_each(measured)
+                    .map(|one| (one.program.as_str(), &one.published.periods[..])),
+            ),
+        ),
+        (
+            "steps",
+            working_sets(
+                "Working sets of a program in steps",
+                all.steps.first().map(|one| ("", &one.periods[..])),
+            ),
+        ),
     ];
-    charts.extend(rates.first().map(|one| ("rate", rate_chart(one))));
+    charts.extend(all.rates.first().map(|one| ("rate", rate_chart(one))));
     let set = ResultSet {
         title: "AET on real programs".to_owned(),
         method: METHOD.to_owned(),
         command: "./dev lab aet".to_owned(),
         measurements: rows.made,
         limits: LIMITS.map(str::to_owned).to_vec(),
-        raw: json!({ "programs": measured, "rates": rates }),
+        raw: serde_json::to_value(all)?,
         ..ResultSet::new("aet", conditions, seeds)
     };
     Ok((set, charts))
+}
+
+/// Working sets that are compared, by their index in a period's.
+const COMPARISONS: [(&str, usize, usize); 3] = [
+    ("by AET against by exact LRU", 1, 0),
+    ("by exact LRU against every reference", 0, 2),
+    ("by AET against every reference", 1, 2),
+];
+
+/// Median over periods of the relative error of one kind of working set against another; `None` if no period has both.
+fn working_set_error(periods: &[PeriodRow], which: usize, against: usize) -> Option<f64> {
+    let errors = periods.iter().filter_map(|row| {
+        let sizes = row.working_sets;
+        Some((sizes[which]? as f64 / sizes[against]? as f64 - 1.0).abs())
+    });
+    let errors: Vec<f64> = errors.collect();
+    (!errors.is_empty()).then(|| median(errors))
+}
+
+/// Table 2: hot sets and rates.
+fn fixed_settings(rows: &mut Rows<'_>, all: &Measured) {
+    const PAPER: [[&str; SCALES.len()]; HOT_SETS.len()] = [
+        ["15.8 %", "7.2 %", "4.2 %", "1.1 %"],
+        ["15.6 %", "7.7 %", "3.9 %", "2.4 %"],
+        ["15.1 %", "8.5 %", "3.6 %", "1.6 %"],
+    ];
+    let program = all.rates.first().map_or("", |one| &one.program);
+    let settings = || {
+        (0..HOT_SETS.len()).flat_map(|hot_set| (0..SCALES.len()).map(move |scale| (hot_set, scale)))
+    };
+    let period = |(hot_set, scale): (usize, usize)| {
+        move |rows: &Vec<PeriodRow>| rows.get(hot_set * SCALES.len() + scale).cloned()
+    };
+    for setting in settings() {
+        let (hot_set, scale) = setting;
+        let of = format!(
+            "{program}, hot set {}, 1/{}",
+            HOT_SETS[hot_set], SCALES[scale]
+        );
+        let topic = Topic {
+            item: "AET table 2",
+            what: "Overhead by hot set and rate",
+            unit: Unit::Percent,
+            paper: PAPER[hot_set][scale],
+        };
+        let overheads = all.settings.iter().map(|rows| {
+            let share = period(setting)(rows)?.overhead_ratio.min(0.999);
+            Some(share / (1.0 - share))
+        });
+        rows.add(&topic, &of, overheads.collect());
+    }
+    for setting in settings() {
+        let (hot_set, scale) = setting;
+        let of = format!(
+            "{program}, hot set {}, 1/{}",
+            HOT_SETS[hot_set], SCALES[scale]
+        );
+        let topic = Topic {
+            item: "AET table 2",
+            what: "Traps per reference by hot set and rate",
+            unit: Unit::Ratio,
+            paper: "",
+        };
+        let traps = all.settings.iter().map(|rows| {
+            let row = period(setting)(rows)?;
+            (row.references > 0).then(|| row.traps as f64 / row.references as f64)
+        });
+        rows.add(&topic, &of, traps.collect());
+    }
+}
+
+/// Figure 3: the program in steps.
+fn stepping(rows: &mut Rows<'_>, steps: &[Tracing]) {
+    for (what, which, against) in COMPARISONS {
+        let what =
+            format!("Working set of a program in steps {what}: median of the relative errors");
+        let topic = Topic {
+            item: "AET fig. 3",
+            what: &what,
+            unit: Unit::Percent,
+            paper: "\"almost the same\"",
+        };
+        let errors = steps.iter();
+        let errors = errors.map(|one| working_set_error(&one.periods, which, against));
+        rows.add(&topic, "32 to 224 and back to 32 MiB", errors.collect());
+    }
 }
 
 /// Figures 4 and 5: how far the models are from each other, and from the truth.
@@ -141,11 +248,7 @@ fn errors(rows: &mut Rows<'_>) {
         ),
         |one| one.published.aet_error,
     );
-    for (what, which, against) in [
-        ("by AET against by exact LRU", 1, 0),
-        ("by exact LRU against every reference", 0, 2),
-        ("by AET against every reference", 1, 2),
-    ] {
+    for (what, which, against) in COMPARISONS {
         let what = format!(
             "Working set of a period (5 % misses) {what}, hot set 2048, no sampling: median of the relative errors"
         );
@@ -156,13 +259,7 @@ fn errors(rows: &mut Rows<'_>) {
             paper: "\"some errors\"",
         };
         rows.each(&topic, |one| {
-            let errors: Vec<f64> = (one.published.periods.iter())
-                .filter_map(|row| {
-                    let sizes = row.working_sets;
-                    Some((sizes[which]? as f64 / sizes[against]? as f64 - 1.0).abs())
-                })
-                .collect();
-            (!errors.is_empty()).then(|| median(errors))
+            working_set_error(&one.published.periods, which, against)
         });
     }
 }
@@ -207,7 +304,8 @@ fn costs(rows: &mut Rows<'_>) {
         ),
         |one| slowdown(&one.published),
     );
-    let phases: [(&str, &str, fn(&PeriodRow) -> f64); 3] = [
+    type Seconds = fn(&PeriodRow) -> f64;
+    let phases: [(&str, &str, Seconds); 3] = [
         (
             "Share of the time with a hot set of 2048 and without sampling: traps with their context switches (phase 1)",
             "0.1 to 0.6 % without context switches",
@@ -246,7 +344,8 @@ fn slowdown(tracing: &Tracing) -> Option<f64> {
 
 /// Figures 1 and 2: periods until a rule has reached its goal, and the overhead then.
 fn rate_rules(rows: &mut Rows<'_>, rates: &[RateResult]) {
-    let rules: [(&str, &str, fn(&RateResult) -> &[PeriodRow]); 2] = [
+    type Periods = fn(&RateResult) -> &[PeriodRow];
+    let rules: [(&str, &str, Periods); 2] = [
         ("linear rule", "10 periods", |one| &one.linear),
         ("logarithmic rule", "4 periods", |one| &one.log),
     ];
@@ -308,18 +407,16 @@ fn rate_rules(rows: &mut Rows<'_>, rates: &[RateResult]) {
     }
 }
 
-/// Curves of the first seed, one program above the other.
+/// Programs of which the curves are drawn.
+const CURVES: usize = 4;
+
+/// Curves of the first seed.
 fn curves(measured: &[ProgramResult]) -> Chart {
     let mut series = Vec::new();
-    let mut seen: Vec<&str> = Vec::new();
-    for one in measured
-        .iter()
+    for one in first_of_each(measured)
         .filter(|one| !one.published.curves.is_empty())
+        .take(CURVES)
     {
-        if seen.contains(&one.program.as_str()) || seen.len() == 4 {
-            continue;
-        }
-        seen.push(&one.program);
         let names = [
             ("exact LRU", SeriesStyle::Steps),
             ("AET", SeriesStyle::Line),
@@ -348,47 +445,57 @@ fn curves(measured: &[ProgramResult]) -> Chart {
     }
 }
 
-/// Working sets of the first seed, program after program.
-fn working_sets(measured: &[ProgramResult]) -> Chart {
-    let mut series: Vec<Series> = [
+/// Working sets by period, group after group.
+fn working_sets<'a>(
+    title: &str,
+    groups: impl IntoIterator<Item = (&'a str, &'a [PeriodRow])>,
+) -> Chart {
+    let kinds = [
         ("exact LRU", SeriesStyle::Dots),
         ("AET", SeriesStyle::Dots),
         ("every reference", SeriesStyle::Truth),
-    ]
-    .map(|(name, look)| Series::new(name, look, []))
-    .into();
-    let (mut seen, mut period): (Vec<&str>, f64) = (Vec::new(), 0.0);
+    ];
+    let mut series = kinds.map(|(name, look)| Series::new(name, look, []));
     let mut markers = Vec::new();
-    for one in measured {
-        if seen.contains(&one.program.as_str()) {
-            continue;
+    let mut period = 0.0;
+    for (label, rows) in groups {
+        if !label.is_empty() {
+            let label = label.to_owned();
+            markers.push(Marker { x: period, label });
         }
-        seen.push(&one.program);
-        markers.push(plimsoll_plot::Marker {
-            x: period,
-            label: one.program.clone(),
-        });
-        for row in &one.published.periods {
+        for row in rows {
             for (series, pages) in series.iter_mut().zip(row.working_sets) {
-                if let Some(pages) = pages {
-                    let bytes = PageSize::FOUR_KIB.bytes() * pages;
-                    series
-                        .points
-                        .push(plimsoll_plot::Point::new(period, bytes as f64));
-                }
+                let bytes = pages.map(|pages| PageSize::FOUR_KIB.bytes() * pages);
+                let point = bytes.map(|bytes| Point::new(period, bytes as f64));
+                series.points.extend(point);
             }
             period += 1.0;
         }
     }
     Chart {
-        title: "Working sets by exact LRU, by AET, and of every reference".to_owned(),
-        subtitle: "hot set 2048, no sampling; periods of 5 s, programs one after the other; emulated (TCG)".to_owned(),
+        title: title.to_owned(),
+        subtitle: "by exact LRU, by AET, and of every reference; hot set 2048, no sampling; periods of 5 s; emulated (TCG)"
+            .to_owned(),
         x: Axis::new("period", AxisUnit::Count),
         y: Axis::new("working set (5 % misses)", AxisUnit::Bytes),
         shades: Vec::new(),
-        series,
+        series: series.into(),
         markers,
     }
+}
+
+/// The programs with the first seed.
+fn first_of_each(measured: &[ProgramResult]) -> impl Iterator<Item = &ProgramResult> {
+    let is_first = |(at, one): &(usize, &ProgramResult)| {
+        measured[..*at]
+            .iter()
+            .all(|before| before.program != one.program)
+    };
+    measured
+        .iter()
+        .enumerate()
+        .filter(is_first)
+        .map(|(_, one)| one)
 }
 
 /// One page in how many was tracked, by period.
