@@ -12,6 +12,7 @@ use plimsoll_flow::MissRatioCurve;
 use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup};
 use plimsoll_serve::disk::admin::{Request, ask, report};
 use plimsoll_vm::ConsoleEvent;
+use serde::{Deserialize, Serialize};
 
 /// Longest silence of a guest; emulated ones on a busy host are slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(900);
@@ -89,16 +90,14 @@ pub(super) struct Lab<'a> {
     pub(super) program: PathBuf,
     pub(super) guests: Vec<Kind>,
     pub(super) orders: Vec<Order>,
-    /// Shares of visits that write, in percent; empty: the default of the part.
+    /// Shares of visits that write, in percent; empty: the default.
     pub(super) writes: Vec<u64>,
-    /// Shares of the memory in the cache, in percent; empty: all.
-    pub(super) shares: Vec<f64>,
     pub(super) rounds: u32,
     pub(super) measured: BTreeMap<String, Cost>,
 }
 
 /// What the measured rounds of a guest cost, in pages.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Cost {
     /// The guest's memory, as its kernel counts it.
     pub(super) memory: u64,
@@ -111,7 +110,8 @@ pub(super) struct Cost {
     /// Pages read from and written to storage.
     pub(super) storage: u64,
     /// Share of the reads that would miss, by size of guest and cache together.
-    curve: Option<MissRatioCurve>,
+    #[serde(skip)]
+    pub(super) curve: Option<MissRatioCurve>,
 }
 
 /// Pages from disk that a curve expects of a guest of another size.
@@ -151,17 +151,14 @@ impl Lab<'_> {
         }
     }
 
-    /// Runs a guest of signed files to its end and returns the cost of its measured rounds; for a repeated configuration, immediately.
-    ///
-    /// # Errors
-    /// If it did not run to its end, or anything it read was wrong.
+    /// As [`measure`]; for a repeated configuration, immediately.
     pub(super) fn measure(&mut self, setup: &Setup) -> anyhow::Result<Cost> {
         let key = format!("{setup:?}");
         if let Some(cost) = self.measured.get(&key) {
             return Ok(cost.clone());
         }
         let mut setup = setup.clone();
-        setup.workload += &format!(" pause_ms={PAUSE_MS} rounds={}", self.rounds);
+        setup.workload += &format!(" rounds={}", self.rounds);
         let cost = measure(&self.program, &setup)
             .with_context(|| format!("{} MiB, {:?}", setup.memory_mib, setup.serve))?;
         self.measured.insert(key, cost.clone());
@@ -169,8 +166,14 @@ impl Lab<'_> {
     }
 }
 
-fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
-    let mut guest = DiskGuest::start(program, setup)?;
+/// Runs a guest of signed files to its end and returns the cost of its measured rounds.
+///
+/// # Errors
+/// If it did not run to its end, or anything it read was wrong.
+pub(super) fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
+    let mut setup = setup.clone();
+    setup.workload += &format!(" pause_ms={PAUSE_MS}");
+    let mut guest = DiskGuest::start(program, &setup)?;
     let at_phase = |guest: &mut DiskGuest, wanted: &str| {
         guest.listen(
             PATIENCE,

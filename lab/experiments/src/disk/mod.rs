@@ -11,6 +11,7 @@
 mod lab;
 mod right;
 mod sizes;
+pub mod splits;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -32,12 +33,9 @@ pub struct Args {
     /// Only this order of visits [default: all]
     #[arg(long, value_enum, value_name = "ORDER")]
     order: Vec<Order>,
-    /// Only this share of visits that write, in percent [default: 0 and 10 in the part prediction, 0 to 50 in io]
+    /// Only this share of visits that write, in percent [default: 0 and 10]
     #[arg(long, value_name = "PERCENT")]
     writes: Vec<u64>,
-    /// Only this share of the memory in the cache, in percent, in the part io: 12.5, 25, 50 or 75 [default: all]
-    #[arg(long, value_name = "PERCENT")]
-    share: Vec<f64>,
     /// Measured rounds; a round has as many visits as there are files
     #[arg(long, default_value_t = 2)]
     rounds: u32,
@@ -56,8 +54,6 @@ enum Part {
     Prediction,
     /// Compare guest X and cache Y with a guest of X + Y
     Lru,
-    /// Disk I/O per page requested, at several splits
-    Io,
     /// Signed files, each page verified
     Signed,
     /// All kinds of file operations, with 1 and 2 CPUs
@@ -77,7 +73,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         guests: given_or_all(&args.guest),
         orders: given_or_all(&args.order),
         writes: args.writes.clone(),
-        shares: args.share.clone(),
         rounds: args.rounds,
         measured: BTreeMap::new(),
     };
@@ -90,9 +85,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     if or_all(Part::Lru) {
         sizes::lru(&mut lab)?;
-    }
-    if or_all(Part::Io) {
-        sizes::io(&mut lab)?;
     }
     if or_all(Part::Signed) {
         right::signed(&mut lab)?;

@@ -2,24 +2,29 @@
 
 use std::io::Write;
 
-use super::lab::{Cost, Expectation, GROWTH_BYTES, Kind, Lab, Order};
+use super::lab::{Expectation, GROWTH_BYTES, Kind, Lab, Order};
 use plimsoll_rig::Setup;
 
 /// RAM of guest and cache together, in MiB.
-const TOTAL_MIB: u64 = 216;
+pub(super) const TOTAL_MIB: u64 = 216;
 /// What a guest's kernel leaves of that is about 180 MiB: of it these are 12.5, 25, 50 and 75 %.
-const CACHES_MIB: [(f64, u64); 4] = [(12.5, 22), (25.0, 45), (50.0, 90), (75.0, 135)];
+pub(super) const CACHES_MIB: [(f64, u64); 4] = [(12.5, 22), (25.0, 45), (50.0, 90), (75.0, 135)];
 /// RAM of guests without a cache whose reads are predicted, in MiB.
 const SIZES_MIB: [u64; 6] = [120, 152, 184, 200, 232, 248];
 /// Files, each of 512 KiB: 224 MiB.
 const FILES: u64 = 448;
 /// Percentages of visits that write.
 const PREDICTION_WRITES: [u64; 2] = [0, 10];
-const IO_WRITES: [u64; 6] = [0, 10, 20, 30, 40, 50];
 
 /// A guest that visits files in some order; `cache_mib` of the memory are in the cache in the measured rounds, 0: there
 /// is none.
-fn setup(kind: Kind, order: Order, write_percent: u64, ram_mib: u64, cache_mib: u64) -> Setup {
+pub(super) fn setup(
+    kind: Kind,
+    order: Order,
+    write_percent: u64,
+    ram_mib: u64,
+    cache_mib: u64,
+) -> Setup {
     let serve = match cache_mib {
         0 => "--cache-mode none".to_owned(),
         _ => format!("--cache {}M", cache_mib - (GROWTH_BYTES >> 20)),
@@ -174,61 +179,5 @@ pub(super) fn lru(lab: &mut Lab<'_>) -> anyhow::Result<()> {
         }
         writeln!(lab.out)?;
     }
-    Ok(())
-}
-
-/// Pages moved between host and storage per page that the guest's programs requested.
-pub(super) fn io(lab: &mut Lab<'_>) -> anyhow::Result<()> {
-    let kind = lab.guests[0];
-    let wanted = |(share, _): &(f64, u64)| lab.shares.is_empty() || lab.shares.contains(share);
-    let caches: Vec<_> = CACHES_MIB.into_iter().filter(wanted).collect();
-    anyhow::ensure!(
-        !caches.is_empty(),
-        "--share: 12.5, 25, 50 and 75 % are measured"
-    );
-    let shares: Vec<_> = caches
-        .iter()
-        .map(|(share, _)| format!("{:>14}", format!("{share} %")))
-        .collect();
-    writeln!(
-        lab.out,
-        "io: {}; {TOTAL_MIB} MiB; disk I/O per page asked for, in pages, by share of memory in the cache\n\
-         ([LS07]: -11 to +5 %; delayed writes add none, write-through about 7 % at 50 % of writes; the log of delayed \
-         writes takes up to a quarter of the cache besides)\n\
-         order        writes             none{}",
-        kind.text(),
-        shares.concat()
-    )?;
-    let per_page = |cost: &Cost| cost.storage as f64 / cost.asked as f64;
-    for order in lab.orders.clone() {
-        for write_percent in lab.writes_or(&IO_WRITES) {
-            let alone = lab.measure(&setup(kind, order, write_percent, TOTAL_MIB, 0))?;
-            for write in ["through", "delayed"] {
-                if write == "delayed" && write_percent == 0 {
-                    continue;
-                }
-                write!(
-                    lab.out,
-                    "{:<12} {:>3} % {write:<8} {:>7.3}",
-                    order.text(),
-                    write_percent,
-                    per_page(&alone),
-                )?;
-                for &(_, cache_mib) in &caches {
-                    let ram_mib = TOTAL_MIB - cache_mib;
-                    let mut setup = setup(kind, order, write_percent, ram_mib, cache_mib);
-                    if write == "delayed" {
-                        setup.serve.extend(["--write".into(), write.into()]);
-                    }
-                    let split = lab.measure(&setup)?;
-                    let change = percent(per_page(&split), per_page(&alone));
-                    write!(lab.out, "{:>7.3}{change:>+6.1}%", per_page(&split))?;
-                    lab.out.flush()?;
-                }
-                writeln!(lab.out)?;
-            }
-        }
-    }
-    writeln!(lab.out)?;
     Ok(())
 }

@@ -4,6 +4,7 @@
 //! measurements), `NAME.md` (for readers) and its charts as SVG. [`report`] makes the overview of all sets.
 
 mod papers;
+mod progress;
 pub mod report;
 
 use std::fs;
@@ -16,6 +17,8 @@ use plimsoll_output::write_file;
 use plimsoll_plot::Chart;
 use plimsoll_rig::median;
 use serde::{Deserialize, Serialize};
+
+pub use progress::Progress;
 
 /// What a row of means over programs is of.
 pub const MEAN: &str = "mean of the programs";
