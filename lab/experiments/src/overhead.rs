@@ -1,24 +1,25 @@
-//! Cost of tracing: the guest's own speed, alternately traced and untraced.
+//! Cost of tracing: CPU time per visit of the guest, alternately traced and untraced.
 //!
-//! One guest; windows of equal length alternate, each traced one attached and detached anew at
-//! the given settings. The slowdown of a pair is one minus the ratio of the guest's
-//! visits a second in the traced window to the mean of its two untraced neighbours, so
-//! that drift of a shared machine cancels; the figure is the median over pairs.
+//! One guest; windows of equal length alternate, each traced one attached and detached anew at the given settings. The cost of a pair is
+//! the CPU time per visit in the traced window over the mean of its two untraced neighbours, less one: drift of a shared
+//! machine cancels, and time in which the host runs something else does not count. A trapped vCPU sleeps while the
+//! tracer works, so that what the VM loses is its own CPU time and the tracer's.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use plimsoll_rig::GuestConfig;
+use plimsoll_observe::args::TracingArgs;
+use plimsoll_rig::{GuestConfig, Subject};
+use plimsoll_vm::QemuVm;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
 
 use crate::guests::GuestArgs;
+use crate::results::{Conditions, KeepArgs, Measurement, ResultSet, Unit};
 use crate::tracing::trace;
-use plimsoll_observe::args::TracingArgs;
-use plimsoll_rig::Subject;
 
-use plimsoll_rig::median;
-
-/// Measure how much slower a guest runs while it is traced.
+/// Measure how much CPU time tracing adds to the work of a guest.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Workload of the guests, as keys of plimsoll-workload
@@ -27,8 +28,8 @@ pub struct Args {
     /// Memory of the guests, in MiB
     #[arg(long, default_value_t = 256)]
     memory_mib: u64,
-    /// Pairs of windows
-    #[arg(long, default_value_t = 12)]
+    /// Pairs of windows, 10 or more
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(10..))]
     pairs: u32,
     /// Periods in a traced window; untraced windows have the same length
     #[arg(long, default_value_t = 1)]
@@ -37,6 +38,8 @@ pub struct Args {
     guests: GuestArgs,
     #[command(flatten)]
     tracing: TracingArgs,
+    #[command(flatten)]
+    keep: KeepArgs,
 }
 
 fn default_workloads() -> Vec<String> {
@@ -45,11 +48,61 @@ fn default_workloads() -> Vec<String> {
         .to_vec()
 }
 
+/// CPU time per visit in a window, in ns: of the vCPUs, and of the tracer.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Cost {
+    vcpu_ns: f64,
+    tracer_ns: f64,
+}
+
+impl Cost {
+    fn both_ns(self) -> f64 {
+        self.vcpu_ns + self.tracer_ns
+    }
+}
+
+/// Costs of windows that alternate: one untraced window more than traced ones.
+#[derive(Debug, Default, Serialize)]
+struct Windows {
+    untraced: Vec<Cost>,
+    traced: Vec<Cost>,
+    /// What the tracer reported of each traced window.
+    reported: Vec<f64>,
+}
+
+impl Windows {
+    /// Relative additions, one of each pair: of the vCPUs' time, or of both.
+    fn added(&self, of: impl Fn(Cost) -> f64) -> Vec<f64> {
+        let beside = self.untraced.windows(2);
+        let beside = beside.map(|two| f64::midpoint(of(two[0]), of(two[1])));
+        let pairs = self.traced.iter().zip(beside);
+        pairs
+            .map(|(traced, beside)| of(*traced) / beside - 1.0)
+            .collect()
+    }
+
+    /// The same of untraced windows among themselves: what noise alone does.
+    fn noise(&self) -> Vec<f64> {
+        let three = self.untraced.windows(3);
+        let of = Cost::both_ns;
+        three
+            .map(|three| of(three[1]) / f64::midpoint(of(three[0]), of(three[2])) - 1.0)
+            .collect()
+    }
+}
+
 /// Runs the experiment.
+///
+/// # Errors
+///
+/// Why a guest did not come up or could not be traced.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let guests = args.guests.prepare()?;
     let (_, config) = args.tracing.watch()?;
     let length = config.period * args.periods;
+    let mut all = Vec::new();
+    let mut about = None;
+    let mut conditions = None;
     for workload in &args.workload {
         let guest = GuestConfig {
             memory_mib: args.memory_mib,
@@ -58,84 +111,174 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let Some(mut subject) = guests.boot(guest, out)? else {
             continue;
         };
+        if conditions.is_none() {
+            let guest = format!("one vCPU, {} MiB", args.memory_mib);
+            conditions = Some(Conditions::begin(&subject.accelerator(), &guest)?);
+        }
         let method = args.tracing.method_for(&subject.vm)?;
-        let mut untraced = vec![untraced_window(&mut subject, length)?];
-        let mut traced = Vec::new();
-        let mut estimated = Vec::new();
-        for _ in 0..args.pairs {
-            let start = Instant::now();
-            let stop = AtomicBool::new(false);
-            let limit = length.saturating_sub(config.period / 2);
-            let observed = trace(&subject.vm, (method, &config), limit, &stop, &mut |_| ())?;
-            traced.push(visits_per_second(&mut subject, start, Instant::now())?);
-            estimated.extend(
-                observed
-                    .periods
-                    .iter()
-                    .map(|traced| traced.observed.period.overhead_ratio),
-            );
-            untraced.push(untraced_window(&mut subject, length)?);
-        }
-        let beside = untraced
-            .windows(2)
-            .map(|pair| f64::midpoint(pair[0], pair[1]));
-        let slowdowns: Vec<f64> = traced
-            .iter()
-            .zip(beside)
-            .map(|(traced, beside)| 1.0 - traced / beside)
-            .collect();
-        // The same measure on windows of which none is traced gives the effect of noise alone.
-        let noise = untraced
-            .windows(3)
-            .map(|three| 1.0 - three[1] / f64::midpoint(three[0], three[2]));
-        let noise: Vec<f64> = noise.map(f64::abs).collect();
-        writeln!(
-            out,
-            "{workload} under {}, {} windows of {length:?} each way",
-            subject.accelerator(),
-            args.pairs
-        )?;
-        let percent = |values: &[f64]| {
-            values
-                .iter()
-                .map(|value| format!("{:+.1}", value * 100.0))
-                .collect::<Vec<_>>()
-                .join(" ")
+        about = Some(method);
+        let mut windows = Windows::default();
+        let untraced = |subject: &mut Subject| {
+            cost_of(subject, || {
+                std::thread::sleep(length);
+                Ok(())
+            })
         };
-        writeln!(out, "  slowdown of each pair, %: {}", percent(&slowdowns))?;
-        writeln!(
-            out,
-            "  median slowdown          {:+.2} %",
-            median(slowdowns) * 100.0
-        )?;
-        if !noise.is_empty() {
-            writeln!(
-                out,
-                "  median between untraced  ±{:.2} %",
-                median(noise) * 100.0
-            )?;
+        windows.untraced.push(untraced(&mut subject)?);
+        for pair in 1..=args.pairs {
+            eprintln!("{workload}: pair {pair} of {}", args.pairs);
+            let vm = subject.vm.clone();
+            let mut reported = Vec::new();
+            windows.traced.push(cost_of(&mut subject, || {
+                let limit = length.saturating_sub(config.period / 2);
+                let stop = AtomicBool::new(false);
+                let observed = trace(&vm, (method, &config), limit, &stop, &mut |_| ())?;
+                let periods = observed.periods.iter();
+                reported.extend(periods.map(|traced| traced.observed.period.overhead_ratio));
+                Ok(())
+            })?);
+            let mean = reported.iter().sum::<f64>() / reported.len().max(1) as f64;
+            windows.reported.push(mean);
+            windows.untraced.push(untraced(&mut subject)?);
         }
-        writeln!(
-            out,
-            "  the tracer's own estimate {:.2} %",
-            median(estimated) * 100.0
-        )?;
-        writeln!(
-            out,
-            "  pages the guest found wrong: {}",
-            subject.listen()?.mismatches()
-        )?;
+        let wrong = subject.listen()?.mismatches();
+        anyhow::ensure!(wrong == 0, "the guest found {wrong} pages wrong");
+        all.push((workload.clone(), windows));
     }
-    Ok(())
+    let (Some(conditions), Some(method)) = (conditions, about) else {
+        anyhow::bail!("no guest has any of these workloads");
+    };
+    let set = ResultSet {
+        title: "CPU time that tracing adds".to_owned(),
+        method: format!(
+            "Windows of {} s alternate, traced by {method} and untraced, {} of each; attaching and detaching are within the traced ones. Of a pair, the CPU time per \
+             visit of the guest, traced over untraced, less one. The interval is that of the mean of the pairs, at 95 %.",
+            length.as_secs_f64(),
+            args.pairs,
+        ),
+        command: "./dev lab overhead".to_owned(),
+        measurements: measurements(&all),
+        limits: vec![
+            "Time in which neither the vCPU nor the tracer runs, as until a processor is free for the one that was woken, is not in it.".to_owned(),
+        ],
+        raw: serde_json::to_value(&all)?,
+        ..ResultSet::new(
+            "overhead",
+            conditions.ended()?,
+            (args.pairs.into(), "pair"),
+        )
+    };
+    args.keep.keep(set, Vec::new(), out)
 }
 
-fn untraced_window(subject: &mut Subject, length: Duration) -> anyhow::Result<f64> {
-    let start = Instant::now();
-    std::thread::sleep(length);
-    visits_per_second(subject, start, Instant::now())
+fn measurements(all: &[(String, Windows)]) -> Vec<Measurement> {
+    type Values = fn(&Windows) -> Vec<f64>;
+    let topics: [(&str, Values); 4] = [
+        ("Added CPU time of vCPU and tracer", |windows| {
+            windows.added(Cost::both_ns)
+        }),
+        ("Added CPU time of the vCPU alone", |windows| {
+            windows.added(|cost| cost.vcpu_ns)
+        }),
+        ("The same among untraced windows: noise", Windows::noise),
+        ("What the tracer reports", |windows| {
+            windows.reported.clone()
+        }),
+    ];
+    let mut made = Vec::new();
+    for (what, values) in topics {
+        for (workload, windows) in all {
+            let values = values(windows);
+            made.push(Measurement {
+                item: "AET table 1".to_owned(),
+                what: what.to_owned(),
+                of: workload.trim_start_matches("workload=").to_owned(),
+                unit: Unit::Percent,
+                remark: interval(&values),
+                values: values.into_iter().map(Some).collect(),
+                paper: String::new(),
+            });
+        }
+    }
+    made
 }
 
-fn visits_per_second(subject: &mut Subject, from: Instant, to: Instant) -> anyhow::Result<f64> {
-    let (visits, took) = subject.listen()?.visits(from, to);
-    Ok(visits as f64 / took.as_secs_f64().max(1e-9))
+/// Mean and 95 % interval of the mean.
+fn interval(values: &[f64]) -> String {
+    let count = values.len() as f64;
+    if values.len() < 2 {
+        return String::new();
+    }
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    // Student's quantile for 30 values is 2.05, for 10 it is 2.26.
+    let half = 2.05 * (squares / (count - 1.0) / count).sqrt();
+    let percent = |share: f64| format!("{:+.2}", share * 100.0);
+    format!(
+        "mean {} % ({} to {})",
+        percent(mean),
+        percent(mean - half),
+        percent(mean + half)
+    )
+}
+
+/// CPU time per visit while `window` runs.
+fn cost_of(
+    subject: &mut Subject,
+    window: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Cost> {
+    let before = (Instant::now(), vcpu_time(&subject.vm)?, own_time());
+    window()?;
+    let (end, vcpu, own) = (Instant::now(), vcpu_time(&subject.vm)?, own_time());
+    let (start, vcpu_before, own_before) = before;
+    let (visits, took) = subject.listen()?.visits(start, end);
+    anyhow::ensure!(visits > 0, "the guest completed no round in a window");
+    // Whole rounds only are counted: they are that part of the window.
+    let part = took.as_secs_f64() / (end - start).as_secs_f64();
+    let per_visit = |time: Duration| time.as_nanos() as f64 * part / visits as f64;
+    Ok(Cost {
+        vcpu_ns: per_visit(vcpu.saturating_sub(vcpu_before)),
+        tracer_ns: per_visit(own.saturating_sub(own_before)),
+    })
+}
+
+fn vcpu_time(vm: &QemuVm) -> anyhow::Result<Duration> {
+    vm.vcpu_time()
+        .ok_or_else(|| anyhow::anyhow!("the vCPUs of VM {} are unknown", vm.id))
+}
+
+/// CPU time of this process, which is the tracer.
+fn own_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drift_of_the_machine_cancels() {
+        let cost = |vcpu_ns| Cost {
+            vcpu_ns,
+            tracer_ns: 0.0,
+        };
+        let windows = Windows {
+            untraced: [100.0, 110.0, 120.0].map(cost).to_vec(),
+            traced: vec![
+                Cost {
+                    vcpu_ns: 106.0,
+                    tracer_ns: 1.1,
+                },
+                cost(115.0),
+            ],
+            reported: vec![0.0; 2],
+        };
+        let both = windows.added(Cost::both_ns);
+        assert!(
+            (both[0] - 0.02).abs() < 1e-9 && both[1].abs() < 1e-9,
+            "{both:?}"
+        );
+        assert!(windows.noise()[0].abs() < 1e-9);
+        assert_eq!(interval(&[0.01, 0.03]), "mean +2.00 % (-0.05 to +4.05)");
+    }
 }

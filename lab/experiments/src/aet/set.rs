@@ -124,7 +124,7 @@ pub fn of(
         measurements: rows.made,
         limits: LIMITS.map(str::to_owned).to_vec(),
         raw: serde_json::to_value(all)?,
-        ..ResultSet::new("aet", conditions, seeds)
+        ..ResultSet::new("aet", conditions, (seeds, "seed"))
     };
     Ok((set, charts))
 }

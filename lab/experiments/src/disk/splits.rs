@@ -224,7 +224,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 .to_owned(),
         ],
         raw: serde_json::to_value(&measured)?,
-        ..ResultSet::new("splits", conditions, seeds)
+        ..ResultSet::new("splits", conditions, (seeds, "seed"))
     };
     args.keep.keep(set, Vec::new(), out)
 }

@@ -46,8 +46,10 @@ pub struct ResultSet {
     /// The command that measures it again.
     pub command: String,
     pub conditions: Conditions,
-    /// One value of each measurement was made with each seed.
-    pub seeds: Vec<u64>,
+    /// How often everything was measured; each measurement has as many values.
+    pub repetitions: u64,
+    /// What changes from one repetition to the next: "seed", "pair".
+    pub repetition: String,
     pub measurements: Vec<Measurement>,
     pub charts: Vec<ChartFile>,
     /// What the result does not show, each a sentence.
@@ -71,7 +73,7 @@ pub struct Conditions {
     pub version: String,
 }
 
-/// A figure, measured once with each seed.
+/// A figure, measured once in each repetition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measurement {
     /// The table or figure that it answers: as `AET table 2`.
@@ -81,7 +83,7 @@ pub struct Measurement {
     /// The program, workload or setting.
     pub of: String,
     pub unit: Unit,
-    /// In the order of the seeds; `null` where one could not be measured.
+    /// By repetition; `null` where one could not be measured.
     pub values: Vec<Option<f64>>,
     /// What the paper reports, as text; empty for nothing comparable.
     pub paper: String,
@@ -213,7 +215,7 @@ fn load() -> anyhow::Result<f64> {
 impl ResultSet {
     /// Returns a set without measurements.
     #[must_use]
-    pub fn new(name: &str, conditions: Conditions, seeds: u64) -> Self {
+    pub fn new(name: &str, conditions: Conditions, (repetitions, repetition): (u64, &str)) -> Self {
         Self {
             schema: SCHEMA,
             name: name.to_owned(),
@@ -221,7 +223,8 @@ impl ResultSet {
             method: String::new(),
             command: String::new(),
             conditions,
-            seeds: (1..=seeds).collect(),
+            repetitions,
+            repetition: repetition.to_owned(),
             measurements: Vec::new(),
             charts: Vec::new(),
             limits: Vec::new(),
@@ -258,16 +261,13 @@ impl ResultSet {
         } = &self.conditions;
         let mut text = format!(
             "# {}\n\n{}\n\n**Conditions.** {processors} x {processor}, Linux {host_kernel}, {qemu}, accelerator {accelerator}, {guest}; load {:.1} before, \
-             {:.1} after; Plimsoll {version}; seeds {}. Each cell is the median, with the smallest and the largest value.\n\n    {}\n",
+             {:.1} after; Plimsoll {version}; {} {}s. Each cell is the median, with the smallest and the largest value.\n\n    {}\n",
             self.title,
             self.method,
             load[0],
             load[1],
-            self.seeds
-                .iter()
-                .map(u64::to_string)
-                .collect::<Vec<_>>()
-                .join(", "),
+            self.repetitions,
+            self.repetition,
             self.command
         );
         let mut tables: Vec<&str> = Vec::new();
@@ -305,9 +305,9 @@ impl ResultSet {
     }
 
     fn csv(&self) -> String {
-        let mut text = String::from("item,what,of,unit,seed,value\n");
+        let mut text = format!("item,what,of,unit,{},value\n", self.repetition);
         for one in &self.measurements {
-            for (seed, value) in self.seeds.iter().zip(&one.values) {
+            for (number, value) in (1_u64..).zip(&one.values) {
                 let unit = serde_json::to_value(one.unit).unwrap_or_default();
                 let value = value.map(|value| value.to_string()).unwrap_or_default();
                 text.push_str(&plimsoll_output::csv([
@@ -315,7 +315,7 @@ impl ResultSet {
                     &one.what,
                     &one.of,
                     unit.as_str().unwrap_or_default(),
-                    &seed.to_string(),
+                    &number.to_string(),
                     &value,
                 ]));
             }
@@ -388,7 +388,11 @@ pub(super) mod tests {
                 remark: String::new(),
             }],
             limits: vec!["Nothing was measured.".to_owned()],
-            ..ResultSet::new(name, Conditions::begin("tcg", "no guest").unwrap(), 3)
+            ..ResultSet::new(
+                name,
+                Conditions::begin("tcg", "no guest").unwrap(),
+                (3, "seed"),
+            )
         }
     }
 
