@@ -4,6 +4,7 @@ use std::io::Write;
 
 use plimsoll_hcache::{Client, Handle, PoolId, PoolOptions, PutOutcome};
 
+use super::bounds::Lines;
 use super::pages::handle;
 use super::region::{Region, huge_bytes};
 use super::{Args, roomy, store_of};
@@ -134,6 +135,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         setting.private(&mut memory, out)?;
         setting.shared(&mut memory, out)?;
         setting.full(&mut memory, out)?;
+        setting.bound(&mut memory, out)?;
     }
     Ok(())
 }
@@ -147,6 +149,12 @@ fn stands_on_huge_pages(pages: usize) -> anyhow::Result<bool> {
     }
     Ok(huge_bytes()?.saturating_sub(before) > pages as u64 * 4096 / 2)
 }
+
+/// Lines of metadata that a put or get of a page changes: of its tree, its descriptor and the two neighbours' in its list, all random.
+const METADATA_LINES: usize = 4;
+
+/// Size of the metadata, in MiB: that of a GiB of pages.
+const METADATA_MIB: usize = 10;
 
 /// Number of handles that a caller passes in one put or get.
 const AT_ONCE: usize = 64;
@@ -253,6 +261,28 @@ impl Setting<'_> {
         first.line(out, &name, false)?;
         again.line(out, &format!("put, private, {}", self.order), true)?;
         out_again.line(out, &format!("get, private, {}", self.order), true)
+    }
+
+    /// What a put or a get has at least besides its copy.
+    fn bound(&self, memory: &mut Memory, out: &mut dyn Write) -> anyhow::Result<()> {
+        let mut lines = Lines::new(METADATA_MIB);
+        let (mut random, mut found) = (Random(3), CopyComparison::default());
+        for _ in 0..self.runs {
+            memory.pass(
+                &self.puts,
+                &self.gets,
+                |memory, chunk| {
+                    for numbers in chunk.chunks(AT_ONCE) {
+                        lines.change(numbers.len(), METADATA_LINES, &mut random);
+                        memory.copy(numbers, numbers);
+                    }
+                    Ok(())
+                },
+                &mut found,
+            )?;
+        }
+        let name = format!("bound: {METADATA_LINES} lines and a copy, {}", self.order);
+        found.line(out, &name, false)
     }
 
     /// Pages are replaced, and stay when they are got.

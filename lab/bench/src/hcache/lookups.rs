@@ -4,6 +4,7 @@ use std::io::Write;
 
 use plimsoll_hcache::{Client, Handle, PoolId, PoolOptions};
 
+use super::bounds::{Lines, locked_reads};
 use super::{Args, roomy, store_of};
 use crate::measure::{Clock, Watch, at_most, median};
 use crate::random::{Random, mix};
@@ -65,7 +66,27 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     for shape in shapes {
         of_shape(cli, &shape, pages, out)?;
     }
+    for mib in TABLES_MIB {
+        let ns = locked_read_ns(cli, &Lines::new(mib));
+        let name = format!("bound: one random line of {mib} MiB, read within a lock, ns");
+        line(out, &name, ns, "what any lookup does")?;
+    }
     Ok(())
+}
+
+/// Sizes of the tables in which a lookup's line lies, in MiB: about those of the nodes of a million pages in one object, of the slots
+/// of a million objects, and of the descriptors.
+const TABLES_MIB: [usize; 3] = [4, 12, 32];
+
+fn locked_read_ns(cli: &Cli, lines: &Lines) -> f64 {
+    let mut random = Random(2);
+    let mut found = Vec::new();
+    for _ in 0..4 * cli.runs.max(1) {
+        let watch = Watch::start(Clock::Cpu);
+        locked_reads(lines, LOOKUPS, &mut random);
+        found.push(watch.seconds() * 1e9 / LOOKUPS as f64);
+    }
+    median(found)
 }
 
 fn of_shape(cli: &Cli, shape: &Shape, pages: u64, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -14,6 +14,7 @@
 //! has both its pages cold, in memory of the store's kind (huge pages or not), and alternates with the operation
 //! compared to it, a few thousand pages at a time.
 
+mod bounds;
 mod caches;
 mod content;
 mod copies;

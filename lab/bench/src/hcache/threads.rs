@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use plimsoll_hcache::{Client, ClientOptions, Handle, PoolId, PoolOptions, Store};
 
+use super::bounds::{Lines, locked_reads};
 use super::pages::handle;
 use super::region::{Region, load_average};
 use super::{Args, roomy};
@@ -16,6 +17,9 @@ use crate::{Cli, title};
 
 /// Operations of each thread in a run.
 const OPERATIONS: usize = 1 << 18;
+
+/// Size of the table whose lines bound the lookups, in MiB.
+const TABLE_MIB: usize = 4;
 
 /// Pages of each thread that stay in its CPU's caches.
 const WARM: usize = 64;
@@ -124,7 +128,12 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         let (client, pool) = &clients[0];
         worker.lookups(client, *pool)
     };
-    let lines: [(&str, usize, Bar, Work); 7] = [
+    let table = Lines::new(TABLE_MIB);
+    let reads = |worker: &mut Worker, _| {
+        locked_reads(&table, 4 * OPERATIONS, &mut worker.random);
+        Ok(())
+    };
+    let lines: [(&str, usize, Bar, Work); 8] = [
         ("copies, cold", OPERATIONS, Bar::Bound, &copies),
         (
             "put and get, cold, a client each",
@@ -149,6 +158,12 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
             OPERATIONS,
             Bar::Asked,
             &warm,
+        ),
+        (
+            "random lines, a lock each",
+            4 * OPERATIONS,
+            Bar::Bound,
+            &reads,
         ),
         (
             "gets that miss, a client each",

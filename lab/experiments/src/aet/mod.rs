@@ -89,10 +89,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let image = ProgramsImage::locate(GuestKernel::default())?;
     let guest = "Debian 12 of one vCPU and 512 MiB, with the page log's plugin";
-    let conditions = Conditions::begin("tcg", guest)?;
     let stepping = GuestImage::locate()?;
-    let mut progress =
-        Progress::begin(&args.state, (programs.len() + 3) * usize::try_from(seeds)?)?;
+    let mut progress = Progress::begin(
+        &args.state,
+        (programs.len() + 3) * usize::try_from(seeds)? + 2,
+    )?;
+    let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
     let mut all = set::Measured::default();
     for seed in 1..=seeds {
         for program in programs {
@@ -111,6 +113,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         all.steps
             .push(progress.step(&name, || measure::steps(&stepping, seed))?);
     }
-    let (set, charts) = set::of(conditions.ended()?, seeds, &all)?;
+    let (set, charts) = set::of(progress.step("end", || conditions.ended())?, seeds, &all)?;
     args.keep.keep(set, charts, out)
 }

@@ -171,14 +171,15 @@ fn figures(quick: bool) -> Vec<Figure> {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let figures = figures(args.quick);
     let seeds = args.seeds.unwrap_or(if args.quick { 1 } else { 3 });
-    let conditions = Conditions::begin("tcg", &format!("{}, one vCPU", args.guest.text()))?;
     let mut names: Vec<String> = Vec::new();
     for split in figures.iter().flat_map(|figure| &figure.splits) {
         names.extend([split.name(0), split.alone().name(0)]);
     }
     names.sort_unstable();
     names.dedup();
-    let mut progress = Progress::begin(&args.state, names.len() * usize::try_from(seeds)?)?;
+    let mut progress = Progress::begin(&args.state, names.len() * usize::try_from(seeds)? + 2)?;
+    let guest = format!("{}, one vCPU", args.guest.text());
+    let conditions = progress.step("begin", || Conditions::begin("tcg", &guest))?;
     let mut measured: BTreeMap<String, Cost> = BTreeMap::new();
     let program = program("plimsoll")?;
     for seed in 1..=seeds {
@@ -204,7 +205,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             }
         }
     }
-    let conditions = conditions.ended()?;
+    let conditions = progress.step("end", || conditions.ended())?;
     let set = ResultSet {
         title: "Disk I/O with part of a VM's memory in the cache".to_owned(),
         method: format!(
@@ -213,7 +214,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
              that the guest's programs requested, relative to the same guest with all the memory and no cache. Delayed writes have a log of up to a \
              quarter of the cache besides."
         ),
-        command: "./dev lab splits".to_owned(),
+        command: match args.quick {
+            true => format!("./dev lab splits --quick --seeds {seeds}"),
+            false => format!("./dev lab splits --seeds {seeds}"),
+        },
         measurements: figures
             .iter()
             .flat_map(|figure| measurements(figure, seeds, &measured))

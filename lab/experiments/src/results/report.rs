@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use plimsoll_output::write_file;
@@ -16,7 +16,35 @@ pub struct Args {
     /// Directory of the results
     #[arg(long, value_name = "DIR", default_value = "docs/results")]
     results: PathBuf,
+    /// File whose table of headlines is made anew, between its two marks
+    #[arg(long, value_name = "FILE", default_value = "README.md")]
+    readme: PathBuf,
 }
+
+/// Marks around the headlines, each on a line of its own.
+const MARKS: [&str; 2] = [
+    "<!-- measured: begin (plimsoll lab report) -->",
+    "<!-- measured: end -->",
+];
+
+/// Sets, and the beginning of what is measured, of the headlines.
+const HEADLINES: [(&str, &str); 6] = [
+    (
+        "aet",
+        "AET against exact LRU on the same references, hot set 2048",
+    ),
+    ("aet", "Traced exact LRU against every reference"),
+    (
+        "aet",
+        "Working set of a period (5 % misses) by exact LRU against every reference",
+    ),
+    ("aet", "Overhead, hot set 64, rate 1/128"),
+    ("overhead", "Added CPU time of vCPU and tracer"),
+    (
+        "splits",
+        "Change of disk I/O per page: Evicted pages come from guest memory",
+    ),
+];
 
 const INTRODUCTION: &str = "# Measured results\n\n\
     Made by `plimsoll lab report` from what the experiments kept here: of each a page (`.md`), its measurements by seed (`.csv`), and \
@@ -29,6 +57,24 @@ const INTRODUCTION: &str = "# Measured results\n\n\
 /// A set that cannot be read, or the file that cannot be written.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &args.results;
+    let sets = kept_in(folder)?;
+    let path = folder.join("README.md");
+    write_file(&path, overview(&sets).as_bytes())?;
+    let readme = fs::read_to_string(&args.readme)
+        .with_context(|| format!("cannot read '{}'", args.readme.display()))?;
+    let readme = with_headlines(&readme, &sets).with_context(|| {
+        format!(
+            "'{}' has not the two marks of the headlines",
+            args.readme.display()
+        )
+    })?;
+    write_file(&args.readme, readme.as_bytes())?;
+    writeln!(out, "{}: {} sets of results", path.display(), sets.len())?;
+    Ok(())
+}
+
+/// All sets of a directory, by name.
+fn kept_in(folder: &Path) -> anyhow::Result<Vec<ResultSet>> {
     let files = fs::read_dir(folder)
         .with_context(|| format!("cannot list '{}'", folder.display()))?
         .map(|entry| Ok(entry?.path()))
@@ -39,10 +85,31 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .map(|path| ResultSet::read(path))
         .collect::<anyhow::Result<Vec<_>>>()?;
     sets.sort_by(|one, other| one.name.cmp(&other.name));
-    let path = folder.join("README.md");
-    write_file(&path, overview(&sets).as_bytes())?;
-    writeln!(out, "{}: {} sets of results", path.display(), sets.len())?;
-    Ok(())
+    Ok(sets)
+}
+
+/// The text with the headlines between its marks; `None` without the marks.
+fn with_headlines(text: &str, sets: &[ResultSet]) -> Option<String> {
+    let (before, rest) = text.split_once(MARKS[0])?;
+    let (_, after) = rest.split_once(MARKS[1])?;
+    let mut table = String::from("| what | measured | paper | |\n|---|---|---|---|\n");
+    for (name, begin) in HEADLINES {
+        let set = sets.iter().find(|set| set.name == name);
+        for (what, rows) in set.map(topics).into_iter().flatten() {
+            if what.starts_with(begin) {
+                let paper = rows.first().map_or("", |one| &one.paper);
+                let page = format!("[{name}](docs/results/{name}.md)");
+                table.push_str(&format!(
+                    "| {what} | {} | {paper} | {page} |\n",
+                    headline(&rows)
+                ));
+            }
+        }
+    }
+    Some(format!(
+        "{before}{}\n\n{table}\n{}{after}",
+        MARKS[0], MARKS[1]
+    ))
 }
 
 fn overview(sets: &[ResultSet]) -> String {
@@ -115,28 +182,28 @@ fn topics(set: &ResultSet) -> Vec<(&str, Vec<&Measurement>)> {
     topics
 }
 
-/// Rows in one cell: the mean of the programs if there is one, with the range of the rows' medians.
+/// Rows in one cell: one row as it is; of several the range of their medians, after the mean of the programs if there is one.
 fn headline(rows: &[&Measurement]) -> String {
-    let Some((last, others)) = rows.split_last() else {
-        return String::new();
-    };
-    let medians: Vec<f64> = (others.iter())
-        .filter_map(|one| Some(one.spread()?[1]))
-        .collect();
-    if last.of != super::MEAN || medians.is_empty() {
-        let cells = rows.iter().map(|one| format!("{}: {}", one.of, one.text()));
-        return cells.collect::<Vec<_>>().join("; ");
+    let (mean, others): (Vec<&Measurement>, Vec<&Measurement>) =
+        rows.iter().partition(|one| one.of == super::MEAN);
+    if let [one] = others[..] {
+        return format!("{}: {}", one.of, one.text());
     }
-    let low = medians.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = medians.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mean = last.spread().map_or(f64::NAN, |spread| spread[1]);
-    let unit = last.unit;
+    let medians = others.iter().filter_map(|one| Some(one.spread()?[1]));
+    let [low, high] = medians.fold([f64::INFINITY, f64::NEG_INFINITY], |[low, high], median| {
+        [low.min(median), high.max(median)]
+    });
+    let Some(first) = others.first().filter(|_| low <= high) else {
+        return "not measured".to_owned();
+    };
+    let text = |value| first.unit.text(value);
+    let mean = mean.first().and_then(|one| Some(one.spread()?[1]));
+    let mean = mean.map_or_else(String::new, |mean| format!("{} in the mean; ", text(mean)));
     format!(
-        "{} in the mean of {} programs; {} to {}",
-        unit.text(mean),
-        others.len(),
-        unit.text(low),
-        unit.text(high)
+        "{mean}{} to {} in {} rows",
+        text(low),
+        text(high),
+        others.len()
     )
 }
 
@@ -163,6 +230,23 @@ mod tests {
         }
         let row = text.lines().find(|line| line.contains("| AET fig. 4 |"));
         assert!(row.unwrap().contains("not measured yet"), "{row:?}");
+    }
+
+    #[test]
+    fn overview_and_readme_are_those_of_the_kept_sets() {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let sets = kept_in(&root.join("docs/results")).unwrap();
+        let read = |file: &str| fs::read_to_string(root.join(file)).unwrap();
+        let is_current = read("docs/results/README.md") == overview(&sets);
+        assert!(is_current, "run 'plimsoll lab report'");
+        let readme = read("README.md");
+        let is_current = with_headlines(&readme, &sets).as_ref() == Some(&readme);
+        assert!(is_current, "run 'plimsoll lab report'");
+        for set in &sets {
+            let page = read(&format!("docs/results/{}.md", set.name));
+            assert!(page == set.markdown(), "{}", set.name);
+        }
+        assert_eq!(with_headlines("no marks", &sets), None);
     }
 
     #[test]
