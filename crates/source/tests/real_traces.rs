@@ -1,7 +1,6 @@
 //! Reads real traces to the last reference.
 //!
-//! They are not part of the repository: `PLIMSOLL_TRACES` is their directory, by
-//! default `../shared/traces` beside the workspace. Without them the tests print SKIPPED.
+//! They are not part of the repository: `PLIMSOLL_TRACES` is their directory, by default `target/traces`. Without them the tests print SKIPPED.
 
 use plimsoll_skip::{Lack, skip};
 use std::path::{Path, PathBuf};
@@ -10,8 +9,8 @@ use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
 use plimsoll_source::{Compression, Format, Options, Trace, WriteOptions, open, read, write};
 
 fn trace_file(name: &str) -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/traces");
-    let folder = std::env::var_os("PLIMSOLL_TRACES").map_or(beside, PathBuf::from);
+    let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/traces");
+    let folder = std::env::var_os("PLIMSOLL_TRACES").map_or(usual, PathBuf::from);
     let path = folder.join(name);
     if path.exists() {
         return Some(path);

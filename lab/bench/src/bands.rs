@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long)]
     trace: Vec<PathBuf>,
     /// A directory whose traces are taken, those that can be read
-    #[arg(long, default_value = "../shared/traces")]
+    #[arg(long, default_value = "target/traces")]
     traces: PathBuf,
     /// Write the table of live curves to this file
     #[arg(long, value_name = "FILE")]
@@ -59,7 +59,7 @@ impl Default for Args {
             thousands: 1000,
             stream: None,
             trace: Vec::new(),
-            traces: PathBuf::from("../shared/traces"),
+            traces: PathBuf::from("target/traces"),
             csv: None,
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long)]
     stream: Option<String>,
     /// A directory whose traces are taken, those that can be read
-    #[arg(long, default_value = "../shared/traces")]
+    #[arg(long, default_value = "target/traces")]
     traces: PathBuf,
     /// Write the result of every run to this file
     #[arg(long, value_name = "FILE")]

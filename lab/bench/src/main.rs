@@ -28,6 +28,8 @@ mod yardsticks;
 
 use std::io::Write;
 
+use std::cell::Cell;
+
 use clap::{Parser, Subcommand};
 
 /// Measure estimators and readers beside yardsticks.
@@ -45,6 +47,9 @@ struct Cli {
     /// Only lines whose name holds this
     #[arg(long, global = true)]
     only: Option<String>,
+    /// Whether a line was named so.
+    #[arg(skip)]
+    has_line: Cell<bool>,
 }
 
 #[derive(Debug, Clone, Subcommand)]
@@ -103,7 +108,7 @@ enum Part {
 fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
     let mut out = std::io::stdout().lock();
-    match &cli.part {
+    let result = match &cli.part {
         Some(Part::Estimators) => estimators::run(&cli, &mut out),
         Some(Part::Threads) => threads::run(&cli, &mut out),
         Some(Part::Reading) => reading::run(&cli, &mut out),
@@ -139,14 +144,19 @@ fn main() -> anyhow::Result<()> {
             hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)?;
             disk::run(&cli, &disk::Args::default(), &mut out)
         }
+    };
+    if let (Ok(()), Some(only), false) = (&result, &cli.only, cli.has_line.get()) {
+        anyhow::bail!("--only {only}: no line's name holds this");
     }
+    result
 }
 
 impl Cli {
     fn wants(&self, name: &str) -> bool {
-        self.only
-            .as_ref()
-            .is_none_or(|only| name.contains(only.as_str()))
+        let only = self.only.as_ref();
+        let wanted = only.is_none_or(|only| name.contains(only.as_str()));
+        self.has_line.set(self.has_line.get() || wanted);
+        wanted
     }
 }
 

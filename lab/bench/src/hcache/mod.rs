@@ -58,7 +58,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 256)]
     cache_mib: usize,
     /// A directory whose traces are taken for hit ratios, those that can be read
-    #[arg(long, default_value = "../shared/traces")]
+    #[arg(long, default_value = "target/traces")]
     traces: PathBuf,
 }
 
@@ -68,7 +68,7 @@ impl Default for Args {
             region_mib: 1024,
             lookup_kilopages: 1000,
             cache_mib: 256,
-            traces: PathBuf::from("../shared/traces"),
+            traces: PathBuf::from("target/traces"),
         }
     }
 }
