@@ -63,6 +63,7 @@ pub struct ResultSet {
 pub struct Conditions {
     pub processor: String,
     pub processors: usize,
+    /// Version of the host's kernel, without what its builder added.
     pub host_kernel: String,
     pub qemu: String,
     /// What executed the guests' instructions.
@@ -175,13 +176,19 @@ impl Conditions {
             .lines()
             .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
             .map_or("unknown", |(_, name)| name);
+        let release = read("/proc/sys/kernel/osrelease")?;
         let qemu = plimsoll_vm::qemu_program()
             .and_then(|program| Command::new(program).arg("--version").output())
             .map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
         Ok(Self {
             processor: processor.to_owned(),
             processors: std::thread::available_parallelism()?.get(),
-            host_kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            host_kernel: release
+                .trim()
+                .split('-')
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
             qemu: qemu
                 .ok()
                 .and_then(|text| Some(text.lines().next()?.to_owned()))
