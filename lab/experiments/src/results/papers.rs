@@ -137,7 +137,7 @@ pub const ITEMS: [PaperItem; 46] = [
     item(
         "PRL fig. 2",
         "working set of a program in steps",
-        WORKING_SET,
+        Answer::Missing("the program runs in the minimal machine of `plimsoll lab migration` only"),
     ),
     item(
         "PRL fig. 3",
