@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Iterator, Mapping
 
 from . import errors
 from ._native import (
@@ -25,12 +25,8 @@ from ._native import (
     read_trace,
     working_set_estimators,
 )
+from ._types import EstimatorRow, Option, References, Share, Size
 from .errors import PlimsollError
-
-if TYPE_CHECKING:
-    from typing import Iterator, Mapping
-
-    from ._native import EstimatorRow, Option, References, Share, Size
 
 __all__ = [
     "Curve",

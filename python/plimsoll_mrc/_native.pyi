@@ -1,20 +1,29 @@
 from os import PathLike
-from typing import Any, Iterator, Mapping, Optional, Sequence, TypedDict, Union
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union, final
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self, TypeAlias
+from typing_extensions import Self
 
 from . import Vm
+from ._types import EstimatorRow, Option, References, Share, Size, WorkingSetEstimatorRow
 
+__all__ = [
+    "Curve",
+    "Estimator",
+    "Point",
+    "Trace",
+    "WorkingSet",
+    "WorkingSetEstimator",
+    "__version__",
+    "estimators",
+    "plan",
+    "read_trace",
+    "working_set_estimators",
+]
 __version__: str
 
-# Arrays of integers, Arrow data, Series, lists, and iterators of these.
-References: TypeAlias = Any
-Option: TypeAlias = Union[int, float, str]
-Size: TypeAlias = Union[int, str]
-Share: TypeAlias = Union[float, str]
-
+@final
 class Point:
     @property
     def size_pages(self) -> int: ...
@@ -25,6 +34,7 @@ class Point:
     @property
     def upper(self) -> float: ...
 
+@final
 class Curve:
     @property
     def sizes(self) -> NDArray[np.uint64]: ...
@@ -50,6 +60,7 @@ class Curve:
     def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
     def __len__(self) -> int: ...
 
+@final
 class Estimator:
     def __new__(cls, name: str = "shards", *, page_bytes: int = 4096, **options: Option) -> Self: ...
     def update(self, refs: References) -> Self: ...
@@ -65,6 +76,7 @@ class Estimator:
     @property
     def smallest_size(self) -> int: ...
 
+@final
 class WorkingSet:
     @property
     def size_pages(self) -> int: ...
@@ -79,6 +91,7 @@ class WorkingSet:
     @property
     def settled_pages(self) -> Optional[int]: ...
 
+@final
 class WorkingSetEstimator:
     def __new__(cls, name: str, *, page_bytes: int = 4096, **options: Option) -> Self: ...
     def update(self, pages: References) -> Self: ...
@@ -88,6 +101,7 @@ class WorkingSetEstimator:
     @property
     def name(self) -> str: ...
 
+@final
 class Trace(Iterator[NDArray[np.uint64]]):
     def __iter__(self) -> Self: ...
     def __next__(self) -> NDArray[np.uint64]: ...
@@ -95,25 +109,6 @@ class Trace(Iterator[NDArray[np.uint64]]):
     def format(self) -> str: ...
     @property
     def skipped(self) -> int: ...
-
-class OptionRow(TypedDict):
-    help: str
-    kind: str
-    default: Optional[str]
-
-class EstimatorRow(TypedDict):
-    help: str
-    options: dict[str, OptionRow]
-    is_exact: bool
-    cost: str
-    source: str
-
-class WorkingSetEstimatorRow(TypedDict):
-    help: str
-    feed: str
-    options: dict[str, OptionRow]
-    columns: list[str]
-    source: str
 
 def estimators() -> dict[str, EstimatorRow]: ...
 def working_set_estimators() -> dict[str, WorkingSetEstimatorRow]: ...

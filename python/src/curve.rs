@@ -197,7 +197,7 @@ impl Curve {
     }
 
     /// The smallest size in pages with at most this miss ratio, the working set at 5 %; None if there is none.
-    #[pyo3(signature = (ratio=WorkingSet::MISS_RATIO))]
+    #[pyo3(signature = (ratio=WorkingSet::MISS_RATIO), text_signature = "(self, ratio=0.05)")]
     fn size_for(&self, ratio: f64) -> Option<u64> {
         self.curve.size_for(ratio).map(|size| size.0)
     }
@@ -240,7 +240,7 @@ impl Curve {
 
     /// Draws the curve with its band on matplotlib axes, those of the current figure by default, and returns the axes.
     ///
-    /// Other arguments are those of `Axes.step`.
+    /// Sizes are in MiB. Other arguments are those of `Axes.step`.
     #[pyo3(signature = (ax=None, **kwargs))]
     fn plot<'py>(
         slf: &Bound<'py, Self>,

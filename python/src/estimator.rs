@@ -2,14 +2,15 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use plimsoll_estimator::registry::{ALGORITHMS, Algorithm, BuiltEstimator, OptionSpec, algorithm};
+use plimsoll_estimator::registry::{ALGORITHMS, Algorithm, BuiltEstimator, algorithm};
 use plimsoll_flow::{PageSize, ReferenceBatch};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::curve::Curve;
 use crate::errors::OrRaise as _;
-use crate::{options, references};
+use crate::options;
+use crate::references;
 
 /// An estimator of a miss-ratio curve that is fed references batch by batch.
 ///
@@ -148,27 +149,11 @@ pub(crate) fn estimators(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     for row in ALGORITHMS {
         let entry = PyDict::new(py);
         entry.set_item("help", row.help)?;
-        entry.set_item("options", described(py, row.options)?)?;
+        entry.set_item("options", options::described(py, row.options)?)?;
         entry.set_item("is_exact", row.is_exact)?;
         entry.set_item("cost", row.cost)?;
         entry.set_item("source", row.source)?;
         rows.set_item(row.name, entry)?;
     }
     Ok(rows)
-}
-
-/// Options by their names in Python.
-pub(crate) fn described<'py>(
-    py: Python<'py>,
-    options: &[OptionSpec],
-) -> PyResult<Bound<'py, PyDict>> {
-    let all = PyDict::new(py);
-    for option in options {
-        let entry = PyDict::new(py);
-        entry.set_item("help", option.help)?;
-        entry.set_item("kind", option.kind.value_name().to_lowercase())?;
-        entry.set_item("default", option.default.map(|value| value.to_string()))?;
-        all.set_item(option.name.replace('-', "_"), entry)?;
-    }
-    Ok(all)
 }

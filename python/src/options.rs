@@ -90,6 +90,22 @@ pub(crate) fn settings(
     Ok(settings)
 }
 
+/// Options by their names in Python.
+pub(crate) fn described<'py>(
+    py: Python<'py>,
+    options: &[OptionSpec],
+) -> PyResult<Bound<'py, PyDict>> {
+    let all = PyDict::new(py);
+    for option in options {
+        let entry = PyDict::new(py);
+        entry.set_item("help", option.help)?;
+        entry.set_item("kind", option.kind.value_name().to_lowercase())?;
+        entry.set_item("default", option.default.map(|value| value.to_string()))?;
+        all.set_item(option.name.replace('-', "_"), entry)?;
+    }
+    Ok(all)
+}
+
 fn value(kind: OptionKind, value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<OptionValue> {
     Ok(match kind {
         OptionKind::Rate => OptionValue::Rate(match text(value)? {

@@ -64,22 +64,29 @@ fn observe_batch(batch: &Bound<'_, PyAny>, observe: Observe) -> PyResult<()> {
         return observe_arrow(py, batch.extract()?, observe);
     }
     let array = py.import("numpy")?.call_method1("asarray", (batch,))?;
-    observe_numpy(array.cast::<PyUntypedArray>()?, observe)
+    let array = array.cast::<PyUntypedArray>()?;
+    if array.ndim() == 0 {
+        return Err(errors::references(format!(
+            "references are an array, a list, Arrow data or an iterator of these; this is of type {}",
+            batch.get_type().name()?
+        )));
+    }
+    observe_numpy(array, observe)
 }
 
 fn observe_numpy(array: &Bound<'_, PyUntypedArray>, observe: Observe) -> PyResult<()> {
     let py = array.py();
     let dtype = array.dtype();
-    if array.ndim() != 1 {
-        let dimensions = array.ndim();
-        return Err(errors::references(format!(
-            "references are an array of one dimension; this one has {dimensions}"
-        )));
-    }
     // An empty list is an array of floats.
     if !matches!(dtype.kind(), b'u' | b'i') && !array.is_empty() {
         return Err(errors::references(format!(
             "page numbers are integers; this array is of dtype {dtype}"
+        )));
+    }
+    if array.ndim() != 1 {
+        let dimensions = array.ndim();
+        return Err(errors::references(format!(
+            "references are an array of one dimension; this one has {dimensions}"
         )));
     }
     let flags = array.getattr(intern!(py, "flags"))?;

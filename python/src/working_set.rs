@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::OrRaise as _;
-use crate::estimator::described;
-use crate::{options, references};
+use crate::options;
+use crate::references;
 
 /// A working-set size in pages.
 ///
@@ -140,7 +140,7 @@ pub(crate) fn working_set_estimators(py: Python<'_>) -> PyResult<Bound<'_, PyDic
         let entry = PyDict::new(py);
         entry.set_item("help", row.help)?;
         entry.set_item("feed", row.feed.help())?;
-        entry.set_item("options", described(py, row.options)?)?;
+        entry.set_item("options", options::described(py, row.options)?)?;
         entry.set_item("columns", row.columns)?;
         entry.set_item("source", row.source)?;
         rows.set_item(row.name, entry)?;
