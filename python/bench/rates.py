@@ -1,4 +1,4 @@
-"""Runs estimators on the pages in a file of uint64, as the lines of standard input ask; `plimsoll-bench python` starts it.
+"""Runs an estimator on the pages in a file of uint64 for each line of standard input; `plimsoll-bench python` starts it.
 
 A line is the name of an estimator and options, as `shards rate=0.01`; the answer is the CPU time in seconds from the first batch
 to the finished curve.

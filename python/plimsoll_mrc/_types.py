@@ -1,6 +1,8 @@
 """Types of arguments and of rows of the registries, for type checkers."""
 
-from typing import Any, Dict, List, Optional, TypedDict, Union
+from typing import Any, Dict, List, Optional, Sequence, TypedDict, Union
+
+from numpy.typing import NDArray
 
 # Arrays of integers, Arrow data, Series, lists, and iterators of these.
 References = Any
@@ -8,6 +10,7 @@ References = Any
 Option = Union[int, float, str]
 # Bytes (pages, where a size of a curve is meant), or text such as "512M".
 Size = Union[int, str]
+Sizes = Union[Sequence[Size], NDArray[Any]]
 # A number, or text such as "5%" or "20/s".
 Share = Union[float, str]
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StructArray, UInt64Array};
 use arrow_schema::{DataType, Field};
-use numpy::{IntoPyArray as _, PyReadonlyArray1};
+use numpy::IntoPyArray as _;
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::CurveJson;
 use pyo3::prelude::*;
@@ -114,15 +114,16 @@ impl Curve {
         Ok(columns[index].clone_ref(py))
     }
 
-    /// `sizes`, or a thousand even ones up to the largest of `other`.
-    fn compared_sizes(
-        other: &MissRatioCurve,
-        sizes: Option<PyReadonlyArray1<'_, u64>>,
-    ) -> PyResult<Vec<PageCount>> {
-        if let Some(sizes) = sizes {
-            return Ok(sizes.as_array().iter().copied().map(PageCount).collect());
-        }
-        let last = other.points().last().map_or(0, |point| point.size.0);
+    fn read_sizes(&self, sizes: &Bound<'_, PyAny>) -> PyResult<Vec<PageCount>> {
+        let sizes = sizes.try_iter()?;
+        sizes
+            .map(|size| options::size(&size?, self.page_size))
+            .collect()
+    }
+
+    /// A thousand even sizes up to the largest.
+    fn even_sizes(&self) -> PyResult<Vec<PageCount>> {
+        let last = self.curve.points().last().map_or(0, |point| point.size.0);
         let steps = last.clamp(1, 1000);
         let size = |step| u128::from(last) * u128::from(step) / u128::from(steps);
         let sizes = (1..=steps).map(|step| u64::try_from(size(step)).map(PageCount));
@@ -184,10 +185,7 @@ impl Curve {
     /// >>> Estimator("lru").update([1, 2, 3, 1, 2, 3]).curve().at_sizes([1, 2, "12K", "1M"]).ratios
     /// array([1. , 1. , 0.5, 0.5])
     fn at_sizes(&self, sizes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let sizes = sizes
-            .try_iter()?
-            .map(|size| options::size(&size?, self.page_size));
-        let sizes: Vec<_> = sizes.collect::<PyResult<_>>()?;
+        let sizes = self.read_sizes(sizes)?;
         Ok(self.with(self.curve.at_sizes(&sizes).or_raise()?))
     }
 
@@ -202,15 +200,11 @@ impl Curve {
         self.curve.size_for(ratio).map(|size| size.0)
     }
 
-    /// The mean of the absolute differences from another curve, at `sizes` (an array of uint64), or at a thousand even sizes
-    /// up to the largest of the other.
+    /// The mean of the absolute differences from another curve, at `sizes` (as in `at_sizes`), or at a thousand even sizes up to
+    /// the largest of the other.
     #[pyo3(signature = (other, sizes=None))]
-    fn mean_absolute_error(
-        &self,
-        other: &Self,
-        sizes: Option<PyReadonlyArray1<'_, u64>>,
-    ) -> PyResult<f64> {
-        let sizes = Self::compared_sizes(&other.curve, sizes)?;
+    fn mean_absolute_error(&self, other: &Self, sizes: Option<&Bound<'_, PyAny>>) -> PyResult<f64> {
+        let sizes = sizes.map_or_else(|| other.even_sizes(), |sizes| self.read_sizes(sizes))?;
         let distance = self.curve.distance(&other.curve, sizes);
         let distance =
             distance.ok_or_else(|| errors::option("sizes: there are none".to_owned()))?;

@@ -2,14 +2,14 @@
 //!
 //! | module | Python | from |
 //! |---|---|---|
-//! | [`estimator`] | `Estimator`, `estimators` | `plimsoll_estimator::registry::ALGORITHMS` |
-//! | [`working_set`] | `WorkingSetEstimator`, `working_set_estimators` | `plimsoll_estimator::registry::METHODS` |
-//! | [`curve`] | `Curve`, `Point` | `plimsoll_flow::MissRatioCurve` |
-//! | [`trace`] | `Trace`, `read_trace` | `plimsoll_source` |
-//! | [`plan`] | `plan` | `plimsoll_protocol::plan` |
+//! | `estimator` | `Estimator`, `estimators` | `plimsoll_estimator::registry::ALGORITHMS` |
+//! | `working_set` | `WorkingSetEstimator`, `working_set_estimators` | `plimsoll_estimator::registry::METHODS` |
+//! | `curve` | `Curve`, `Point` | `plimsoll_flow::MissRatioCurve` |
+//! | `trace` | `Trace`, `read_trace` | `plimsoll_source` |
+//! | `plan` | `plan` | `plimsoll_protocol::plan` |
 //!
-//! [`references`] reads page numbers out of numpy arrays and Arrow data, [`options`] values as users write them, and
-//! [`errors`] has the exceptions. Names, options and their help come from the registries, so that a new estimator,
+//! `references` reads page numbers out of numpy arrays and Arrow data, `options` values as users write them, and
+//! `errors` has the exceptions. Names, options and their help come from the registries, so that a new estimator,
 //! policy or format needs no change here. The global interpreter lock is released while estimators, readers and
 //! policies work.
 //!

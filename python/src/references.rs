@@ -115,6 +115,13 @@ fn observe_numpy(array: &Bound<'_, PyUntypedArray>, observe: Observe) -> PyResul
 
 fn observe_arrow(py: Python<'_>, array: AnyArray, observe: Observe) -> PyResult<()> {
     let mut chunks = array.into_reader()?;
+    let of_stream = chunks.field();
+    if !of_stream.data_type().is_integer() {
+        return Err(errors::references(format!(
+            "page numbers are integers; this Arrow data is of type {}",
+            of_stream.data_type()
+        )));
+    }
     // The stream's owner may need the lock for its next chunk.
     while let Some(chunk) = py.detach(|| chunks.next()) {
         let chunk = chunk.map_err(|error| errors::references(error.to_string()))?;
@@ -125,13 +132,16 @@ fn observe_arrow(py: Python<'_>, array: AnyArray, observe: Observe) -> PyResult<
                 chunk.len()
             )));
         }
-        observe_numbers(py, widened(&chunk)?.values(), observe)?;
+        for start in (0..chunk.len()).step_by(PIECE) {
+            let piece = chunk.slice(start, PIECE.min(chunk.len() - start));
+            observe_numbers(py, widened(&piece).values(), observe)?;
+        }
     }
     Ok(())
 }
 
 /// An Arrow array as 64-bit numbers, without a copy if it has such.
-fn widened(array: &ArrayRef) -> PyResult<PrimitiveArray<UInt64Type>> {
+fn widened(array: &ArrayRef) -> PrimitiveArray<UInt64Type> {
     macro_rules! widen {
         ($type:ty) => {
             array
@@ -139,7 +149,7 @@ fn widened(array: &ArrayRef) -> PyResult<PrimitiveArray<UInt64Type>> {
                 .unary(|number| i64::from(number).cast_unsigned())
         };
     }
-    Ok(match array.data_type() {
+    match array.data_type() {
         DataType::UInt64 => array.as_primitive::<UInt64Type>().clone(),
         DataType::Int64 => {
             let bits = array.as_primitive::<Int64Type>().values().inner();
@@ -151,12 +161,8 @@ fn widened(array: &ArrayRef) -> PyResult<PrimitiveArray<UInt64Type>> {
         DataType::Int16 => widen!(Int16Type),
         DataType::UInt8 => widen!(UInt8Type),
         DataType::Int8 => widen!(Int8Type),
-        other => {
-            return Err(errors::references(format!(
-                "page numbers are integers; this Arrow data is of type {other}"
-            )));
-        }
-    })
+        other => unreachable!("{other} among integers"),
+    }
 }
 
 fn observe_numbers(py: Python<'_>, numbers: &[u64], observe: Observe) -> PyResult<()> {

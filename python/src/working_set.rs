@@ -39,8 +39,8 @@ impl WorkingSet {
 
 /// An estimator of a working set that is fed pages, interval by interval.
 ///
-/// `name` and `options` are those of `plimsoll wss --estimator`, with `_` for `-`; `working_set_estimators()` lists them
-/// and says which pages each is to be fed. Threads may share an estimator.
+/// `name` and `options` are those of `plimsoll wss --estimator`, with `_` for `-`; `working_set_estimators()` lists them,
+/// with the pages that each is to be fed. Threads may share an estimator.
 ///
 /// >>> estimator = WorkingSetEstimator("truth", window=2)
 /// >>> for pages in [0, 1, 2], [1, 2, 3], [3]:
