@@ -7,9 +7,7 @@ use std::num::NonZeroUsize;
 use libfuzzer_sys::fuzz_target;
 use plimsoll_estimator::registry::{ALGORITHMS, OptionValue, Settings, algorithm};
 use plimsoll_estimator::{Estimator, FixedSizeShards, GhostLru, GhostOptions, Shards};
-use plimsoll_flow::{
-    AccessKind, CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber, ReferenceBatch,
-};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
 /// Reads pages and the ends of batches out of the input: a byte is a page near 0, 64, or 2^64, a
 /// page by its next eight bytes, a run, or the end of a batch.
@@ -81,13 +79,9 @@ fn observed(
     estimator: &mut dyn Estimator,
     batches: &[Vec<u64>],
 ) -> Result<MissRatioCurve, CurveError> {
-    let mut batch = ReferenceBatch::new();
     for pages in batches {
-        batch.advance();
-        for &page in pages {
-            batch.push(PageNumber(page), AccessKind::Unknown);
-        }
-        estimator.observe(&batch);
+        let pages: Vec<_> = pages.iter().copied().map(PageNumber).collect();
+        estimator.observe(&pages);
     }
     estimator.curve()
 }

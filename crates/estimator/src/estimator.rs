@@ -1,11 +1,12 @@
 //! The common interface of the algorithms that compute a miss-ratio curve of a whole stream.
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 
 /// An algorithm that turns references into a miss-ratio curve.
-pub trait Estimator {
-    /// Processes the next references of the stream.
-    fn observe(&mut self, batch: &ReferenceBatch);
+pub trait Estimator: Send {
+    /// Processes the pages of the next references of the stream, as many as the caller has: pieces of
+    /// [`ReferenceBatch::CAPACITY`](plimsoll_flow::ReferenceBatch::CAPACITY) stay in a core's cache.
+    fn observe(&mut self, pages: &[PageNumber]);
 
     /// Returns the curve of everything observed so far. More references may be observed afterwards.
     ///

@@ -13,16 +13,13 @@
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};
-//! use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+//! use plimsoll_flow::{PageCount, PageNumber};
 //!
-//! let mut batch = ReferenceBatch::new();
-//! for page in (0..1000).cycle().take(10_000) {
-//!     batch.push(PageNumber(page), AccessKind::Read);
-//! }
+//! let pages: Vec<_> = (0..1000).cycle().take(10_000).map(PageNumber).collect();
 //! let estimators: [Box<dyn Estimator>; 2] =
 //!     [Box::new(ExactLru::new()), Box::new(Shards::new(0.1, 42)?)];
 //! for mut estimator in estimators {
-//!     estimator.observe(&batch);
+//!     estimator.observe(&pages);
 //!     let curve = estimator.curve()?;
 //!     assert_eq!(curve.miss_ratio(PageCount(500)), 1.0);
 //!     assert!((curve.miss_ratio(PageCount(1100)) - 0.1).abs() < 1e-9);

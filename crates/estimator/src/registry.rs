@@ -9,14 +9,14 @@
 //!
 //! let mut settings = Settings::default();
 //! settings.set("rate", OptionValue::Rate(0.1));
-//! let built = algorithm("shards").unwrap().build(&settings)?;
+//! let built = algorithm("shards")?.build(&settings)?;
 //! assert_eq!(built.label, "SHARDS at rate 1/10");
 //! # Ok::<(), plimsoll_estimator::registry::BuildError>(())
 //! ```
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
 use plimsoll_flow::{PageCount, PageSize};
 
@@ -40,6 +40,8 @@ pub enum OptionKind {
     Seed,
     /// A size in pages.
     Size,
+    /// A share, 0.0 or more.
+    Share,
 }
 
 impl OptionKind {
@@ -51,6 +53,7 @@ impl OptionKind {
             Self::Count => "N",
             Self::Seed => "SEED",
             Self::Size => "SIZE",
+            Self::Share => "SHARE",
         }
     }
 }
@@ -66,6 +69,8 @@ pub enum OptionValue {
     Seed(u64),
     /// Value of [`OptionKind::Size`].
     Size(PageCount),
+    /// Value of [`OptionKind::Share`].
+    Share(f64),
 }
 
 impl fmt::Display for OptionValue {
@@ -75,6 +80,7 @@ impl fmt::Display for OptionValue {
             Self::Count(count) => write!(f, "{count}"),
             Self::Seed(seed) => write!(f, "{seed}"),
             Self::Size(pages) => write!(f, "{pages} pages"),
+            Self::Share(share) => write!(f, "{} %", share * 100.0),
         }
     }
 }
@@ -92,7 +98,7 @@ pub struct OptionSpec {
     pub help: &'static str,
 }
 
-/// Options given by a user, for any algorithm that takes them.
+/// Options given by a user, for any row that takes them.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// Page size of the trace, by which defaults in bytes are converted to pages.
@@ -130,10 +136,28 @@ pub struct BuiltEstimator {
     pub estimator: Box<dyn Estimator>,
 }
 
-/// Why an algorithm of the registry was not built.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+/// Why an estimator of the registry was not built.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
+    /// No row has this name.
+    #[error("there is no estimator '{name}', only {known}")]
+    Unknown {
+        /// The name.
+        name: String,
+        /// All names.
+        known: String,
+    },
+    /// The estimator does not take the option.
+    #[error("--{option}: {algorithm} {reason}")]
+    NotTaken {
+        /// The estimator.
+        algorithm: &'static str,
+        /// The option.
+        option: String,
+        /// The rest of the sentence: why not, and which estimators do.
+        reason: String,
+    },
     /// A required option was not given.
     #[error("--estimator {algorithm} requires --{option} {}, the {help}", kind.value_name())]
     Missing {
@@ -171,14 +195,31 @@ pub struct Algorithm {
 
 /// The options of one row: given values or defaults.
 struct Options<'a> {
-    row: &'a Algorithm,
+    specs: &'static [OptionSpec],
     settings: &'a Settings,
 }
 
-impl Options<'_> {
+impl<'a> Options<'a> {
+    /// Those of the row called `name`.
+    fn new(
+        name: &'static str,
+        specs: &'static [OptionSpec],
+        settings: &'a Settings,
+    ) -> Result<Self, BuildError> {
+        match missing(specs, settings) {
+            None => Ok(Self { specs, settings }),
+            Some(option) => Err(BuildError::Missing {
+                algorithm: name,
+                option: option.name,
+                kind: option.kind,
+                help: option.help,
+            }),
+        }
+    }
+
     /// The value of an option of the row, which has been checked to have one.
     fn value(&self, name: &str) -> OptionValue {
-        let default = || self.row.option(name).and_then(|option| option.default);
+        let default = || named(self.specs, name).and_then(|option| option.default);
         let value = self.settings.get(name).or_else(default);
         value.expect("rows read their own options")
     }
@@ -197,6 +238,11 @@ impl Options<'_> {
         }
     }
 
+    /// A count, at most the largest number of its type.
+    fn small_count<T: TryFrom<NonZeroUsize>>(&self, name: &str, max: T) -> T {
+        T::try_from(self.count(name)).unwrap_or(max)
+    }
+
     fn seed(&self) -> u64 {
         match self.value("seed") {
             OptionValue::Seed(seed) => seed,
@@ -210,32 +256,84 @@ impl Options<'_> {
             other => unreachable!("{other:?} for a size"),
         }
     }
-}
 
-const fn rate(default: f64) -> OptionSpec {
-    OptionSpec {
-        name: "rate",
-        kind: OptionKind::Rate,
-        default: Some(OptionValue::Rate(default)),
-        help: "share of the pages to sample",
+    fn share(&self, name: &str) -> f64 {
+        match self.value(name) {
+            OptionValue::Share(share) => share,
+            other => unreachable!("{other:?} for a share"),
+        }
     }
 }
 
-const fn count(name: &'static str, default: usize, help: &'static str) -> OptionSpec {
+fn named(specs: &'static [OptionSpec], name: &str) -> Option<&'static OptionSpec> {
+    specs.iter().find(|option| option.name == name)
+}
+
+/// The first required option that was not given.
+fn missing(specs: &'static [OptionSpec], settings: &Settings) -> Option<&'static OptionSpec> {
+    let mut required = specs.iter().filter(|option| option.default.is_none());
+    required.find(|option| settings.get(option.name).is_none())
+}
+
+/// The sentence after the name of a row that does not take an option, which `takers` do.
+fn not_taken(specs: &[OptionSpec], takers: &[&str]) -> String {
+    if !takers.is_empty() {
+        return format!("does not take it; {} does", takers.join(" or "));
+    }
+    let taken: Vec<_> = specs.iter().map(|option| option.name).collect();
+    match &*taken {
+        [] => "takes no options".to_owned(),
+        names => format!("takes only {}", names.join(", ")),
+    }
+}
+
+fn unknown(name: &str, known: impl Iterator<Item = &'static str>) -> BuildError {
+    BuildError::Unknown {
+        name: name.to_owned(),
+        known: known.collect::<Vec<_>>().join(", "),
+    }
+}
+
+const fn rate(default: f64) -> OptionSpec {
+    let default = Some(OptionValue::Rate(default));
+    spec(
+        "rate",
+        OptionKind::Rate,
+        default,
+        "share of the pages to sample",
+    )
+}
+
+const fn spec(
+    name: &'static str,
+    kind: OptionKind,
+    default: Option<OptionValue>,
+    help: &'static str,
+) -> OptionSpec {
     OptionSpec {
         name,
-        kind: OptionKind::Count,
-        default: Some(OptionValue::Count(NonZeroUsize::new(default).unwrap())),
+        kind,
+        default,
         help,
     }
 }
 
-const SEED: OptionSpec = OptionSpec {
-    name: "seed",
-    kind: OptionKind::Seed,
-    default: Some(OptionValue::Seed(0)),
-    help: "seed of the sampling",
-};
+const fn share_of(name: &'static str, default: f64, help: &'static str) -> OptionSpec {
+    let default = Some(OptionValue::Share(default));
+    spec(name, OptionKind::Share, default, help)
+}
+
+const fn count(name: &'static str, default: usize, help: &'static str) -> OptionSpec {
+    let default = Some(OptionValue::Count(NonZeroUsize::new(default).unwrap()));
+    spec(name, OptionKind::Count, default, help)
+}
+
+const SEED: OptionSpec = spec(
+    "seed",
+    OptionKind::Seed,
+    Some(OptionValue::Seed(0)),
+    "seed of the sampling",
+);
 
 /// Size of a segment of a ghost list: 4 MiB.
 const SEGMENT_BYTES: u64 = 4 << 20;
@@ -311,7 +409,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let options = CounterStacksOptions {
                 seed: options.seed(),
                 // An interval beyond 32 bits also exceeds the maximum, and is refused.
-                interval: u32::try_from(options.count("interval").get()).unwrap_or(u32::MAX),
+                interval: options.small_count("interval", NonZeroU32::MAX).get(),
                 ..CounterStacksOptions::default()
             };
             let stacks = CounterStacks::new(options).map_err(EstimatorError::from)?;
@@ -331,18 +429,18 @@ pub const ALGORITHMS: &[Algorithm] = &[
         name: "ghost",
         help: "A memory of --direct pages and a ghost list of the pages it evicts",
         options: &[
-            OptionSpec {
-                name: "direct",
-                kind: OptionKind::Size,
-                default: None,
-                help: "size of the memory in front of the ghost list",
-            },
-            OptionSpec {
-                name: "ghost",
-                kind: OptionKind::Size,
-                default: Some(OptionValue::Size(PageCount(1 << 20))),
-                help: "capacity of the ghost list",
-            },
+            spec(
+                "direct",
+                OptionKind::Size,
+                None,
+                "size of the memory in front of the ghost list",
+            ),
+            spec(
+                "ghost",
+                OptionKind::Size,
+                Some(OptionValue::Size(PageCount(1 << 20))),
+                "capacity of the ghost list",
+            ),
         ],
         is_exact: false,
         cost: "O(1) trips to memory a reference; 53 bytes a page, allocated at the start",
@@ -382,9 +480,27 @@ fn share(share: f64) -> String {
 }
 
 /// The row with this name.
-#[must_use]
-pub fn algorithm(name: &str) -> Option<&'static Algorithm> {
-    ALGORITHMS.iter().find(|row| row.name == name)
+///
+/// # Errors
+///
+/// [`BuildError::Unknown`] if there is none.
+pub fn algorithm(name: &str) -> Result<&'static Algorithm, BuildError> {
+    let mut rows = ALGORITHMS.iter();
+    let names = ALGORITHMS.iter().map(|row| row.name);
+    let row = rows.find(|row| row.name == name);
+    row.ok_or_else(|| unknown(name, names))
+}
+
+/// The row of [`METHODS`] with this name.
+///
+/// # Errors
+///
+/// [`BuildError::Unknown`] if there is none.
+pub fn method(name: &str) -> Result<&'static Method, BuildError> {
+    let mut rows = METHODS.iter();
+    let names = METHODS.iter().map(|row| row.name);
+    let row = rows.find(|row| row.name == name);
+    row.ok_or_else(|| unknown(name, names))
 }
 
 /// Each option of any algorithm once, with the rows that take it.
@@ -403,26 +519,42 @@ pub fn options() -> Vec<(OptionSpec, Vec<&'static Algorithm>)> {
 }
 
 impl Algorithm {
-    /// The option with this name, if the algorithm takes it.
-    #[must_use]
-    pub fn option(&self, name: &str) -> Option<&OptionSpec> {
-        self.options.iter().find(|option| option.name == name)
+    /// The option with this name.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::NotTaken`] if the algorithm does not take it.
+    pub fn option(&self, name: &str) -> Result<&'static OptionSpec, BuildError> {
+        named(self.options, name).ok_or_else(|| {
+            let takers = ALGORITHMS.iter();
+            let takers = takers.filter(|row| named(row.options, name).is_some());
+            let takers: Vec<_> = takers.map(|row| row.name).collect();
+            let reason = match name {
+                "rate" if self.is_exact => {
+                    let takers = takers.join(" and ");
+                    format!("uses every reference; only {takers} sample")
+                }
+                _ => not_taken(self.options, &takers),
+            };
+            BuildError::NotTaken {
+                algorithm: self.name,
+                option: name.to_owned(),
+                reason,
+            }
+        })
     }
 
     /// Whether it samples pages only on request and uses all of them by default.
     #[must_use]
     pub fn samples_on_request(&self) -> bool {
-        let default = self.option("rate").and_then(|rate| rate.default);
+        let default = named(self.options, "rate").and_then(|rate| rate.default);
         default == Some(OptionValue::Rate(1.0))
     }
 
     /// The first required option that was not given.
     #[must_use]
-    pub fn missing(&self, settings: &Settings) -> Option<&OptionSpec> {
-        let required = self.options.iter().filter(|o| o.default.is_none());
-        required
-            .into_iter()
-            .find(|o| settings.get(o.name).is_none())
+    pub fn missing(&self, settings: &Settings) -> Option<&'static OptionSpec> {
+        missing(self.options, settings)
     }
 
     /// Builds the algorithm. Settings that it does not take are ignored.
@@ -435,18 +567,8 @@ impl Algorithm {
     ///
     /// If a value has another type than its option.
     pub fn build(&self, settings: &Settings) -> Result<BuiltEstimator, BuildError> {
-        if let Some(option) = self.missing(settings) {
-            return Err(BuildError::Missing {
-                algorithm: self.name,
-                option: option.name,
-                kind: option.kind,
-                help: option.help,
-            });
-        }
-        Ok((self.make)(&Options {
-            row: self,
-            settings,
-        })?)
+        let options = Options::new(self.name, self.options, settings)?;
+        Ok((self.make)(&options)?)
     }
 }
 
@@ -463,6 +585,19 @@ pub enum Feed {
     LoggedWrites,
 }
 
+impl Feed {
+    /// One line of help.
+    #[must_use]
+    pub fn help(self) -> &'static str {
+        match self {
+            Self::Walks => "pages of all accesses, or of all page walks",
+            Self::RamPages => "the same pages, numbered from 0 to the end of the memory",
+            Self::LoggedWalks => "pages of page walks, as drained from the buffers of PRL",
+            Self::LoggedWrites => "pages of first writes, as drained from the buffers of PML",
+        }
+    }
+}
+
 /// How a method's size is plotted over the intervals of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct PlotLine {
@@ -474,18 +609,6 @@ pub struct PlotLine {
     pub band: Option<(usize, usize)>,
 }
 
-/// The options of every method.
-#[derive(Debug, Clone, Copy, Default)]
-#[allow(missing_docs, reason = "the names of the others suffice")]
-pub struct MethodOptions {
-    pub truth: TouchedOptions,
-    pub prl: PrlOptions,
-    pub pml: PmlOptions,
-    pub esx: SamplingOptions,
-    /// Memory of the VM, from which `esx` samples.
-    pub memory: Option<PageCount>,
-}
-
 /// A row of the registry: an estimator of working sets that needs no curve.
 #[derive(Debug, Clone, Copy)]
 pub struct Method {
@@ -493,6 +616,8 @@ pub struct Method {
     pub name: &'static str,
     /// One line of help.
     pub help: &'static str,
+    /// The options that it takes.
+    pub options: &'static [OptionSpec],
     /// Its input.
     pub feed: Feed,
     /// Whether it refers to the last interval alone instead of the whole run.
@@ -505,22 +630,72 @@ pub struct Method {
     pub plotted: PlotLine,
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
-    make: fn(&MethodOptions) -> Option<Box<dyn WorkingSetEstimator>>,
+    make: fn(&Options) -> Box<dyn WorkingSetEstimator>,
 }
 
 impl Method {
-    /// Builds the method; `None` if it needs a memory size and there is none.
-    #[must_use]
-    pub fn build(&self, options: &MethodOptions) -> Option<Box<dyn WorkingSetEstimator>> {
-        (self.make)(options)
+    /// The option with this name.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::NotTaken`] if the method does not take it.
+    pub fn option(&self, name: &str) -> Result<&'static OptionSpec, BuildError> {
+        named(self.options, name).ok_or_else(|| {
+            let takers = METHODS.iter();
+            let takers = takers.filter(|row| named(row.options, name).is_some());
+            let takers: Vec<_> = takers.map(|row| row.name).collect();
+            BuildError::NotTaken {
+                algorithm: self.name,
+                option: name.to_owned(),
+                reason: not_taken(self.options, &takers),
+            }
+        })
+    }
+
+    /// Builds the method. Settings that it does not take are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError::Missing`] if a required option was not given.
+    ///
+    /// # Panics
+    ///
+    /// If a value has another type than its option.
+    pub fn build(&self, settings: &Settings) -> Result<Box<dyn WorkingSetEstimator>, BuildError> {
+        let options = Options::new(self.name, self.options, settings)?;
+        Ok((self.make)(&options))
     }
 }
+
+const OMEGA: OptionSpec = count(
+    "omega",
+    PrlOptions::DEFAULT.omega.get() as usize,
+    "number of intervals without change after which the estimate is settled",
+);
+
+const TOLERANCE: OptionSpec = share_of(
+    "tolerance",
+    PrlOptions::DEFAULT.tolerance,
+    "growth within omega intervals that is ignored; 0 is the paper's rule",
+);
 
 /// All estimators of working sets that are fed pages. The first is the truth with which the others are compared.
 pub const METHODS: &[Method] = &[
     Method {
         name: "truth",
         help: "Pages really touched",
+        options: &[
+            count(
+                "window",
+                TouchedOptions::DEFAULT.intervals.get() as usize,
+                "window in intervals",
+            ),
+            count(
+                "times",
+                TouchedOptions::DEFAULT.times.get() as usize,
+                "number of these intervals in which a page must have been accessed",
+            ),
+        ],
         feed: Feed::Walks,
         of_last_interval: false,
         reported: Some("at the end"),
@@ -531,11 +706,36 @@ pub const METHODS: &[Method] = &[
             band: None,
         },
         source: "[Denning68]",
-        make: |options| Some(Box::new(TouchedPages::new(options.truth))),
+        make: |options| {
+            Box::new(TouchedPages::new(TouchedOptions {
+                intervals: options.small_count("window", NonZeroU16::MAX),
+                times: options.small_count("times", NonZeroU16::MAX),
+            }))
+        },
     },
     Method {
         name: "prl",
         help: "Pages logged often by page reference logging",
+        options: &[
+            count(
+                "tau",
+                PrlOptions::DEFAULT.tau.get() as usize,
+                "number of times a page is logged until it is hot",
+            ),
+            OMEGA,
+            share_of(
+                "warm-up",
+                PrlOptions::DEFAULT.warm_up,
+                "share of the pages logged within omega intervals that must be hot before the estimate settles",
+            ),
+            TOLERANCE,
+            spec(
+                "epsilon",
+                OptionKind::Size,
+                Some(OptionValue::Size(PrlOptions::DEFAULT.epsilon)),
+                "additional need of the guest's kernel, added to the estimate",
+            ),
+        ],
         feed: Feed::LoggedWalks,
         of_last_interval: false,
         reported: None,
@@ -546,11 +746,20 @@ pub const METHODS: &[Method] = &[
             band: None,
         },
         source: "[PRL] §4.4",
-        make: |options| Some(Box::new(Prl::new(options.prl))),
+        make: |options| {
+            Box::new(Prl::new(PrlOptions {
+                tau: options.small_count("tau", NonZeroU32::MAX),
+                omega: options.small_count("omega", NonZeroU16::MAX),
+                warm_up: options.share("warm-up"),
+                tolerance: options.share("tolerance"),
+                epsilon: options.size("epsilon"),
+            }))
+        },
     },
     Method {
         name: "pml",
         help: "Pages logged by page modification logging",
+        options: &[OMEGA, TOLERANCE],
         feed: Feed::LoggedWrites,
         of_last_interval: false,
         reported: None,
@@ -561,11 +770,25 @@ pub const METHODS: &[Method] = &[
             band: None,
         },
         source: "[PRL] §3.4",
-        make: |options| Some(Box::new(Pml::new(options.pml))),
+        make: |options| {
+            Box::new(Pml::new(PmlOptions {
+                omega: options.small_count("omega", NonZeroU16::MAX),
+                tolerance: options.share("tolerance"),
+            }))
+        },
     },
     Method {
         name: "esx",
         help: "VMware's sampling of random pages",
+        options: &[
+            count(
+                "sample-pages",
+                SamplingOptions::DEFAULT.pages.get() as usize,
+                "pages sampled in each interval",
+            ),
+            SEED,
+            spec("memory", OptionKind::Size, None, "memory of the VM"),
+        ],
         feed: Feed::RamPages,
         of_last_interval: true,
         reported: Some("last interval"),
@@ -582,8 +805,12 @@ pub const METHODS: &[Method] = &[
         },
         source: "[Waldspurger02] §5.3",
         make: |options| {
-            let memory = options.memory?;
-            Some(Box::new(Sampling::new(options.esx, memory)))
+            let sampling = SamplingOptions {
+                pages: options.small_count("sample-pages", NonZeroU32::MAX),
+                seed: options.seed(),
+                ..SamplingOptions::DEFAULT
+            };
+            Box::new(Sampling::new(sampling, options.size("memory")))
         },
     },
 ];
@@ -639,20 +866,57 @@ mod tests {
     }
 
     #[test]
+    fn a_name_or_an_option_that_is_not_there_is_refused_with_those_that_are() {
+        let text = |error: Option<BuildError>| error.unwrap().to_string();
+        assert_eq!(
+            text(algorithm("lfu").err()),
+            "there is no estimator 'lfu', only lru, shards, shards-max, aet, counter-stacks, footprint, ghost"
+        );
+        assert_eq!(
+            text(method("lru").err()),
+            "there is no estimator 'lru', only truth, prl, pml, esx"
+        );
+        let option = |name, option| text(algorithm(name).unwrap().option(option).err());
+        assert_eq!(
+            option("lru", "rate"),
+            "--rate: lru uses every reference; only shards and aet sample"
+        );
+        assert_eq!(
+            option("aet", "threads"),
+            "--threads: aet does not take it; lru does"
+        );
+        assert_eq!(
+            option("shards", "ratio"),
+            "--ratio: shards takes only rate, seed"
+        );
+        assert_eq!(
+            option("footprint", "ratio"),
+            "--ratio: footprint takes no options"
+        );
+        let option = |name, option| text(method(name).unwrap().option(option).err());
+        assert_eq!(
+            option("pml", "tau"),
+            "--tau: pml does not take it; prl does"
+        );
+    }
+
+    #[test]
     fn every_method_fills_its_columns_and_has_a_size() {
-        let options = MethodOptions {
-            memory: Some(PageCount(100)),
-            ..MethodOptions::default()
-        };
+        let mut settings = Settings::default();
+        settings.set("memory", OptionValue::Size(PageCount(100)));
         let pages: Vec<_> = (0..50).map(PageNumber).collect();
         for method in METHODS {
-            let mut estimator = method.build(&options).unwrap();
+            let mut estimator = method.build(&settings).unwrap();
             assert_eq!(estimator.working_set(), None, "{}", method.name);
             estimator.observe(&pages);
             assert_eq!(estimator.end_interval().len(), method.columns.len());
             assert!(estimator.working_set().is_some());
             assert!(method.plotted.column < method.columns.len());
         }
-        assert!(METHODS[3].build(&MethodOptions::default()).is_none());
+        let error = METHODS[3].build(&Settings::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "--estimator esx requires --memory SIZE, the memory of the VM"
+        );
     }
 }

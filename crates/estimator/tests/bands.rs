@@ -7,7 +7,7 @@ use plimsoll_estimator::{
     Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
     FixedSizeShards, Shards, SpatialAet,
 };
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 const PAGES: u64 = 20_000;
@@ -78,13 +78,9 @@ fn phases(seed: u64) -> Vec<u64> {
 }
 
 fn curve_of(mut estimator: Box<dyn Estimator>, pages: &[u64]) -> MissRatioCurve {
-    let mut batch = ReferenceBatch::new();
+    let pages: Vec<_> = pages.iter().copied().map(PageNumber).collect();
     for piece in pages.chunks(ReferenceBatch::CAPACITY) {
-        batch.advance();
-        for &page in piece {
-            batch.push(PageNumber(page), AccessKind::Unknown);
-        }
-        estimator.observe(&batch);
+        estimator.observe(piece);
     }
     estimator.curve().unwrap()
 }

@@ -6,7 +6,8 @@ use std::num::NonZeroU64;
 /// A page number: an index into the memory or storage that a source observes, from 0.
 ///
 /// For a VM this is the index into its RAM mapping, which is the guest frame
-/// number only below the hole that x86 leaves under 4 GiB.
+/// number only below the hole that x86 leaves under 4 GiB. In memory it is the number itself.
+#[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PageNumber(pub u64);
 

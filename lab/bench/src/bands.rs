@@ -378,12 +378,14 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         for seed in args.first_seed..args.first_seed + args.seeds {
             let batches = batches_of(&(stream.pages)(seed)?, seed << 32);
             let mut lru = ExactLru::new();
-            batches.iter().for_each(|batch| lru.observe(batch));
+            batches.iter().for_each(|batch| lru.observe(batch.pages()));
             let (exact, footprint) = (lru.curve()?, lru.distinct());
             let (even, log) = (even_sizes(footprint), log_sizes(footprint));
             for ((_, make), tallies) in estimators.iter().zip(&mut tallies) {
                 let mut estimator = make(seed, footprint);
-                batches.iter().for_each(|batch| estimator.observe(batch));
+                batches
+                    .iter()
+                    .for_each(|batch| estimator.observe(batch.pages()));
                 // A sample without a reference has no curve, and the estimator reports that.
                 if let Ok(curve) = estimator.curve() {
                     tallies[at].even.add(&curve, &exact, &even);

@@ -182,7 +182,7 @@ fn fenwick(path: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
         if batch.is_empty() {
             break;
         }
-        lru.observe(&batch);
+        lru.observe(batch.pages());
     }
     let curve = lru.curve()?;
     for step in 0..=20 {

@@ -42,7 +42,9 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
     for (name, mut estimator, slack) in estimators {
         let watch = Watch::start(Clock::Cpu);
         for _ in 0..ROUNDS {
-            round.iter().for_each(|batch| estimator.observe(batch));
+            round
+                .iter()
+                .for_each(|batch| estimator.observe(batch.pages()));
         }
         let curve = estimator.curve()?;
         let speed = references as f64 / 1e6 / watch.seconds();

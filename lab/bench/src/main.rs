@@ -17,6 +17,7 @@ mod long;
 mod measure;
 mod pagelog;
 mod policy;
+mod python;
 mod random;
 mod reading;
 mod registered;
@@ -79,6 +80,8 @@ enum Part {
     Computed,
     /// Memory divided among VMs: time, and distance from the optimum
     Policy,
+    /// The Python package beside the crates that it wraps
+    Python(python::Args),
     /// A turn of the daemon over many VMs
     Turns,
     /// Page logs: records a second, and what draining them takes of the host
@@ -121,6 +124,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Trap) => trap::run(&mut out),
         Some(Part::Computed) => computed::run(&mut out),
         Some(Part::Policy) => policy::run(&cli, &mut out),
+        Some(Part::Python(args)) => python::run(&cli, args, &mut out),
         Some(Part::Turns) => turns::run(&mut out),
         Some(Part::Pagelog(args)) => pagelog::run(&cli, args, &mut out),
         Some(Part::Hcache(args)) => hcache::run(&cli, args, &mut out),

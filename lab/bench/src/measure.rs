@@ -67,7 +67,7 @@ pub(crate) struct Stream {
 impl Stream {
     pub(crate) fn new(batches: Vec<ReferenceBatch>) -> anyhow::Result<Self> {
         let mut lru = ExactLru::new();
-        batches.iter().for_each(|batch| lru.observe(batch));
+        batches.iter().for_each(|batch| lru.observe(batch.pages()));
         Ok(Self {
             references: batches.iter().map(|batch| batch.len() as u64).sum(),
             exact: lru.curve()?,
@@ -117,7 +117,7 @@ pub(crate) fn run(
         stream
             .batches
             .iter()
-            .for_each(|batch| estimator.observe(batch));
+            .for_each(|batch| estimator.observe(batch.pages()));
         let curve = estimator.curve()?;
         speeds.push(stream.references as f64 / 1e6 / watch.seconds());
         result.memory_bytes = result.memory_bytes.max(estimator.memory_bytes());

@@ -73,7 +73,7 @@ fn timed(batches: &[ReferenceBatch], threads: usize) -> anyhow::Result<Times> {
     let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
     let (wall, cpu) = (Watch::start(Clock::Wall), Watch::start(Clock::Cpu));
     let mut lru = ParallelLru::new(threads);
-    batches.iter().for_each(|batch| lru.observe(batch));
+    batches.iter().for_each(|batch| lru.observe(batch.pages()));
     lru.curve()?;
     Ok(Times {
         wall: wall.seconds(),

@@ -51,10 +51,11 @@ pub(super) fn page() -> String {
     table(
         &mut page,
         "Working-set estimators (`wss --estimator`)",
-        ["estimator", "counts", "source"],
-        METHODS
-            .iter()
-            .map(|row| [row.name, row.help, row.source].map(str::to_owned)),
+        ["estimator", "counts", "options", "source"],
+        METHODS.iter().map(|row| {
+            let options = options(row.options);
+            [row.name, row.help, &options, row.source].map(str::to_owned)
+        }),
     );
     table(
         &mut page,

@@ -15,7 +15,7 @@ use plimsoll_output::bail_usage;
 use plimsoll_output::exit::UsageError;
 
 use plimsoll_protocol::curve_size::CurveSize;
-use plimsoll_protocol::size::Rate;
+use plimsoll_protocol::size::{Rate, Share};
 
 /// The algorithm whose counters can be recorded.
 const RECORDED: &str = "counter-stacks";
@@ -35,8 +35,8 @@ fn choice_parser() -> impl TypedValueParser<Value = Choice> {
     let names = rows.map(|row| PossibleValue::new(row.name).help(row.help));
     let all = PossibleValue::new("all").help("All estimators, compared");
     PossibleValuesParser::new(names.chain([all])).map(|name| match algorithm(&name) {
-        Some(row) => Choice::One(row),
-        None => Choice::All,
+        Ok(row) => Choice::One(row),
+        Err(_) => Choice::All,
     })
 }
 
@@ -96,6 +96,10 @@ impl FromArgMatches for OptionArgs {
                     let seed = matches.get_one::<u64>(option.name)?;
                     GivenValue::Value(OptionValue::Seed(*seed))
                 }
+                OptionKind::Share => {
+                    let share = matches.get_one::<Share>(option.name)?;
+                    GivenValue::Value(OptionValue::Share(share.get()))
+                }
                 OptionKind::Size => GivenValue::Size(*matches.get_one::<CurveSize>(option.name)?),
             };
             Some((option, value))
@@ -115,13 +119,14 @@ fn arg_of(option: &OptionSpec, rows: &[&Algorithm]) -> Arg {
         OptionKind::Rate => arg.value_parser(value_parser!(Rate)),
         OptionKind::Count => arg.value_parser(value_parser!(NonZeroUsize)),
         OptionKind::Seed => arg.value_parser(value_parser!(u64)),
+        OptionKind::Share => arg.value_parser(value_parser!(Share)),
         OptionKind::Size => arg.value_parser(value_parser!(CurveSize)),
     }
 }
 
 /// The help of an option: which rows take it, and their defaults.
 fn help_of(option: &OptionSpec, rows: &[&Algorithm]) -> String {
-    let default = |row: &Algorithm| row.option(option.name).and_then(|option| option.default);
+    let default = |row: &Algorithm| row.option(option.name).ok()?.default;
     if option.kind == OptionKind::Seed {
         let default = option
             .default
@@ -232,27 +237,8 @@ impl EstimatorArgs {
             return Ok(());
         };
         for option in self.set_options() {
-            if row.option(option.name).is_some() {
-                continue;
-            }
-            let takers = ALGORITHMS
-                .iter()
-                .filter(|r| r.option(option.name).is_some());
-            let takers: Vec<_> = takers.map(|row| row.name).collect();
-            if option.kind == OptionKind::Rate && row.is_exact {
-                bail_usage!(
-                    "--{}: {} uses every reference; only {} sample",
-                    option.name,
-                    row.name,
-                    takers.join(" and ")
-                );
-            }
-            bail_usage!(
-                "--{}: {} does not take it; {} does",
-                option.name,
-                row.name,
-                takers.join(" or ")
-            );
+            let taken = row.option(option.name);
+            taken.map_err(|error| UsageError(error.to_string()))?;
         }
         if self.stream.is_some() && row.name != RECORDED {
             bail_usage!("--stream: {} does not take it; {RECORDED} does", row.name);

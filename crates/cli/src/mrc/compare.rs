@@ -98,9 +98,9 @@ pub(super) fn run(
     let mut entries: Vec<_> = estimators.into_iter().map(Entry::new).collect();
     let mut source = trace.open()?;
     let references = read(&mut source, |batch| {
-        truth.observe(batch);
+        truth.observe(batch.pages());
         for entry in &mut entries {
-            entry.timed(|estimator| estimator.observe(batch));
+            entry.timed(|estimator| estimator.observe(batch.pages()));
         }
     })?;
     let exact = curve_of(trace, &mut truth, references)?;

@@ -87,7 +87,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     // Just one: where there are several, they were compared.
     for mut built in estimators {
         let estimator = &mut *built.estimator;
-        let references = read(&mut source, |batch| estimator.observe(batch))?;
+        let references = read(&mut source, |batch| estimator.observe(batch.pages()))?;
         let curve = curve_of(trace, estimator, references)?;
         view.write(trace, built.label, references, &curve, out)?;
     }

@@ -25,7 +25,7 @@ pub(super) fn record(
     let mut source = trace.open()?;
     let file = AtomicFile::create(path)?;
     let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
-    let references = read(&mut source, |batch| writer.observe(batch))?;
+    let references = read(&mut source, |batch| writer.observe(batch.pages()))?;
     let curve = curve_of(trace, &mut writer, references)?;
     let not_written = || format!("cannot write '{}'", path.display());
     let file = writer.finish().with_context(not_written)?;

@@ -1,6 +1,6 @@
 //! Streams for the tests, each generated from a seed.
 
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{MissRatioCurve, PageNumber};
 
 use crate::estimator::Estimator;
 
@@ -57,12 +57,8 @@ pub(crate) fn cycle(pages: u64) -> impl Iterator<Item = u64> {
     (0..pages).cycle()
 }
 
-pub(crate) fn batch_of(pages: impl IntoIterator<Item = u64>) -> ReferenceBatch {
-    let mut batch = ReferenceBatch::new();
-    for page in pages {
-        batch.push(PageNumber(page), AccessKind::Unknown);
-    }
-    batch
+pub(crate) fn batch_of(pages: impl IntoIterator<Item = u64>) -> Vec<PageNumber> {
+    pages.into_iter().map(PageNumber).collect()
 }
 
 pub(crate) fn curve_of(

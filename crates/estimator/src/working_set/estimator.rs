@@ -7,7 +7,7 @@ use super::SettledSize;
 /// An estimator of a working set, fed pages interval by interval.
 ///
 /// The registry's row determines which pages: accessed ones, or those logged by a processor.
-pub trait WorkingSetEstimator: std::fmt::Debug {
+pub trait WorkingSetEstimator: std::fmt::Debug + Send {
     /// Processes pages of the present interval, in any order.
     fn observe(&mut self, pages: &[PageNumber]);
 

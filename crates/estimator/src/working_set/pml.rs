@@ -26,12 +26,17 @@ pub struct PmlOptions {
     pub tolerance: f64,
 }
 
+impl PmlOptions {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        omega: NonZeroU16::new(4).unwrap(),
+        tolerance: 0.001,
+    };
+}
+
 impl Default for PmlOptions {
     fn default() -> Self {
-        Self {
-            omega: const { NonZeroU16::new(4).unwrap() },
-            tolerance: 0.001,
-        }
+        Self::DEFAULT
     }
 }
 

@@ -42,15 +42,20 @@ pub struct PrlOptions {
     pub epsilon: PageCount,
 }
 
+impl PrlOptions {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        tau: NonZeroU32::new(50).unwrap(),
+        omega: NonZeroU16::new(4).unwrap(),
+        warm_up: 0.1,
+        tolerance: 0.001,
+        epsilon: PageCount(0),
+    };
+}
+
 impl Default for PrlOptions {
     fn default() -> Self {
-        Self {
-            tau: const { NonZeroU32::new(50).unwrap() },
-            omega: const { NonZeroU16::new(4).unwrap() },
-            warm_up: 0.1,
-            tolerance: 0.001,
-            epsilon: PageCount(0),
-        }
+        Self::DEFAULT
     }
 }
 

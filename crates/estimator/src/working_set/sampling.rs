@@ -36,14 +36,19 @@ pub struct SamplingOptions {
     pub seed: u64,
 }
 
+impl SamplingOptions {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        pages: NonZeroU32::new(100).unwrap(),
+        slow_gain: 0.2,
+        fast_gain: 0.6,
+        seed: 0,
+    };
+}
+
 impl Default for SamplingOptions {
     fn default() -> Self {
-        Self {
-            pages: const { NonZeroU32::new(100).unwrap() },
-            slow_gain: 0.2,
-            fast_gain: 0.6,
-            seed: 0,
-        }
+        Self::DEFAULT
     }
 }
 

@@ -27,12 +27,17 @@ pub struct TouchedOptions {
     pub times: NonZeroU16,
 }
 
+impl TouchedOptions {
+    /// The defaults.
+    pub const DEFAULT: Self = Self {
+        intervals: NonZeroU16::new(4).unwrap(),
+        times: NonZeroU16::MIN,
+    };
+}
+
 impl Default for TouchedOptions {
     fn default() -> Self {
-        Self {
-            intervals: const { NonZeroU16::new(4).unwrap() },
-            times: NonZeroU16::MIN,
-        }
+        Self::DEFAULT
     }
 }
 

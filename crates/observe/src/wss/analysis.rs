@@ -1,7 +1,7 @@
 //! Evaluates the records of a run in one pass by every estimator.
 
 use plimsoll_estimator::FilteredLru;
-use plimsoll_estimator::registry::{Feed, METHODS, Method, MethodOptions};
+use plimsoll_estimator::registry::{Feed, METHODS, Method, Settings};
 use plimsoll_estimator::working_set::{SettledSize, WorkingSetEstimator};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use plimsoll_pagelog::Description;
@@ -58,7 +58,7 @@ impl RunningMethod {
     fn new(
         method: &'static Method,
         args: &EstimatorArgs,
-        options: &MethodOptions,
+        settings: &Settings,
         description: &Description,
     ) -> Option<Self> {
         let mode = match method.feed {
@@ -71,7 +71,8 @@ impl RunningMethod {
         let machine = |mode| Machine::new(&args.machine(mode, has_clock), &[description.vcpus]);
         Some(Self {
             method,
-            estimator: method.build(options)?,
+            // Without the memory of the VM, one that samples from it is left out.
+            estimator: method.build(settings).ok()?,
             machine: mode.map(machine),
             settled: None,
             columns: Vec::new(),
@@ -162,7 +163,7 @@ impl Results {
 pub(super) struct Analysis<'a> {
     args: &'a EstimatorArgs,
     description: &'a Description,
-    options: MethodOptions,
+    settings: Settings,
     run: Run,
     /// Instructions of each vCPU since its start, and at the start of `run`.
     clocks: Vec<u64>,
@@ -188,12 +189,12 @@ struct Run {
 const WALKED_MAX: usize = 4096;
 
 impl Run {
-    fn new(args: &EstimatorArgs, description: &Description, options: &MethodOptions) -> Self {
+    fn new(args: &EstimatorArgs, description: &Description, settings: &Settings) -> Self {
         let wanted = METHODS.iter().enumerate().filter(|(index, method)| {
             description.walks && (*index == 0 || args.wants(method.name))
         });
-        let methods =
-            wanted.filter_map(|(_, method)| RunningMethod::new(method, args, options, description));
+        let methods = wanted
+            .filter_map(|(_, method)| RunningMethod::new(method, args, settings, description));
         Self {
             methods: methods.collect(),
             walked: Vec::with_capacity(WALKED_MAX),
@@ -270,14 +271,14 @@ impl<'a> Analysis<'a> {
     pub(super) fn new(
         args: &'a EstimatorArgs,
         description: &'a Description,
-        options: MethodOptions,
+        settings: Settings,
     ) -> Self {
         let vcpus = vec![0; usize::try_from(description.vcpus).unwrap_or(0)];
         Self {
             args,
             description,
-            run: Run::new(args, description, &options),
-            options,
+            run: Run::new(args, description, &settings),
+            settings,
             clocks: vcpus.clone(),
             started: vcpus,
             marked: false,
@@ -312,7 +313,7 @@ impl<'a> Analysis<'a> {
             self.started.clone_from(&self.clocks);
             // The contents of the filters and the stack below them are kept.
             let lru = self.run.lru.take();
-            self.run = Run::new(self.args, self.description, &self.options);
+            self.run = Run::new(self.args, self.description, &self.settings);
             self.run.lru = lru;
             if let Some(lru) = &mut self.run.lru {
                 lru.clear_counts();

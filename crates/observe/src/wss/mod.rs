@@ -84,7 +84,7 @@ pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<
         memory: Some(PageCount::from_bytes(description.ram_bytes, page_size)),
         frames_per_page: page_size.bytes() / PageSize::FOUR_KIB.bytes(),
     };
-    let mut analysis = Analysis::new(args, &description, args.methods(page_size, origin.memory));
+    let mut analysis = Analysis::new(args, &description, args.settings(page_size, origin.memory));
     let cut = read(&mut log, |records| analysis.take(records, !whole))?;
     let mut results = analysis.finish();
     results.totals = log.totals();
@@ -130,7 +130,7 @@ where
         frames_per_page: 1,
     };
     let description = source.description().clone();
-    let mut analysis = Analysis::new(args, &description, args.methods(page_size, memory));
+    let mut analysis = Analysis::new(args, &description, args.settings(page_size, memory));
     read(&mut source, |records| {
         analysis.take(records, false);
         progress(analysis.accesses());

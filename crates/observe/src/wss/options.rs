@@ -1,11 +1,11 @@
 //! Selection of the estimators, and their options.
 
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Args as _, Command, FromArgMatches, value_parser};
-use plimsoll_estimator::registry::{METHODS, MethodOptions};
-use plimsoll_estimator::working_set::{PmlOptions, PrlOptions, SamplingOptions, TouchedOptions};
+use plimsoll_estimator::registry::{METHODS, OptionValue, Settings};
+use plimsoll_estimator::working_set::TouchedOptions;
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_pagelog::machine::{Config, CostModel, Mode};
 
@@ -198,27 +198,27 @@ impl EstimatorArgs {
     }
 
     /// The options of every method, for a VM with this page size and, if known, this amount of memory.
-    pub(super) fn methods(&self, page_size: PageSize, memory: Option<PageCount>) -> MethodOptions {
-        MethodOptions {
-            truth: self.truth(),
-            prl: PrlOptions {
-                tau: self.tau,
-                omega: self.omega,
-                warm_up: self.warm_up.get(),
-                tolerance: self.tolerance.get(),
-                epsilon: self.epsilon(page_size),
-            },
-            pml: PmlOptions {
-                omega: self.omega,
-                tolerance: self.tolerance.get(),
-            },
-            esx: SamplingOptions {
-                pages: NonZeroU32::new(self.sample_pages).unwrap_or(NonZeroU32::MIN),
-                seed: self.seed,
-                ..SamplingOptions::default()
-            },
-            memory,
+    pub(super) fn settings(&self, page_size: PageSize, memory: Option<PageCount>) -> Settings {
+        let mut settings = Settings::new(page_size);
+        let counts = [
+            ("tau", self.tau.get()),
+            ("omega", self.omega.get().into()),
+            ("sample-pages", self.sample_pages),
+            ("window", self.window.get().into()),
+            ("times", self.times.get().into()),
+        ];
+        for (name, count) in counts {
+            let count = NonZeroUsize::new(count as usize).unwrap_or(NonZeroUsize::MIN);
+            settings.set(name, OptionValue::Count(count));
         }
+        settings.set("warm-up", OptionValue::Share(self.warm_up.get()));
+        settings.set("tolerance", OptionValue::Share(self.tolerance.get()));
+        settings.set("epsilon", OptionValue::Size(self.epsilon(page_size)));
+        settings.set("seed", OptionValue::Seed(self.seed));
+        if let Some(memory) = memory {
+            settings.set("memory", OptionValue::Size(memory));
+        }
+        settings
     }
 
     /// The machine that contains the logging buffers.

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::Hits;
 
@@ -36,8 +36,8 @@ impl PlainAet {
 }
 
 impl Estimator for PlainAet {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for page in pages {
             if let Some(before) = self.last.insert(page.0, self.references) {
                 let bucket = bucket_of(self.references - before);
                 if bucket >= self.times.len() {

@@ -1,7 +1,7 @@
 //! Counter Stacks as in public engines: every reference is added to every live counter.
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::{Hits, mix};
 
@@ -116,14 +116,14 @@ impl PlainCounterStacks {
 }
 
 impl Estimator for PlainCounterStacks {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for &page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for &page in pages {
             self.pending.push(page);
             if self.pending.len() == self.interval {
                 self.end_interval();
             }
         }
-        self.references += batch.len() as u64;
+        self.references += pages.len() as u64;
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

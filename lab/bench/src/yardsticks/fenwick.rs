@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::Hits;
 
@@ -102,13 +102,13 @@ impl FenwickLru {
 }
 
 impl Estimator for FenwickLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for page in pages {
             if let Some(distance) = self.stack.touch(page.0) {
                 self.hits.add(distance + 1, 1.0);
             }
         }
-        self.references += batch.len() as u64;
+        self.references += pages.len() as u64;
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

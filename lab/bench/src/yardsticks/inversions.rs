@@ -6,7 +6,7 @@
 
 use hashbrown::HashMap;
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::Hits;
 
@@ -32,8 +32,8 @@ impl InversionLru {
 }
 
 impl Estimator for InversionLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.pages.extend_from_slice(batch.pages());
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.pages.extend_from_slice(pages);
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

@@ -62,23 +62,17 @@ fn mix(mut value: u64) -> u64 {
 mod tests {
     use super::*;
     use plimsoll_estimator::{Estimator, ExactLru};
-    use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch};
+    use plimsoll_flow::PageNumber;
 
-    fn batch() -> ReferenceBatch {
-        let mut batch = ReferenceBatch::new();
-        for i in 0..60_000_u64 {
-            batch.push(
-                PageNumber(mix(i) % 700 * (mix(i * 3) % 5)),
-                AccessKind::Unknown,
-            );
-        }
-        batch
+    fn pages() -> Vec<PageNumber> {
+        let page = |i| PageNumber(mix(i) % 700 * (mix(i * 3) % 5));
+        (0..60_000).map(page).collect()
     }
 
     #[test]
     fn the_exact_ones_are_exact() {
         let mut exact = ExactLru::new();
-        exact.observe(&batch());
+        exact.observe(&pages());
         let exact = exact.curve().unwrap();
         let yardsticks: [Box<dyn Estimator>; 5] = [
             Box::new(OlkenLru::new()),
@@ -88,7 +82,7 @@ mod tests {
             Box::new(PlainFixedSizeShards::new(1 << 20)),
         ];
         for (index, mut yardstick) in yardsticks.into_iter().enumerate() {
-            yardstick.observe(&batch());
+            yardstick.observe(&pages());
             let curve = yardstick.curve().unwrap();
             let sizes = (0..4_000).map(PageCount);
             let error = curve.distance(&exact, sizes).unwrap().max_absolute_error;
@@ -99,14 +93,14 @@ mod tests {
     #[test]
     fn the_others_are_close() {
         let mut exact = ExactLru::new();
-        exact.observe(&batch());
+        exact.observe(&pages());
         let exact = exact.curve().unwrap();
         let yardsticks: [(Box<dyn Estimator>, f64); 2] = [
             (Box::new(PlainAet::new()), 0.01),
             (Box::new(PlainCounterStacks::new(12, 100)), 0.1),
         ];
         for (index, (mut yardstick, bound)) in yardsticks.into_iter().enumerate() {
-            yardstick.observe(&batch());
+            yardstick.observe(&pages());
             let curve = yardstick.curve().unwrap();
             let sizes = (1..1_400).map(PageCount);
             let error = curve.distance(&exact, sizes).unwrap().mean_absolute_error;

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::{Hits, mix};
 
@@ -98,8 +98,8 @@ impl OlkenLru {
 }
 
 impl Estimator for OlkenLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for page in pages {
             let time = self.references;
             self.references += 1;
             let fresh = Node {

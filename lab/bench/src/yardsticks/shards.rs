@@ -4,7 +4,7 @@
 use std::collections::BinaryHeap;
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::fenwick::FenwickStack;
 use super::{Hits, mix};
@@ -54,8 +54,8 @@ impl PlainShards {
 }
 
 impl Estimator for PlainShards {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for page in pages {
             if mix(page.0 ^ 0x5bd1_e995) > self.limit {
                 continue;
             }
@@ -64,7 +64,7 @@ impl Estimator for PlainShards {
                 self.hits.add(scaled(distance, self.rate), 1.0);
             }
         }
-        self.references += batch.len() as u64;
+        self.references += pages.len() as u64;
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
@@ -109,8 +109,8 @@ impl PlainFixedSizeShards {
 }
 
 impl Estimator for PlainFixedSizeShards {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for page in batch.pages() {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for page in pages {
             let hash = mix(page.0 ^ 0x5bd1_e995);
             if hash > self.limit {
                 continue;
@@ -133,7 +133,7 @@ impl Estimator for PlainFixedSizeShards {
                 self.stack.forget(page);
             }
         }
-        self.references += batch.len() as u64;
+        self.references += pages.len() as u64;
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

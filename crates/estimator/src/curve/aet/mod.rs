@@ -18,7 +18,7 @@ mod spatial;
 pub use reuse_times::ReuseTimes;
 pub use spatial::SpatialAet;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::shards::witness::{ExactCounts, Witness};
 use crate::estimator::Estimator;
@@ -81,8 +81,8 @@ impl Default for Aet {
 }
 
 impl Estimator for Aet {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        for pages in batch.pages().chunks(PIECE) {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        for pages in pages.chunks(PIECE) {
             let (now, piece) = (self.references, &mut self.piece);
             let (times, firsts) = (&mut self.times, &mut self.firsts);
             let others = |now, time: Option<u64>| match time {
@@ -93,7 +93,7 @@ impl Estimator for Aet {
             times.record_batch(piece);
             self.references += pages.len() as u64;
         }
-        self.witness.observe(batch);
+        self.witness.observe(pages);
     }
 
     fn memory_bytes(&self) -> usize {
@@ -286,7 +286,7 @@ mod tests {
     fn without_references_there_is_no_curve() {
         assert_eq!(Aet::new().curve(), Err(CurveError::Empty));
         let mut aet = Aet::new();
-        aet.observe(&ReferenceBatch::new());
+        aet.observe(&[]);
         assert_eq!(aet.curve(), Err(CurveError::Empty));
     }
 

@@ -12,7 +12,7 @@
 //! Cost: a hash per reference (vectorised), and one table look-up for each sampled reference.
 //! Not here: windows of a running VM (`window`).
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::aet::reuse_times::ReuseTimes;
 use crate::curve::shards::witness::Witness;
@@ -33,14 +33,11 @@ const DEFICIT_DISMISSED: f64 = 3.0;
 ///
 /// ```
 /// use plimsoll_estimator::{Estimator, SpatialAet};
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..10_000).cycle().take(100_000) {
-///     batch.push(PageNumber(page), AccessKind::Read);
-/// }
+/// let pages: Vec<_> = (0..10_000).cycle().take(100_000).map(PageNumber).collect();
 /// let mut aet = SpatialAet::new(0.05, 7)?;
-/// aet.observe(&batch);
+/// aet.observe(&pages);
 /// // In a loop every page determines the size, and every page is used equally often.
 /// assert!((aet.curve()?.miss_ratio(PageCount(10_000)) - 0.1).abs() < 1e-9);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -156,16 +153,16 @@ impl SpatialAet {
 }
 
 impl Estimator for SpatialAet {
-    fn observe(&mut self, batch: &ReferenceBatch) {
+    fn observe(&mut self, pages: &[PageNumber]) {
         let mut at_hand = std::mem::take(&mut self.at_hand);
-        self.sample.select(batch.pages(), &mut at_hand);
+        self.sample.select(pages, &mut at_hand);
         for sampled in at_hand.drain(..) {
             let now = self.references + sampled.place as u64;
-            self.observe_page(batch.pages()[sampled.place], now);
+            self.observe_page(pages[sampled.place], now);
         }
         self.at_hand = at_hand;
-        self.references += batch.len() as u64;
-        self.witness.observe(batch);
+        self.references += pages.len() as u64;
+        self.witness.observe(pages);
     }
 
     fn memory_bytes(&self) -> usize {

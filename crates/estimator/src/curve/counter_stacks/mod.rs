@@ -32,7 +32,7 @@ mod stream;
 
 pub use stream::{CounterStream, StreamError, StreamWindow, StreamWriter};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::estimator::Estimator;
 use crate::parts::hash::PageHash;
@@ -129,14 +129,11 @@ impl CounterStacksOptions {
 ///
 /// ```
 /// use plimsoll_estimator::{CounterStacks, CounterStacksOptions, Estimator};
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..10_000).cycle().take(400_000) {
-///     batch.push(PageNumber(page), AccessKind::Read);
-/// }
+/// let pages: Vec<_> = (0..10_000).cycle().take(400_000).map(PageNumber).collect();
 /// let mut stacks = CounterStacks::new(CounterStacksOptions::default())?;
-/// stacks.observe(&batch);
+/// stacks.observe(&pages);
 /// let curve = stacks.curve()?;
 /// assert!(curve.miss_ratio(PageCount(5_000)) > 0.95);
 /// assert!(curve.miss_ratio(PageCount(15_000)) < 0.03); // 1/40 is for first references
@@ -367,8 +364,8 @@ fn place(cell: &Cell, sizes: &mut Sizes) {
 }
 
 impl Estimator for CounterStacks {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.observe_into(batch.pages(), &mut ());
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.observe_into(pages, &mut ());
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
@@ -557,7 +554,7 @@ mod tests {
     fn without_references_there_is_no_curve() {
         let mut stacks = CounterStacks::new(CounterStacksOptions::default()).unwrap();
         assert_eq!(stacks.curve(), Err(CurveError::Empty));
-        stacks.observe(&ReferenceBatch::new());
+        stacks.observe(&[]);
         assert_eq!(stacks.curve(), Err(CurveError::Empty));
     }
 

@@ -32,7 +32,7 @@ mod gaps;
 pub use average::AverageWindow;
 pub use gaps::Footprint;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::shards::witness::{ExactCounts, Witness};
 use crate::estimator::Estimator;
@@ -131,9 +131,9 @@ impl Default for AverageFootprint {
 }
 
 impl Estimator for AverageFootprint {
-    fn observe(&mut self, batch: &ReferenceBatch) {
+    fn observe(&mut self, pages: &[PageNumber]) {
         let Footprint { firsts, reuses, .. } = &mut self.footprint;
-        for pages in batch.pages().chunks(PIECE) {
+        for pages in pages.chunks(PIECE) {
             let others = |now, time: Option<u64>| match time {
                 Some(time) => reuses.known.record(time),
                 None => {
@@ -147,7 +147,7 @@ impl Estimator for AverageFootprint {
             self.references += pages.len() as u64;
         }
         reuses.count = self.references - firsts.count;
-        self.witness.observe(batch);
+        self.witness.observe(pages);
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

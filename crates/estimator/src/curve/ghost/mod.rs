@@ -33,7 +33,7 @@ mod guest;
 mod recency;
 mod replacement;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 
 use crate::estimator::Estimator;
 use crate::parts::sys;
@@ -310,9 +310,9 @@ impl GhostLru {
 }
 
 impl Estimator for GhostLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
+    fn observe(&mut self, pages: &[PageNumber]) {
         let (stack, counts) = (&mut self.stack, &mut self.counts);
-        stack.touch_all(batch.pages(), |depth, reach, has_dropped| match depth {
+        stack.touch_all(pages, |depth, reach, has_dropped| match depth {
             Some(depth) => {
                 counts.found(depth);
             }
@@ -512,7 +512,7 @@ mod tests {
     fn without_references_there_is_no_curve() {
         let mut lru = GhostLru::new(options(1, 1, 1)).unwrap();
         assert_eq!(lru.curve(), Err(CurveError::Empty));
-        lru.observe(&ReferenceBatch::new());
+        lru.observe(&[]);
         assert_eq!(lru.curve(), Err(CurveError::Empty));
         let mut ghost = GhostBuffer::new(options(1, 1, 1)).unwrap();
         assert_eq!(ghost.curve(), Err(CurveError::Empty));

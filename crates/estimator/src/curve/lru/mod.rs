@@ -28,7 +28,7 @@ mod parallel;
 pub use filtered::FilteredLru;
 pub use parallel::ParallelLru;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::estimator::Estimator;
 use crate::parts::access_tree::AccessTree;
@@ -162,14 +162,11 @@ impl Default for LruStack {
 ///
 /// ```
 /// use plimsoll_estimator::{Estimator, ExactLru};
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..4).cycle().take(400) {
-///     batch.push(PageNumber(page), AccessKind::Unknown);
-/// }
+/// let pages: Vec<_> = (0..4).cycle().take(400).map(PageNumber).collect();
 /// let mut lru = ExactLru::new();
-/// lru.observe(&batch);
+/// lru.observe(&pages);
 /// let curve = lru.curve()?;
 /// assert_eq!(curve.miss_ratio(PageCount(3)), 1.0);
 /// assert_eq!(curve.miss_ratio(PageCount(4)), 0.01); // 4 first references of 400
@@ -198,8 +195,7 @@ impl ExactLru {
 }
 
 impl Estimator for ExactLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        let mut pages = batch.pages();
+    fn observe(&mut self, mut pages: &[PageNumber]) {
         while !pages.is_empty() {
             pages = self.stack.touch_block(pages, &mut self.block);
             self.distances.count(&self.block);
@@ -329,7 +325,7 @@ mod tests {
     fn without_references_there_is_no_curve() {
         assert_eq!(ExactLru::new().curve(), Err(CurveError::Empty));
         let mut lru = ExactLru::new();
-        lru.observe(&ReferenceBatch::new());
+        lru.observe(&[]);
         assert_eq!(lru.curve(), Err(CurveError::Empty));
     }
 

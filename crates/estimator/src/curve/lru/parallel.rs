@@ -36,7 +36,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::lru::{BLOCK, Distances, times_for};
 use crate::estimator::Estimator;
@@ -68,14 +68,11 @@ const SHORTER: usize = 8;
 /// use std::num::NonZeroUsize;
 ///
 /// use plimsoll_estimator::{Estimator, ParallelLru};
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..4).cycle().take(400) {
-///     batch.push(PageNumber(page), AccessKind::Unknown);
-/// }
+/// let pages: Vec<_> = (0..4).cycle().take(400).map(PageNumber).collect();
 /// let mut lru = ParallelLru::new(NonZeroUsize::MIN.saturating_add(1));
-/// lru.observe(&batch);
+/// lru.observe(&pages);
 /// let curve = lru.curve()?;
 /// assert_eq!(curve.miss_ratio(PageCount(3)), 1.0);
 /// assert_eq!(curve.miss_ratio(PageCount(4)), 0.01); // 4 first references of 400
@@ -103,8 +100,8 @@ impl ParallelLru {
 }
 
 impl Estimator for ParallelLru {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.waves.observe(batch.pages(), |_| {});
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.waves.observe(pages, |_| {});
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

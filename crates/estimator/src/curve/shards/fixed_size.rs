@@ -19,7 +19,7 @@
 
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::shards::PagesSampled;
 use crate::curve::shards::bursts::Bursts;
@@ -37,14 +37,11 @@ const NEAR: usize = 512;
 /// ```
 /// use std::num::NonZeroUsize;
 /// use plimsoll_estimator::{Estimator, FixedSizeShards};
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..50_000).cycle().take(500_000) {
-///     batch.push(PageNumber(page), AccessKind::Read);
-/// }
+/// let pages: Vec<_> = (0..50_000).cycle().take(500_000).map(PageNumber).collect();
 /// let mut shards = FixedSizeShards::new(NonZeroUsize::new(1_000).unwrap(), 7);
-/// shards.observe(&batch);
+/// shards.observe(&pages);
 /// assert!(shards.rate() < 0.025);
 /// let size = shards.curve()?.size_for(0.5).unwrap();
 /// assert!(size.0.abs_diff(50_000) < 2_500, "{size}");
@@ -80,8 +77,8 @@ impl FixedSizeShards {
 }
 
 impl Estimator for FixedSizeShards {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.pages.observe(batch);
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.pages.observe(pages);
     }
 
     fn memory_bytes(&self) -> usize {
@@ -150,7 +147,7 @@ mod tests {
     fn without_references_there_is_no_curve() {
         let mut shards = fixed(1, 1);
         assert_eq!(shards.curve(), Err(CurveError::Empty));
-        shards.observe(&ReferenceBatch::new());
+        shards.observe(&[]);
         assert_eq!(shards.curve(), Err(CurveError::Empty));
         shards.observe(&batch_of([u64::MAX]));
         assert_eq!(shards.curve().unwrap().miss_ratio(PageCount(1)), 1.0);

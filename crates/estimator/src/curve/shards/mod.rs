@@ -74,7 +74,7 @@ pub(crate) mod witness;
 
 pub use fixed_size::FixedSizeShards;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::lru::count_reuse;
 use crate::error::EstimatorError;
@@ -114,8 +114,8 @@ impl Shards {
 }
 
 impl Estimator for Shards {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.pages.observe(batch);
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.pages.observe(pages);
     }
 
     fn memory_bytes(&self) -> usize {
@@ -265,9 +265,9 @@ impl PagesSampled {
         self.exact_references + parts.sum::<u64>()
     }
 
-    pub(crate) fn observe(&mut self, batch: &ReferenceBatch) {
+    pub(crate) fn observe(&mut self, pages: &[PageNumber]) {
         let mut chosen = std::mem::take(&mut self.chosen);
-        for pages in batch.pages().chunks(FILTER_PAGES) {
+        for pages in pages.chunks(FILTER_PAGES) {
             self.sample.select(pages, &mut chosen);
             let burst_pages = vectorised(ChosenPages {
                 pages: self,
@@ -279,7 +279,7 @@ impl PagesSampled {
         }
         self.count_collected();
         self.chosen = chosen;
-        self.references += batch.len() as u64;
+        self.references += pages.len() as u64;
     }
 
     /// Processes the sampled ones of `count` references. Returns the range of all references that lay within bursts.

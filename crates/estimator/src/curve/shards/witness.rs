@@ -14,7 +14,7 @@
 
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, ReferenceBatch};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
 use super::FixedSizeShards;
 use crate::estimator::Estimator;
@@ -37,8 +37,8 @@ impl Witness {
     }
 
     /// Processes the next references of the stream: all of them, not a sample.
-    pub(crate) fn observe(&mut self, batch: &ReferenceBatch) {
-        self.sample.observe(batch);
+    pub(crate) fn observe(&mut self, pages: &[PageNumber]) {
+        self.sample.observe(pages);
     }
 
     /// Bytes of heap allocated now.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use super::coding::{bucket_of, put_varint, put_zigzag};
 use super::{CounterStream, HEADER_BYTES, VERSION};
@@ -20,15 +20,14 @@ use crate::estimator::Estimator;
 /// use plimsoll_estimator::{
 ///     CounterStacksOptions, CounterStream, Estimator, StreamWriter,
 /// };
-/// use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch};
+/// use plimsoll_flow::{PageCount, PageNumber};
 ///
-/// let mut batch = ReferenceBatch::new();
-/// for page in (0..10_000).cycle().take(409_600) {
-///     batch.push(PageNumber(page % 5_000 + page / 5_000 * 7), AccessKind::Read);
-/// }
+/// let pages: Vec<_> = (0..10_000).cycle().take(409_600)
+///     .map(|page| PageNumber(page % 5_000 + page / 5_000 * 7))
+///     .collect();
 /// let options = CounterStacksOptions::default();
 /// let mut writer = StreamWriter::new(options, Vec::new())?;
-/// writer.observe(&batch);
+/// writer.observe(&pages);
 /// let bytes = writer.finish()?;
 /// let stream = CounterStream::open(bytes.as_slice())?;
 /// let curve = stream.curve(204_800..409_600)?;
@@ -105,9 +104,9 @@ impl<W: Write> StreamWriter<W> {
     }
 }
 
-impl<W: Write> Estimator for StreamWriter<W> {
-    fn observe(&mut self, batch: &ReferenceBatch) {
-        self.stacks.observe_into(batch.pages(), &mut self.record);
+impl<W: Write + Send> Estimator for StreamWriter<W> {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        self.stacks.observe_into(pages, &mut self.record);
     }
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {

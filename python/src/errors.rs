@@ -1,0 +1,152 @@
+//! The exceptions of `plimsoll_mrc.errors`, one for each of our error types, with the same text.
+
+use std::error::Error as _;
+use std::io;
+
+use plimsoll_estimator::registry::BuildError;
+use plimsoll_flow::{CurveError, PageSizeError};
+use plimsoll_policy::registry::OptionError;
+use plimsoll_protocol::curve_json::CurveJsonError;
+use plimsoll_protocol::plan::PlanError;
+use plimsoll_protocol::size::QuantityError;
+use plimsoll_source::SourceError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+mod python {
+    use pyo3::import_exception;
+
+    import_exception!(plimsoll_mrc.errors, CurveError);
+    import_exception!(plimsoll_mrc.errors, EmptyError);
+    import_exception!(plimsoll_mrc.errors, InfeasibleError);
+    import_exception!(plimsoll_mrc.errors, OptionError);
+    import_exception!(plimsoll_mrc.errors, PlanError);
+    import_exception!(plimsoll_mrc.errors, ReferencesError);
+    import_exception!(plimsoll_mrc.errors, TraceError);
+    import_exception!(plimsoll_mrc.errors, TraceOpenError);
+}
+
+/// One of our errors as the exception that mirrors it.
+pub(crate) trait OrRaise<T> {
+    /// The value, or the exception.
+    fn or_raise(self) -> PyResult<T>;
+}
+
+impl<T, E: Into<Raised>> OrRaise<T> for Result<T, E> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(|error| error.into().0)
+    }
+}
+
+/// An exception.
+pub(crate) struct Raised(PyErr);
+
+/// What is not a stream of page numbers.
+pub(crate) fn references(text: String) -> PyErr {
+    python::ReferencesError::new_err(text)
+}
+
+/// A value that an option does not accept.
+pub(crate) fn option(text: String) -> PyErr {
+    python::OptionError::new_err(text)
+}
+
+/// A plan without what it needs.
+pub(crate) fn plan(text: String) -> PyErr {
+    python::PlanError::new_err(text)
+}
+
+impl From<BuildError> for Raised {
+    fn from(error: BuildError) -> Self {
+        Self(option(error.to_string()))
+    }
+}
+
+impl From<QuantityError> for Raised {
+    fn from(error: QuantityError) -> Self {
+        Self(option(error.to_string()))
+    }
+}
+
+impl From<PageSizeError> for Raised {
+    fn from(error: PageSizeError) -> Self {
+        Self(option(error.to_string()))
+    }
+}
+
+impl From<OptionError> for Raised {
+    fn from(error: OptionError) -> Self {
+        Self(option(match &error {
+            OptionError::NotTaken { option, .. } => format!("{}: {error}", option.key()),
+            _ => error.to_string(),
+        }))
+    }
+}
+
+impl From<CurveError> for Raised {
+    fn from(error: CurveError) -> Self {
+        Self(match error {
+            CurveError::Empty => python::EmptyError::new_err(error.to_string()),
+            error => python::CurveError::new_err(error.to_string()),
+        })
+    }
+}
+
+impl From<CurveJsonError> for Raised {
+    fn from(error: CurveJsonError) -> Self {
+        match error {
+            CurveJsonError::Curve(error) => error.into(),
+            error => Self(python::CurveError::new_err(error.to_string())),
+        }
+    }
+}
+
+/// Text that is no JSON of a curve.
+impl From<serde_json::Error> for Raised {
+    fn from(error: serde_json::Error) -> Self {
+        Self(python::CurveError::new_err(error.to_string()))
+    }
+}
+
+impl From<SourceError> for Raised {
+    fn from(error: SourceError) -> Self {
+        let text = error.to_string();
+        let raised = match error {
+            SourceError::Open { .. } => python::TraceOpenError::new_err(text),
+            _ => python::TraceError::new_err(text),
+        };
+        // Python's own exception for the system's error, as `__cause__`.
+        let cause = error
+            .source()
+            .and_then(|source| source.downcast_ref::<io::Error>());
+        if let Some(cause) = cause {
+            let copy = cause.raw_os_error().map_or_else(
+                || io::Error::new(cause.kind(), cause.to_string()),
+                io::Error::from_raw_os_error,
+            );
+            Python::attach(|py| raised.set_cause(py, Some(copy.into())));
+        }
+        Self(raised)
+    }
+}
+
+impl From<PlanError> for Raised {
+    fn from(error: PlanError) -> Self {
+        let text = error.to_string();
+        let PlanError::Infeasible(shortfall) = error else {
+            return Self(plan(text));
+        };
+        let raised = python::InfeasibleError::new_err(text);
+        let attributes = Python::attach(|py| {
+            let value = raised.value(py);
+            let least = PyDict::new(py);
+            for minimum in shortfall.least {
+                least.set_item(minimum.vm, minimum.bytes)?;
+            }
+            value.setattr("needed_bytes", shortfall.needed_bytes)?;
+            value.setattr("total_bytes", shortfall.total_bytes)?;
+            value.setattr("least_bytes", least)
+        });
+        Self(attributes.err().unwrap_or(raised))
+    }
+}

@@ -1,0 +1,149 @@
+//! Estimators of working sets, from the registry.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use plimsoll_estimator::registry::{METHODS, Method, method};
+use plimsoll_flow::PageSize;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::OrRaise as _;
+use crate::options;
+use crate::references;
+
+/// A working-set size in pages.
+///
+/// `bound` is "estimate", "at_least" or "at_most". `lower` and `upper` are the limits of the 95 % confidence interval,
+/// None for an estimator that does not sample. `settled_interval` is the number of the interval, from 0, at whose end the
+/// size was first constant, and `settled_pages` the size there; None if it has not settled, or the estimator does not
+/// wait for that.
+#[pyclass(frozen, get_all, module = "plimsoll_mrc")]
+pub(crate) struct WorkingSet {
+    size_pages: u64,
+    bound: &'static str,
+    lower: Option<u64>,
+    upper: Option<u64>,
+    settled_interval: Option<u64>,
+    settled_pages: Option<u64>,
+}
+
+#[pymethods]
+impl WorkingSet {
+    fn __repr__(&self) -> String {
+        let Self {
+            size_pages, bound, ..
+        } = self;
+        format!("WorkingSet(size_pages={size_pages}, bound='{bound}')")
+    }
+}
+
+/// An estimator of a working set that is fed pages, interval by interval.
+///
+/// `name` and `options` are those of `plimsoll wss --estimator`, with `_` for `-`; `working_set_estimators()` lists them,
+/// with the pages that each is to be fed. Threads may share an estimator.
+///
+/// >>> estimator = WorkingSetEstimator("truth", window=2)
+/// >>> for pages in [0, 1, 2], [1, 2, 3], [3]:
+/// ...     _ = estimator.update(pages)
+/// ...     print(estimator.end_interval())
+/// {'touched_pages': 3, 'truth_pages': 3}
+/// {'touched_pages': 3, 'truth_pages': 4}
+/// {'touched_pages': 1, 'truth_pages': 3}
+/// >>> estimator.working_set
+/// WorkingSet(size_pages=3, bound='estimate')
+#[pyclass(frozen, module = "plimsoll_mrc")]
+pub(crate) struct WorkingSetEstimator {
+    row: &'static Method,
+    estimator: Mutex<Box<dyn plimsoll_estimator::working_set::WorkingSetEstimator>>,
+}
+
+type Locked<'a> = MutexGuard<'a, Box<dyn plimsoll_estimator::working_set::WorkingSetEstimator>>;
+
+impl WorkingSetEstimator {
+    fn estimator(&self) -> Locked<'_> {
+        // As in `Estimator::state`.
+        self.estimator
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl WorkingSetEstimator {
+    #[new]
+    #[pyo3(signature = (name, *, page_bytes=4096, **options))]
+    fn new(name: &str, page_bytes: u64, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let row = method(name).or_raise()?;
+        let page_size = PageSize::new(page_bytes).or_raise()?;
+        let settings = options::settings(options, page_size, |name| row.option(name))?;
+        let estimator = Mutex::new(row.build(&settings).or_raise()?);
+        Ok(Self { row, estimator })
+    }
+
+    /// Processes pages of the present interval, and returns the estimator. `pages` are as in `Estimator.update`.
+    fn update<'py>(slf: Bound<'py, Self>, pages: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        let this = slf.get();
+        references::observe(pages, &|pages| this.estimator().observe(pages))?;
+        Ok(slf)
+    }
+
+    /// Ends an interval. Returns its results by name; None for one that is not known yet.
+    fn end_interval<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let values = py.detach(|| self.estimator().end_interval());
+        let results = PyDict::new(py);
+        for (column, value) in self.row.columns.iter().zip(values) {
+            results.set_item(column, value)?;
+        }
+        Ok(results)
+    }
+
+    /// The working set so far; None before the first interval ended.
+    #[getter]
+    fn working_set(&self, py: Python<'_>) -> Option<WorkingSet> {
+        py.detach(|| {
+            let estimator = self.estimator();
+            let found = estimator.working_set()?;
+            let (confidence, settled) = (estimator.confidence(), estimator.settled());
+            Some(WorkingSet {
+                size_pages: found.size.0,
+                bound: found.bound.name(),
+                lower: confidence.map(|(low, _)| low.0),
+                upper: confidence.map(|(_, high)| high.0),
+                settled_interval: settled.map(|settled| settled.step),
+                settled_pages: settled.map(|settled| settled.size.0),
+            })
+        })
+    }
+
+    /// The estimator's name.
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.row.name
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<WorkingSetEstimator {}>", self.row.name)
+    }
+}
+
+/// The estimators of working sets: a dictionary of each by its name.
+///
+/// Of each, its `help`, the pages that it is to be fed (`feed`), `options` as in `estimators`, the names of the results of an
+/// interval (`columns`), and the paper (`source`).
+///
+/// >>> working_set_estimators()["esx"]["options"]["memory"]["default"] is None
+/// True
+#[pyfunction]
+pub(crate) fn working_set_estimators(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let rows = PyDict::new(py);
+    for row in METHODS {
+        let entry = PyDict::new(py);
+        entry.set_item("help", row.help)?;
+        entry.set_item("feed", row.feed.help())?;
+        entry.set_item("options", options::described(py, row.options)?)?;
+        entry.set_item("columns", row.columns)?;
+        entry.set_item("source", row.source)?;
+        rows.set_item(row.name, entry)?;
+    }
+    Ok(rows)
+}

@@ -1,0 +1,112 @@
+"""Bad input raises the exception that mirrors the Rust error, and leaves the estimator usable."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from conftest import REQUIRED
+
+import plimsoll_mrc as pm
+from plimsoll_mrc import errors
+
+BAD = {
+    "floats": ([1.5], "page numbers are integers; this array is of dtype float64"),
+    "booleans": (np.array([True]), "of dtype bool"),
+    "times": (np.array(["2026-01-01"], "datetime64[s]"), "of dtype datetime64"),
+    "objects": (np.array([1, "a"], object), "of dtype object"),
+    "two dimensions": (np.zeros((2, 3), int), "one dimension; this one has 2"),
+    "a number": (5, "this is of type int"),
+    "text": ("1,2,3", "this is of type str"),
+    "nothing": (None, "this is of type NoneType"),
+    "a table": (pd.DataFrame({"page": [1]}), "this Arrow data is of type Struct"),
+    "strings": (pl.Series(["a"]), "this Arrow data is of type Utf8View"),
+    "nulls": (pa.array([1, None, None]), "2 of 3 page numbers are null"),
+    "nulls of pandas": (pd.Series([1, None], dtype="Int64"), "1 of 2 page numbers are null"),
+    "iterators in an iterator": (iter([iter([1])]), "this is of type list_iterator"),
+}
+
+
+@pytest.mark.parametrize("refs, text", BAD.values(), ids=BAD)
+def test_what_is_not_page_numbers_is_refused(refs, text):
+    estimator = pm.Estimator("lru").update([1, 2])
+    with pytest.raises(errors.ReferencesError, match=text):
+        estimator.update(refs)
+    assert estimator.update([1, 2]).curve().at(2).ratio == 0.5
+
+
+def test_references_before_an_exception_are_counted():
+    def batches():
+        yield [1, 2]
+        raise KeyError("stop")
+
+    estimator = pm.Estimator("lru")
+    with pytest.raises(KeyError, match="stop"):
+        estimator.update(batches())
+    assert estimator.references == 2
+
+
+@pytest.mark.parametrize("name", pm.estimators())
+def test_without_references_there_is_no_curve(name):
+    estimator = pm.Estimator(name, **REQUIRED.get(name, {})).update([]).update(np.array([], "u8"))
+    with pytest.raises(errors.EmptyError, match="nothing was observed, so there is no miss ratio"):
+        estimator.curve()
+
+
+OPTIONS = {
+    "there is no estimator 'lfu', only lru, shards": ("lfu", {}),
+    "--rate: lru uses every reference": ("lru", {"rate": 0.1}),
+    "--rats: shards takes only rate, seed": ("shards", {"rats": 0.1}),
+    "above 0 and at most 1; got 2": ("shards", {"rate": 2}),
+    "--rate: 'x' is not a rate": ("shards", {"rate": "x"}),
+    "--seed: expected a whole number; got -1": ("shards", {"seed": -1}),
+    "--max-samples: expected a whole number, at least 1; got 0": ("shards-max", {"max_samples": 0}),
+    "--estimator ghost requires --direct SIZE": ("ghost", {}),
+    "--direct: expected pages, or text like '512M'; got None": ("ghost", {"direct": None}),
+    "a page cannot have 3 bytes": ("lru", {"page_bytes": 3}),
+}
+
+
+@pytest.mark.parametrize("text", OPTIONS)
+def test_options_are_refused_with_a_reason(text):
+    name, options = OPTIONS[text]
+    with pytest.raises(errors.OptionError) as caught:
+        pm.Estimator(name, **options)
+    assert text in str(caught.value)
+
+
+def test_traces_that_cannot_be_read(folder):
+    with pytest.raises(errors.TraceOpenError, match="cannot open 'none.ids'") as caught:
+        pm.read_trace("none.ids")
+    assert isinstance(caught.value, OSError) and isinstance(caught.value.__cause__, FileNotFoundError)
+    (folder / "bad.ids").write_text("1\n2\nx\n")
+    estimator = pm.Estimator("lru")
+    with pytest.raises(errors.TraceError, match="bad.ids, line 3: expected"):
+        estimator.update(pm.read_trace("bad.ids"))
+    with pytest.raises(errors.TraceError, match="'odd' is not a trace format; known formats: ids"):
+        pm.read_trace("bad.ids", "odd")
+
+
+def test_curves_and_plans_that_are_not_valid():
+    curve = pm.mrc(np.arange(10_000) % 1_000, "lru")
+    with pytest.raises(errors.CurveError):
+        pm.Curve.from_json("{}")
+    with pytest.raises(errors.CurveError, match="does not exceed the point before it"):
+        curve.at_sizes([2, 1])
+    with pytest.raises(errors.PlanError, match="VM web has no baseline"):
+        pm.plan({"web": pm.Vm(curve)}, "1G")
+    with pytest.raises(errors.OptionError, match="there is no policy 'best'"):
+        pm.plan({}, "1G", policy="best")
+    with pytest.raises(errors.OptionError, match="seed: search hull does not take it; only annealing does"):
+        pm.plan({}, "1G", search="hull", seed=1)
+    with pytest.raises(errors.InfeasibleError, match="need 8 MiB, and the host has 4 MiB") as caught:
+        pm.plan({"web": pm.Vm(curve, baseline="8M", min="8M")}, "4M")
+    assert caught.value.needed_bytes == 8 << 20
+    assert caught.value.total_bytes == 4 << 20
+    assert caught.value.least_bytes == {"web": 8 << 20}
+
+
+def test_every_exception_is_a_plimsoll_error():
+    raised = [value for value in vars(errors).values() if isinstance(value, type)]
+    assert len(raised) == 9
+    assert all(issubclass(value, pm.PlimsollError) and value.__doc__ for value in raised)

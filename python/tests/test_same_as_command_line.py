@@ -1,0 +1,67 @@
+"""What Python computes is what `plimsoll` computes, bit for bit."""
+
+import numpy as np
+import pytest
+from conftest import REQUIRED, curve_of_cli, plan_of_cli, plimsoll
+
+import plimsoll_mrc as pm
+
+
+@pytest.mark.parametrize("name", pm.estimators())
+@pytest.mark.parametrize("batch", [1_000, 300_000])
+def test_every_estimator_gives_the_curve_of_the_command_line(zipf_trace, zipf, name, batch):
+    options = REQUIRED.get(name, {})
+    flags = [flag for option, value in options.items() for flag in (f"--{option}", value)]
+    estimator = pm.Estimator(name, **options)
+    for start in range(0, len(zipf), batch):
+        estimator.update(zipf[start : start + batch])
+    assert estimator.curve() == curve_of_cli(zipf_trace, "--estimator", name, *flags)
+    assert estimator.references == len(zipf)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("shards", {"rate": "1/20", "seed": 7}),
+        ("shards-max", {"max_samples": 500, "seed": 3}),
+        ("aet", {"rate": 0.1}),
+        ("counter-stacks", {"interval": 1000}),
+        ("lru", {"threads": 2}),
+        ("ghost", {"direct": "4M", "ghost": 5000}),
+    ],
+)
+def test_options_mean_the_same(zipf_trace, zipf, name, options):
+    flags = [flag for option, value in options.items() for flag in ("--" + option.replace("_", "-"), value)]
+    assert pm.mrc(zipf, name, **options) == curve_of_cli(zipf_trace, "--estimator", name, *flags)
+
+
+def test_sizes_and_points_are_those_of_the_command_line(zipf_trace, zipf):
+    curve = pm.mrc(zipf, "lru")
+    at_sizes = pm.Curve.from_json(plimsoll("mrc", zipf_trace, "-o", "json", "--sizes", "100,4M,20000"))
+    assert curve.at_sizes([100, "4M", 20_000]) == at_sizes
+    assert curve.thinned(50) == pm.Curve.from_json(plimsoll("mrc", zipf_trace, "-o", "json", "--points", 50))
+    assert at_sizes.at("4M") == curve.at(1024)
+
+
+def test_a_trace_is_read_as_by_the_command_line(folder):
+    (folder / "disk.csv").write_text("page,op\n7,r\n9,w\n7,r\n")
+    trace = pm.read_trace("disk.csv", "csv", page_column="page")
+    assert trace.format == "csv"
+    assert [pages.tolist() for pages in trace] == [[7, 9, 7]]
+    assert pm.mrc(pm.read_trace("disk.csv"), "lru") == curve_of_cli("disk.csv")
+
+
+def test_a_plan_is_that_of_the_command_line(folder, zipf):
+    web = pm.mrc(zipf, "shards", rate=0.1)
+    db = pm.mrc(np.arange(200_000) % 30_000, "lru")
+    for name, curve in {"web": web, "db": db}.items():
+        (folder / f"{name}.json").write_text(curve.to_json(name))
+    flags = ["--vm", "web:baseline=80M,min=16M", "--vm", "db:baseline=120M,max-loss=1%"]
+    vms = {"web": pm.Vm(web, baseline="80M", min="16M"), "db": pm.Vm(db, baseline="120M", max_loss="1%")}
+    plan = pm.plan(vms, "210M", max_loss=0.2, unit="1M")
+    assert plan == plan_of_cli("web.json", "db.json", "--total", "210M", "--max-loss", "20%", "--unit", "1M", *flags)
+    assert sum(target["target_bytes"] for target in plan["targets"]) <= 210 << 20
+    for policy, options in {"esx": {"idle_tax": 0.5}, "isolated": {"search": "annealing", "seed": 3}}.items():
+        given = [flag for key, value in options.items() for flag in ("--" + key.replace("_", "-"), value)]
+        of_cli = plan_of_cli("web.json", "db.json", "--total", "210M", "--policy", policy, *given, *flags)
+        assert pm.plan(vms, "210M", policy=policy, **options) == of_cli

@@ -1,0 +1,76 @@
+"""Threads work at once, on estimators of their own and on shared ones."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import plimsoll_mrc as pm
+
+
+def in_threads(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_two_threads_stream_into_estimators_of_their_own(zipf):
+    expected = [pm.mrc(zipf, name) for name in ("lru", "aet")]
+    estimators = [pm.Estimator(name) for name in ("lru", "aet")]
+
+    def stream(estimator):
+        for part in np.array_split(zipf, 300):
+            estimator.update(part)
+
+    in_threads(*(lambda estimator=estimator: stream(estimator) for estimator in estimators))
+    assert [estimator.curve() for estimator in estimators] == expected
+
+
+def test_two_threads_stream_into_one_estimator():
+    estimator = pm.Estimator("lru")
+
+    def stream(first):
+        for _ in range(200):
+            estimator.update(np.arange(first, first + 1_000))
+            estimator.curve()
+
+    in_threads(lambda: stream(0), lambda: stream(1_000))
+    curve = estimator.curve()
+    assert estimator.references == curve.references == 400_000
+    assert curve.ratios[-1] == 2_000 / 400_000
+
+
+def test_other_threads_run_while_an_estimator_works():
+    refs = np.random.default_rng(1).integers(0, 1_000_000, 20_000_000)
+    estimator = pm.Estimator("lru")
+    worker = threading.Thread(target=estimator.update, args=(refs,))
+    worker.start()
+    seen = set()
+    while worker.is_alive():
+        seen.add(estimator.references)
+    worker.join()
+    # With the lock held there would be none between nothing and all.
+    assert any(0 < count < len(refs) for count in seen), seen
+
+
+def test_a_long_update_can_be_interrupted():
+    refs = np.random.default_rng(1).integers(0, 1_000_000, 40_000_000)
+    estimator = pm.Estimator("lru")
+
+    def interrupt():
+        while estimator.references == 0:
+            time.sleep(0.001)
+        signal.raise_signal(signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        estimator.update(refs)
+        watcher.join()
+    watcher.join()
+    assert 0 < estimator.references <= len(refs)
+    assert estimator.curve().references == estimator.references
