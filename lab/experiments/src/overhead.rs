@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::guests::GuestArgs;
-use crate::results::{Conditions, KeepArgs, Measurement, ResultSet, Unit};
+use crate::results::{Conditions, KeepArgs, Measurement, Repetition, ResultSet, Unit};
 use crate::tracing::trace;
 
 /// Measure how much CPU time tracing adds to the work of a guest.
@@ -165,7 +165,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         ..ResultSet::new(
             "overhead",
             conditions.ended()?,
-            (args.pairs.into(), "pair"),
+            (args.pairs.into(), Repetition::Pair),
         )
     };
     args.keep.keep(set, Vec::new(), out)

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::measure::{PeriodRow, ProgramResult, Tracing};
 use super::rate::{HOT_SETS, RateResult, SCALES, TRAPS_PER_REFERENCE};
-use crate::results::{Conditions, MEAN, Measurement, ResultSet, Unit};
+use crate::results::{Conditions, MEAN, Measurement, Repetition, ResultSet, Unit};
 
 const METHOD: &str = "Each program runs again and again in a guest of its own and is traced from outside by traps, at three settings one \
     after the other. Both models get the same trapped references. Meanwhile the page log's plugin counts every reference of the guest. \
@@ -124,7 +124,7 @@ pub fn of(
         measurements: rows.made,
         limits: LIMITS.map(str::to_owned).to_vec(),
         raw: serde_json::to_value(all)?,
-        ..ResultSet::new("aet", conditions, (seeds, "seed"))
+        ..ResultSet::new("aet", conditions, (seeds, Repetition::Seed))
     };
     Ok((set, charts))
 }

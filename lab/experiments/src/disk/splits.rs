@@ -9,7 +9,7 @@ use plimsoll_rig::program;
 
 use super::lab::{Cost, Kind, Order, measure};
 use super::sizes::{CACHES_MIB, TOTAL_MIB, setup};
-use crate::results::{Conditions, KeepArgs, Measurement, Progress, ResultSet, Unit};
+use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, ResultSet, Unit};
 
 /// Shares of visits that write, in percent, of figure 10.
 const WRITES: [u64; 5] = [10, 20, 30, 40, 50];
@@ -228,7 +228,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 .to_owned(),
         ],
         raw: serde_json::to_value(&measured)?,
-        ..ResultSet::new("splits", conditions, (seeds, "seed"))
+        ..ResultSet::new("splits", conditions, (seeds, Repetition::Seed))
     };
     args.keep.keep(set, Vec::new(), out)
 }

@@ -48,14 +48,33 @@ pub struct ResultSet {
     pub conditions: Conditions,
     /// How often everything was measured; each measurement has as many values.
     pub repetitions: u64,
-    /// What changes from one repetition to the next: "seed", "pair".
-    pub repetition: String,
+    /// What changes from one repetition to the next.
+    pub repetition: Repetition,
     pub measurements: Vec<Measurement>,
     pub charts: Vec<ChartFile>,
     /// What the result does not show, each a sentence.
     pub limits: Vec<String>,
     /// What the measurements were computed from; its shape is the experiment's own.
     pub raw: serde_json::Value,
+}
+
+/// What changes from one repetition of an experiment to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Repetition {
+    /// The seed.
+    Seed,
+    /// The pair of windows that are compared.
+    Pair,
+}
+
+impl Repetition {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Seed => "seed",
+            Self::Pair => "pair",
+        }
+    }
 }
 
 /// The machine, and what else ran on it.
@@ -222,7 +241,11 @@ fn load() -> anyhow::Result<f64> {
 impl ResultSet {
     /// Returns a set without measurements.
     #[must_use]
-    pub fn new(name: &str, conditions: Conditions, (repetitions, repetition): (u64, &str)) -> Self {
+    pub fn new(
+        name: &str,
+        conditions: Conditions,
+        (repetitions, repetition): (u64, Repetition),
+    ) -> Self {
         Self {
             schema: SCHEMA,
             name: name.to_owned(),
@@ -231,7 +254,7 @@ impl ResultSet {
             command: String::new(),
             conditions,
             repetitions,
-            repetition: repetition.to_owned(),
+            repetition,
             measurements: Vec::new(),
             charts: Vec::new(),
             limits: Vec::new(),
@@ -274,7 +297,7 @@ impl ResultSet {
             load[0],
             load[1],
             self.repetitions,
-            self.repetition,
+            self.repetition.name(),
             self.command
         );
         let mut tables: Vec<&str> = Vec::new();
@@ -312,7 +335,7 @@ impl ResultSet {
     }
 
     fn csv(&self) -> String {
-        let mut text = format!("item,what,of,unit,{},value\n", self.repetition);
+        let mut text = format!("item,what,of,unit,{},value\n", self.repetition.name());
         for one in &self.measurements {
             for (number, value) in (1_u64..).zip(&one.values) {
                 let unit = serde_json::to_value(one.unit).unwrap_or_default();
