@@ -33,6 +33,7 @@ fn main() -> anyhow::Result<()> {
         group: None,
         read_only_socket: Some(socket.with_extension("ro.sock")),
         read_only_group: None,
+        curve_buckets: true,
         tcp: Some(TcpSettings {
             listen: ([127, 0, 0, 1], port).into(),
             token_file: Some(token),

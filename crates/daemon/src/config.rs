@@ -127,6 +127,8 @@ pub struct ServeSettings {
     pub read_only_socket: Option<PathBuf>,
     /// Its group; `None` for that of the control socket, `everybody` for all users.
     pub read_only_group: Option<String>,
+    /// Whether the metrics contain every VM's curve, in up to 40 series.
+    pub curve_buckets: bool,
     /// TCP; `None` without.
     pub tcp: Option<TcpSettings>,
 }
@@ -219,6 +221,7 @@ impl Default for Config {
                 group: None,
                 read_only_socket: Some(PathBuf::from(plimsoll_protocol::SOCKET_READ_ONLY)),
                 read_only_group: None,
+                curve_buckets: false,
                 tcp: None,
             },
             libvirt: None,
@@ -297,6 +300,10 @@ impl Config {
             (
                 "serve.read_only_group",
                 serve.read_only_group != then.read_only_group,
+            ),
+            (
+                "serve.curve_buckets",
+                serve.curve_buckets != then.curve_buckets,
             ),
             ("[tcp]", serve.tcp != then.tcp),
             ("[trace]", self.trace != new.trace),

@@ -12,6 +12,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod demand;
 pub mod discovery;
 mod disk_feed;
 pub mod guard;

@@ -3,14 +3,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use anyhow::Context as _;
+use clap::{CommandFactory, Parser};
+use clap_complete::Shell;
 use plimsoll_daemon::clock::Clock;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
@@ -49,6 +51,9 @@ struct Args {
     /// The same once standard input ends without a word: the daemon was killed
     #[arg(long, hide = true, requires = "give_back")]
     when_orphaned: bool,
+    /// Only write the man page and the completions for bash, zsh and fish into this directory
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    generate: Option<PathBuf>,
     /// Log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: tracing::Level,
@@ -66,6 +71,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(folder) = &args.generate {
+        return generate(folder).with_context(|| format!("cannot write to '{}'", folder.display()));
+    }
     let (config, notes) = Config::load(args.config.as_deref())?;
     if args.check_config {
         for note in notes {
@@ -163,6 +171,19 @@ fn run(args: &Args) -> anyhow::Result<()> {
         let _ = orphan.wait();
     }
     tracing::info!("plimsolld ends");
+    Ok(())
+}
+
+/// Writes `plimsolld.8` and completions, as `plimsoll generate` does for the commands.
+fn generate(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let mut command = Args::command();
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut command, "plimsolld", folder)?;
+    }
+    clap_mangen::Man::new(command)
+        .section("8")
+        .generate_to(folder)?;
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::{broadcast, oneshot};
 
 use crate::clock::{Clock, unix_ms};
 use crate::config::Config;
+use crate::demand;
 use crate::history::History;
 
 /// The host as of the last turn. Never changed, only replaced.
@@ -23,6 +24,8 @@ pub struct Snapshot {
     pub host: HostView,
     /// The curves of the VMs.
     pub curves: BTreeMap<String, CurveJson>,
+    /// The memory that each VM with a curve needs for each of [`demand::PROMISES`], in bytes.
+    pub demands: BTreeMap<String, [u64; demand::PROMISES.len()]>,
     /// The heatmaps of the VMs, newest periods last.
     pub heat: BTreeMap<String, Arc<HeatmapView>>,
     /// The policy's input in the last turn; `None` before the first VM.
@@ -58,6 +61,7 @@ impl Snapshot {
         Self {
             host,
             curves: BTreeMap::new(),
+            demands: BTreeMap::new(),
             heat: BTreeMap::new(),
             inputs: None,
             proposal: None,

@@ -135,6 +135,7 @@ keys! {
         group: OrNone<Text> => all.config.serve.group,
         read_only_socket: OrNone<SocketPath> => all.config.serve.read_only_socket,
         read_only_group: OrNone<Text> => all.config.serve.read_only_group,
+        curve_buckets: Flag => all.config.serve.curve_buckets,
     }
     [tcp, TcpKeys]: "a section: write [tcp]" {
         listen: OrNone<Address> => all.listen,

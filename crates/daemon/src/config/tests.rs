@@ -38,7 +38,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 44, "{in_force}");
+    assert_eq!(keys, 45, "{in_force}");
 }
 
 #[test]
@@ -88,6 +88,7 @@ fn every_key_is_taken() {
         group = "plimsoll"
         read_only_socket = "none"
         read_only_group = "plimsoll-ro"
+        curve_buckets = true
         [tcp]
         listen = "[::1]:7373"
         token_file = "/etc/token"
@@ -155,6 +156,7 @@ fn every_key_is_taken() {
             group: Some("plimsoll".into()),
             read_only_socket: None,
             read_only_group: Some("plimsoll-ro".into()),
+            curve_buckets: true,
             tcp: Some(TcpSettings {
                 listen: "[::1]:7373".parse().unwrap(),
                 token_file: Some("/etc/token".into()),
@@ -196,6 +198,7 @@ fn every_key_is_taken() {
             "serve.group",
             "serve.read_only_socket",
             "serve.read_only_group",
+            "serve.curve_buckets",
             "[tcp]",
             "[trace]",
             "balloon.patience",

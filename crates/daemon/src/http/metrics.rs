@@ -1,9 +1,10 @@
 //! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and compatible systems.
 //!
 //! Names begin with `plimsoll_`, are in base units, and end in `_total` for counters. Metrics of a VM have the label
-//! `vm`. An unknown value is absent, never zero.
+//! `vm`, its name, and `uuid` if it has one, which stays the same when it is renamed or migrated. An unknown value is absent, never zero.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::sync::{Arc, PoisonError};
 
 use axum::extract::State;
@@ -17,6 +18,7 @@ use plimsoll_protocol::vm::{BalloonState, HostView, TraceState, TraceView, VmSta
 
 use super::params::{NoParams, Params};
 use super::{ApiState, beside};
+use crate::demand;
 use crate::history::History;
 use crate::shared::{RequestRefusal, Snapshot};
 
@@ -231,18 +233,18 @@ pub(super) async fn metrics(
             tally.update(&desk.shared.history);
             tally.ended
         };
-        text(&desk.shared.snapshot(), ended)
+        text(&desk.shared.snapshot(), ended, desk.curve_buckets)
     })
     .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text))
 }
 
-/// The complete exposition.
-pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()]) -> String {
+/// The complete exposition, with the curves as histograms if `curve_buckets`.
+pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()], curve_buckets: bool) -> String {
     let mut text = Exposition::new("plimsoll_");
     of_host(&mut text, &snapshot.host, ended);
-    of_vms(&mut text, snapshot);
+    of_vms(&mut text, snapshot, curve_buckets);
     text.finish()
 }
 
@@ -283,7 +285,17 @@ fn of_host(text: &mut Exposition, host: &HostView, ended: [u64; FATES.len()]) {
     }
 }
 
-fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
+/// Adds a sample of `vm`, with more labels than its own.
+fn of_vm(family: &mut Family<'_>, vm: &VmSummary, labels: Labels<'_>, value: impl Display) {
+    let mut all: Vec<(&str, &dyn Display)> = vec![("vm", &vm.vm)];
+    if let Some(uuid) = &vm.uuid {
+        all.push(("uuid", uuid));
+    }
+    all.extend_from_slice(labels);
+    family.sample(&all, value);
+}
+
+fn of_vms(text: &mut Exposition, snapshot: &Snapshot, curve_buckets: bool) {
     let vms = &snapshot.host.vms;
     let help = "What runs a VM; an accelerator of \"tcg\" emulates.";
     let mut family = text.family(Kind::Info, "vm", help);
@@ -292,19 +304,18 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
             .accelerator
             .map_or_else(|| "unknown".to_owned(), |by| by.to_string());
         let labels: Labels<'_> = &[
-            ("vm", &vm.vm),
             ("pid", &vm.pid),
             ("accelerator", &accelerator),
             ("libvirt", &vm.libvirt),
         ];
-        family.sample(labels, 1);
+        of_vm(&mut family, vm, labels, 1);
     }
     for (kind, families) in [(Kind::Gauge, VM_GAUGES), (Kind::Counter, VM_COUNTERS)] {
         for &(name, help, value) in families {
             let mut family = text.family(kind, name, help);
             for vm in vms {
                 if let Some(value) = value(vm) {
-                    family.sample(&[("vm", &vm.vm)], value);
+                    of_vm(&mut family, vm, &[], value);
                 }
             }
         }
@@ -314,7 +325,7 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
             let mut family = text.family(kind, name, help);
             for vm in vms {
                 if let Some(value) = vm.trace.as_ref().and_then(value) {
-                    family.sample(&[("vm", &vm.vm)], value);
+                    of_vm(&mut family, vm, &[], value);
                 }
             }
         }
@@ -323,8 +334,8 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
     let mut family = text.family(Kind::Gauge, "vm_status", help);
     for vm in vms {
         for (status, name) in STATUSES {
-            let labels: Labels<'_> = &[("vm", &vm.vm), ("status", &name)];
-            family.sample(labels, u8::from(status == vm.status));
+            let value = u8::from(status == vm.status);
+            of_vm(&mut family, vm, &[("status", &name)], value);
         }
     }
     let help = "Working set by its curve; the label bound is estimate, at_least or at_most.";
@@ -332,24 +343,34 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot) {
     for vm in vms {
         if let Some(set) = &vm.working_set {
             let bound = set.bound.name();
-            family.sample(&[("vm", &vm.vm), ("bound", &bound)], set.bytes);
+            of_vm(&mut family, vm, &[("bound", &bound)], set.bytes);
+        }
+    }
+    let help = "Smallest size at which its misses rise by no more than the promise, by the upper limit of its curve's band.";
+    let mut family = text.family(Kind::Gauge, "vm_demand_bytes", help);
+    for vm in vms {
+        let demands = snapshot.demands.get(&vm.vm).into_iter().flatten();
+        for ((promise, _), bytes) in demand::PROMISES.iter().zip(demands) {
+            of_vm(&mut family, vm, &[("promise", promise)], bytes);
         }
     }
     let curves = || {
         vms.iter()
             .filter_map(|vm| Some((vm, snapshot.curves.get(&vm.vm)?)))
     };
-    // The number of references in a window may rise and fall, so this is a gauge histogram.
-    let help = "References behind its curve by reuse distance; first references, and those beyond the curve, in +Inf.";
-    let mut family = text.family(Kind::GaugeHistogram, "vm_reuse_distance_bytes", help);
-    for (vm, curve) in curves() {
-        buckets(&mut family, vm, curve);
+    if curve_buckets {
+        // The number of references in a window may rise and fall, so this is a gauge histogram.
+        let help = "References behind its curve by reuse distance; first references, and those beyond the curve, in +Inf.";
+        let mut family = text.family(Kind::GaugeHistogram, "vm_reuse_distance_bytes", help);
+        for (vm, curve) in curves() {
+            buckets(&mut family, vm, curve);
+        }
     }
     let help = "References behind its curve that miss at every size: first ones, and those beyond the curve.";
     let mut family = text.family(Kind::Gauge, "vm_first_references", help);
     for (vm, curve) in curves() {
         let first = float(curve.references) - hits(curve, u64::MAX);
-        family.sample(&[("vm", &vm.vm)], first);
+        of_vm(&mut family, vm, &[], first);
     }
 }
 
@@ -363,12 +384,12 @@ fn buckets(family: &mut Family<'_>, vm: &VmSummary, curve: &CurveJson) {
         let octave = BUCKET_BYTES << (index / 2);
         let bound = octave + octave / 2 * u64::from(index % 2);
         let le = format!("{bound}.0");
-        family.sample(&[("vm", &vm.vm), ("le", &le)], hits(curve, bound));
+        of_vm(family, vm, &[("le", &le)], hits(curve, bound));
         if bound >= end {
             break;
         }
     }
-    family.sample(&[("vm", &vm.vm), ("le", &"+Inf")], curve.references);
+    of_vm(family, vm, &[("le", &"+Inf")], curve.references);
 }
 
 /// The number of references that hit in a memory of `bytes`.

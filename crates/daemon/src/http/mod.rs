@@ -72,6 +72,8 @@ const COMMAND_MAX: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 struct ApiState {
     shared: Arc<SharedState>,
+    /// Whether the metrics contain the curves.
+    curve_buckets: bool,
     /// Decisions counted by their result.
     tally: Mutex<Tally>,
     /// Permits for computations.
@@ -89,8 +91,10 @@ impl ApiState {
         shared: Arc<SharedState>,
         stop: watch::Receiver<bool>,
         command_max: Duration,
+        curve_buckets: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
+            curve_buckets,
             tally: Mutex::new(Tally::from_now_on(&shared.history)),
             what_ifs: Arc::new(Semaphore::new(WHAT_IFS_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),

@@ -119,7 +119,12 @@ pub(super) fn serve_within(
         .build()
         .map_err(failed)?;
     let (stop, stopped) = watch::channel(false);
-    let desk = ApiState::new(shared, stopped.clone(), limits.command);
+    let desk = ApiState::new(
+        shared,
+        stopped.clone(),
+        limits.command,
+        settings.curve_buckets,
+    );
     let mut tcp = None;
     let mut open = JoinSet::new();
     for GuardedListener { listener, access } in doors {

@@ -87,6 +87,7 @@ fn settings(folder: &Path) -> ServeSettings {
         group: None,
         read_only_socket: Some(read_only(folder)),
         read_only_group: None,
+        curve_buckets: false,
         tcp: None,
     }
 }

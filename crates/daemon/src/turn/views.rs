@@ -14,6 +14,7 @@ use plimsoll_protocol::vm::{
 
 use super::Turns;
 use crate::clock::Time;
+use crate::demand::{PROMISES, demands};
 use crate::host::Host;
 use crate::shared::Snapshot;
 use crate::vm::{Vm, bytes, pages, why_unpredicted};
@@ -81,6 +82,17 @@ impl<H: Host> Turns<H> {
             backends: vm.found.backends.clone(),
             refused_claims: vm.refused_claims,
         }
+    }
+
+    /// The smallest sizes with which `vm` keeps each of the promises that all VMs are compared by, by the upper limit of its
+    /// curve's band; neither below its minimum nor below what its guest can do with now.
+    fn demand_bytes(&self, vm: &Vm) -> Option<[u64; PROMISES.len()]> {
+        let known = vm.known.as_ref()?;
+        let settings = vm.settings();
+        let (baseline, rules) = (pages(settings.baseline_bytes), self.rules());
+        let sizes = demands(&known.curve, baseline, &rules);
+        let floor = settings.min_bytes.max(vm.kept_bytes());
+        Some(sizes.map(|size| bytes(size).max(floor)))
     }
 
     pub(super) fn status(
@@ -199,6 +211,8 @@ impl<H: Host> Turns<H> {
         };
         let curves = self.vms.iter();
         let curves = curves.filter_map(|(name, vm)| Some((name.clone(), curve_json(name, vm)?)));
+        let demands = self.vms.iter();
+        let demands = demands.filter_map(|(name, vm)| Some((name.clone(), self.demand_bytes(vm)?)));
         let heat = self.vms.iter().filter(|(_, vm)| !vm.heat.is_empty());
         let heat = heat.map(|(name, vm)| {
             let view = HeatmapView {
@@ -211,6 +225,7 @@ impl<H: Host> Turns<H> {
         });
         Snapshot {
             curves: curves.collect(),
+            demands: demands.collect(),
             heat: heat.collect(),
             inputs: self.inputs.clone(),
             proposal: self.proposal.as_ref().map(|(decision, _)| decision.clone()),

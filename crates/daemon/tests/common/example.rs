@@ -27,6 +27,7 @@ use plimsoll_protocol::vm::{
 };
 
 use plimsoll_daemon::clock::{self, Clock};
+use plimsoll_daemon::demand::demands;
 use plimsoll_daemon::history::{History, TurnRecord};
 use plimsoll_daemon::shared::{Command, RequestRefusal, SharedState, Snapshot};
 
@@ -53,6 +54,8 @@ struct Guest {
     misses: Option<fn(f64) -> f64>,
 }
 
+/// UUID of the VM "web"; the others have none.
+const UUID: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
 const RAM_MIB: u32 = 1024;
 const BASELINE_MIB: u32 = 512;
 
@@ -149,6 +152,11 @@ pub fn snapshot(now_unix_ms: u64) -> Snapshot {
             Some((guest.vm.to_owned(), json))
         })
         .collect();
+    let rules = Rules::new(pages(RAM_MIB));
+    let demands = GUESTS.iter().filter_map(|guest| {
+        let sizes = demands(&guest.curve()?, pages(BASELINE_MIB), &rules);
+        Some((guest.vm.to_owned(), sizes.map(|size| size.0 * PAGE.bytes())))
+    });
     let mut vms: Vec<_> = GUESTS
         .iter()
         .map(|guest| guest.summary(now_unix_ms))
@@ -190,6 +198,7 @@ pub fn snapshot(now_unix_ms: u64) -> Snapshot {
             daemon_resident_bytes: 21 * MIB,
         },
         curves,
+        demands: demands.collect(),
         heat: heat
             .map(|guest| (guest.vm.to_owned(), Arc::new(guest.heatmap(now_unix_ms))))
             .collect(),
@@ -271,7 +280,7 @@ impl Guest {
             vm: self.vm.to_owned(),
             pid: 4000 + self.direct_mib + self.cache_mib / 64,
             accelerator: Some(self.accelerator),
-            uuid: None,
+            uuid: (self.vm == "web").then(|| UUID.to_owned()),
             refused_claims: 0,
             backends: TraceMethod::ALL
                 .into_iter()

@@ -421,7 +421,7 @@ pub(super) mod tests {
             ..ResultSet::new(
                 name,
                 Conditions::begin("tcg", "no guest").unwrap(),
-                (3, "seed"),
+                (3, Repetition::Seed),
             )
         }
     }

@@ -14,22 +14,22 @@ use super::{exchange, get, settings, socket};
 use crate::http::metrics::text;
 use crate::http::{example, serve};
 
-/// The example's metrics, with a VM of a hostile name.
+/// The example's metrics with the curves, and with a VM of a hostile name.
 fn metrics() -> String {
     let mut snapshot = example::snapshot(1_800_000_000_000);
     snapshot.host.history_bytes = Some(12345);
     let mut hostile = snapshot.host.vms[3].clone();
     hostile.vm = "a\"} 1\nplimsoll_paused 7\\".to_owned();
     snapshot.host.vms.push(hostile);
-    text(&snapshot, [0, 2, 1, 0, 0, 0])
+    text(&snapshot, [0, 2, 1, 0, 0, 0], true)
 }
 
 #[test]
 fn metrics_tell_what_the_host_is() {
     let text = metrics();
     for line in [
-        "plimsoll_vm_size_bytes{vm=\"web\"} 536870912",
-        "plimsoll_vm_direct_bytes{vm=\"web\"} 469762048",
+        "plimsoll_vm_size_bytes{vm=\"web\",uuid=\"c7a5fdbd-edaf-9455-926a-d65c16db1809\"} 536870912",
+        "plimsoll_vm_direct_bytes{vm=\"web\",uuid=\"c7a5fdbd-edaf-9455-926a-d65c16db1809\"} 469762048",
         "plimsoll_host_memory_bytes{holder=\"spare\"} 268435456",
         "plimsoll_history_bytes 12345",
         "plimsoll_decisions_total{state=\"kept\"} 2",
@@ -41,7 +41,7 @@ fn metrics_tell_what_the_host_is() {
         assert!(text.lines().any(|have| have == line), "{line}\n{text}");
     }
     assert!(
-        text.contains("{vm=\"a\\\"} 1\\nplimsoll_paused 7\\\\\"}"),
+        text.contains("{vm=\"a\\\"} 1\\nplimsoll_paused 7\\\\\",uuid="),
         "{text}"
     );
     assert!(!text.contains("plimsoll_vm_promise_bytes{vm=\"fresh\"}"));
@@ -74,6 +74,34 @@ fn the_curve_as_a_histogram_rises_to_all_references() {
     assert_eq!(at(384.0), 1_250_000.0 * 0.95);
     let first = "plimsoll_vm_first_references{vm=\"search\"} 62500";
     assert!(text.lines().any(|line| line == first), "{text}");
+}
+
+#[test]
+fn a_vm_has_fewer_than_a_hundred_series_unless_its_curve_is_wanted() {
+    let snapshot = example::snapshot(1_800_000_000_000);
+    let series = |curve_buckets| {
+        let text = text(&snapshot, [0; 6], curve_buckets);
+        let of_web = |line: &&str| line.contains("vm=\"web\"");
+        text.lines().filter(of_web).count()
+    };
+    assert!((40..100).contains(&series(false)), "{}", series(false));
+    assert!(series(true) >= series(false) + 10);
+    let text = text(&snapshot, [0; 6], false);
+    assert!(!text.contains("reuse_distance"), "{text}");
+}
+
+#[test]
+fn a_stricter_promise_needs_more_memory() {
+    let text = metrics();
+    let demand = |promise: &str| {
+        let begin = format!("plimsoll_vm_demand_bytes{{vm=\"search\",promise=\"{promise}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&begin));
+        value.unwrap().parse::<u64>().unwrap()
+    };
+    let (strict, usual, loose) = (demand("1%"), demand("5%"), demand("25%"));
+    assert!(loose <= usual && usual <= strict, "{text}");
+    assert!(loose < strict, "{loose} {strict}");
+    assert!(!text.contains("demand_bytes{vm=\"fresh\""), "{text}");
 }
 
 #[test]

@@ -1,0 +1,114 @@
+# shellcheck shell=sh
+# `./dev package test`: each package in a fresh root. Sourced by package.sh.
+
+# fresh NAME SUITE PACKAGE...: a fresh copy of a root with these packages, as $root.
+fresh() {
+    base "$@"
+    root=$work/fresh
+    rm -rf "$root"
+    cp -a --reflink=auto "$work/roots/$1" "$root"
+}
+
+# test_deb SUITE: from the package to the first list of VMs beside a running QEMU, and to the purge that leaves nothing.
+test_deb() {
+    say "the deb in a fresh Debian ($1)"
+    fresh "$1-vm" "$1" man-db qemu-system-x86
+    within "$root" "$out /packages ro
+$PWD/packaging /packaging ro" sh /packaging/test-installed.sh "/packages/$(basename "$deb")" || die "the deb fails in $1"
+}
+
+test_rpm() {
+    say "the rpm in a root of its own"
+    rpm -qlp "$rpm" >"$work/rpm/listed"
+    for file in /usr/bin/plimsoll /usr/bin/plimsolld /usr/lib/systemd/system/plimsolld.service /etc/plimsoll/plimsoll.toml \
+        /usr/share/man/man1/plimsoll-vms.1.gz /usr/share/man/man8/plimsolld.8.gz /usr/share/zsh/site-functions/_plimsoll; do
+        grep -qx "$file" "$work/rpm/listed" || die "$file is not in the rpm"
+    done
+    [ "$(rpm -qcp "$rpm")" = /etc/plimsoll/plimsoll.toml ] || die "the configuration is no configuration file"
+    fresh "$oldest-build" "$oldest" gcc libc6-dev
+    # The root is no Fedora, so its database names none of what the package requires. Scripts run within the root.
+    rpm --root "$root" --dbpath /var/lib/rpm --nodeps -i "$rpm" || die "the rpm cannot be installed"
+    within "$root" '' sh -euc 'plimsoll --version && plimsolld --check-config && getent group plimsoll plimsoll-ro' >/dev/null
+    rpm --root "$root" --dbpath /var/lib/rpm -e plimsoll || die "the rpm cannot be removed"
+    rest=$(find "$root" -xdev -name '*plimsoll*')
+    [ -z "$rest" ] || die "the rpm leaves $rest"
+}
+
+test_tarball() {
+    say "the tarball in an empty root"
+    root=$work/fresh
+    rm -rf "$root"
+    mkdir -p "$root/usr/local"
+    tar -C "$root/usr/local" --strip-components=1 -xf "$tarball"
+    for program in plimsoll plimsolld; do
+        # ldd(1) fails for what needs no loader, or prints that it is static.
+        ! ldd "$root/usr/local/bin/$program" 2>/dev/null | grep -q '=>' || die "$program needs libraries"
+        chroot "$root" "/usr/local/bin/$program" --version >/dev/null || die "$program does not run"
+    done
+    grep -qx 'ExecStart=/usr/local/bin/plimsolld' "$root/usr/local/lib/systemd/system/plimsolld.service" \
+        || die "the unit names other programs"
+    ! find "$root" -xtype l | grep . || die "links lead nowhere"
+}
+
+test_image() {
+    say "the image, unpacked"
+    skopeo inspect "oci-archive:$image" >"$work/image/inspected"
+    rm -rf "$work/image/layout-2" "$work/image/bundle"
+    skopeo copy -q "oci-archive:$image" "oci:$work/image/layout-2:tested"
+    umoci unpack --image "$work/image/layout-2:tested" "$work/image/bundle"
+    root=$work/image/bundle/rootfs
+    mkdir -p "$root/etc/plimsoll/plimsoll.toml.d" "$root/proc" "$root/dev"
+    printf '[history]\nfile = "none"\n[tcp]\nlisten = "127.0.0.1:17373"\nread_only = true\n[hosts]\nusers = ["qemu"]\n' \
+        >"$root/etc/plimsoll/plimsoll.toml.d/test.toml"
+    entrypoint=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["config"]["Entrypoint"][0])' <<CONFIG
+$(skopeo inspect --config "oci-archive:$image")
+CONFIG
+)
+    chroot "$root" "$entrypoint" --log warn &
+    daemon=$!
+    answered=
+    for _ in $(seq 50); do
+        ! python3 -c 'import urllib.request as u; assert b"# EOF" in u.urlopen("http://127.0.0.1:17373/metrics").read()' \
+            2>/dev/null || {
+            answered=yes
+            break
+        }
+        sleep 0.2
+    done
+    kill "$daemon"
+    wait "$daemon" || true
+    [ -n "$answered" ] || die "plimsolld of the image serves no metrics"
+}
+
+# test_chart: what Helm makes of the chart, against the schemas of Kubernetes; the kinds of the Prometheus operator have none there.
+test_chart() {
+    say "the chart"
+    helm=$work/tools/helm
+    if [ ! -x "$helm" ]; then
+        command -v go >/dev/null || die "building Helm needs Go 1.24 or later"
+        GOBIN=$work/tools nice go install helm.sh/helm/v3/cmd/helm@v3.22.0
+    fi
+    [ -x "$work/tools/venv/bin/kubernetes-validate" ] || {
+        python3 -m venv "$work/tools/venv"
+        "$work/tools/venv/bin/pip" -q install kubernetes-validate==1.37.0
+    }
+    "$helm" lint --strict --quiet packaging/helm/plimsoll || die "helm lint complains"
+    for values in '' 'serviceMonitor.enabled=true,prometheusRule.enabled=true' \
+        'token.existingSecret=mine,persistence.enabled=false,config=mode\ =\ \"advise\"'; do
+        "$helm" template plimsoll "$chart" --namespace plimsoll --set "$values" >"$work/chart.yaml"
+        "$work/tools/venv/bin/python" packaging/test-chart.py "$work/chart.yaml" || die "the chart with '$values' is not valid"
+    done
+}
+
+[ "$(id -u)" = 0 ] || die "only root can test packages"
+for package in "$deb" "$rpm" "$tarball" "$image" "$chart"; do
+    [ -f "$package" ] || die "$package is missing: ./dev package makes it"
+done
+test_deb bookworm
+test_deb trixie
+test_rpm
+test_tarball
+test_image
+test_chart
+rm -rf "$work/fresh"
+say "all packages passed"
