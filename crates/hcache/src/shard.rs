@@ -30,7 +30,7 @@ use crate::contents::{Contents, EntryId};
 use crate::descriptor::{Descriptor, Place};
 use crate::eviction::{EvictionPolicyRow, Queue, UseEffect};
 use crate::free::FreeFrames;
-use crate::ghost::GhostTable;
+use crate::ghost::{GhostTable, remembered_pages};
 use crate::list::List;
 use crate::packed::{Compressor, Packed};
 use crate::radix::Tree;
@@ -110,11 +110,11 @@ impl Common {
         hash_within(object_hash, index, self.seeds[2])
     }
 
-    /// Number of pages that a shard remembers: as many as nine tenths of its frames, which is the main queue's part.
+    /// Number of pages that a shard remembers, if it had a page in each of its frames.
     fn ghost_entries(&self, top: u32) -> usize {
         let frames = top as usize / self.shards;
         if self.eviction.remembers && frames >= LEAST_GHOST_FRAMES {
-            frames * 9 / 10
+            remembered_pages(frames)
         } else {
             0
         }
