@@ -8,6 +8,8 @@
 //! are in frames of the store, taken as they are needed; a resize drops them. All pools of a shard have them in common,
 //! so a client with many evictions displaces entries of others; that costs them hits, nothing else.
 
+use std::ops::{Div, Sub};
+
 use crate::arena::Frames;
 use crate::sys::Block;
 
@@ -24,6 +26,14 @@ const COUNT: u32 = (1 << COUNT_BITS) - 1;
 #[repr(align(64))]
 struct Bucket([u32; ENTRIES]);
 
+/// Number of pages that left and are remembered, of a pool of so many: nine tenths, which is the main queue's part.
+pub(crate) fn remembered_pages<N>(pages: N) -> N
+where
+    N: Copy + From<u8> + Sub<Output = N> + Div<Output = N>,
+{
+    pages - pages / N::from(10)
+}
+
 /// State of a pool in a shard for policies with ghosts.
 #[derive(Debug, Default)]
 pub(crate) struct PoolGhosts {
@@ -39,10 +49,10 @@ impl PoolGhosts {
         self.size_pages = pages;
     }
 
-    /// Number of pages that are remembered, given that the pool has `pages` now: nine tenths of its size, the main queue's part. Raises the size to `pages`.
+    /// Number of pages that are remembered, given that the pool has `pages` now. Raises the size to `pages`.
     pub(crate) fn remembered(&mut self, pages: u64) -> u64 {
         self.size_pages = self.size_pages.max(pages);
-        self.size_pages - self.size_pages / 10
+        remembered_pages(self.size_pages)
     }
 }
 

@@ -36,11 +36,11 @@ impl List {
     #[inline(always)]
     pub(crate) fn push_tail(&mut self, pages: &mut Arena<Descriptor>, id: u32) {
         let page = &mut pages[id];
-        page.older = self.newest;
-        page.newer = NIL;
+        page.set_older(self.newest);
+        page.set_newer(NIL);
         match self.newest {
             NIL => self.oldest = id,
-            newest => pages[newest].newer = id,
+            newest => pages[newest].set_newer(id),
         }
         self.newest = id;
         self.len += 1;
@@ -49,14 +49,14 @@ impl List {
     /// Takes a page of this list out of it.
     #[inline(always)]
     pub(crate) fn remove(&mut self, pages: &mut Arena<Descriptor>, id: u32) {
-        let Descriptor { older, newer, .. } = pages[id];
+        let (older, newer) = (pages[id].older(), pages[id].newer());
         match older {
             NIL => self.oldest = newer,
-            older => pages[older].newer = newer,
+            older => pages[older].set_newer(newer),
         }
         match newer {
             NIL => self.newest = older,
-            newer => pages[newer].older = older,
+            newer => pages[newer].set_older(older),
         }
         self.len -= 1;
     }
@@ -70,7 +70,7 @@ mod tests {
     use proptest::sample::Index;
 
     use super::*;
-    use crate::descriptor::Place;
+    use crate::descriptor::{Owner, Place};
     use crate::radix::testing::Budget;
 
     proptest! {
@@ -85,7 +85,7 @@ mod tests {
                 match op {
                     None => {
                         pages.ensure(1, &mut frames).unwrap();
-                        let id = pages.insert(Descriptor::new(0, 0, Place::Word(0), 0));
+                        let id = pages.insert(Descriptor::new(Owner::Record(0), 0, Place::Word(0), 0));
                         list.push_tail(&mut pages, id);
                         twin.push_back(id);
                     }
@@ -100,8 +100,8 @@ mod tests {
                     let some = |id: u32| (id != NIL).then_some(id);
                     std::iter::successors(some(from), |id| some(next(&pages[*id]))).collect::<VecDeque<_>>()
                 };
-                prop_assert_eq!(&follow(list.oldest, |page| page.newer), &twin);
-                let mut back = follow(list.newest, |page| page.older);
+                prop_assert_eq!(&follow(list.oldest, Descriptor::newer), &twin);
+                let mut back = follow(list.newest, Descriptor::older);
                 back.make_contiguous().reverse();
                 prop_assert_eq!(&back, &twin);
                 prop_assert_eq!(list.len() as usize, twin.len());

@@ -13,6 +13,7 @@
 
 use crate::arena::NIL;
 use crate::eviction::{EvictionPolicy, EvictionPolicyRow, UseEffect, Verdict};
+use crate::ghost::remembered_pages;
 
 /// Number of the list of remembered pages, after the two queues.
 const GHOSTS: usize = 2;
@@ -54,11 +55,6 @@ struct List {
     oldest: u32,
     newest: u32,
     pages: u32,
-}
-
-/// Number of pages that left and are remembered, of a pool of so many pages.
-fn remembered_pages(pages: u32) -> u32 {
-    pages - pages / 10
 }
 
 /// A simulated pool of a fixed number of pages.
@@ -152,7 +148,8 @@ impl Miniature {
 
     /// A put.
     pub fn put(&mut self, page: u32) {
-        if let Some(slot) = self.find(page).filter(|&slot| !self.is_ghost(slot)) {
+        let found = self.find(page);
+        if let Some(slot) = found.filter(|&slot| !self.is_ghost(slot)) {
             let bits = &mut self.slots[slot as usize].bits;
             let is_owed = *bits & PUT_IS_OWED != 0;
             *bits &= !PUT_IS_OWED;
@@ -169,7 +166,7 @@ impl Miniature {
         }
         self.reached_pages = self.reached_pages.max(self.pages());
         let mut remembered = false;
-        if let Some(slot) = self.find(page) {
+        if let Some(slot) = found.filter(|&slot| self.is_ghost(slot)) {
             remembered = self.left_since(slot) <= remembered_pages(self.reached_pages);
             self.remove(slot);
         }
@@ -315,7 +312,9 @@ impl Miniature {
             at = self.after(at);
         }
         self.index[hole] = NIL;
-        self.slots[slot as usize].newer = self.free;
+        // In no list: an eviction may forget the page that a put found to be remembered.
+        let freed = &mut self.slots[slot as usize];
+        (freed.newer, freed.bits) = (self.free, 0);
         self.free = slot;
     }
 

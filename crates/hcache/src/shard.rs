@@ -27,16 +27,16 @@ use self::pool::PoolMember;
 use crate::account::{Account, Ages, NONE_OLD, PoolTotals};
 use crate::arena::{Arena, Frames, NIL};
 use crate::contents::{Contents, EntryId};
-use crate::descriptor::{Descriptor, Place};
+use crate::descriptor::{Descriptor, Owner, Place};
 use crate::eviction::{EvictionPolicyRow, Queue, UseEffect};
 use crate::free::FreeFrames;
-use crate::ghost::GhostTable;
+use crate::ghost::{GhostTable, remembered_pages};
 use crate::list::List;
 use crate::packed::{Compressor, Packed};
 use crate::radix::Tree;
 use crate::sync::{Arc, AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::sys::Slab;
-use crate::table::Table;
+use crate::table::{Hasher, Key, ObjectRef, Table};
 use crate::{
     ClientId, Counters, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
     Sharing, packed,
@@ -45,7 +45,7 @@ use crate::{
 pub(crate) use self::magazine::Magazine;
 pub(crate) use self::pool::Member;
 pub(crate) use self::pool::Pool;
-pub(crate) use self::put::Put;
+pub(crate) use self::put::{Put, add_to_object};
 
 /// Bytes charged for a page's metadata: close to its actual size where objects are dense.
 pub(crate) const DESCRIPTION_BYTES: u64 = 40;
@@ -94,13 +94,20 @@ pub(crate) struct Common {
     pub(crate) magazine_frames: AtomicUsize,
 }
 
+impl Hasher for Arc<Common> {
+    #[inline(always)]
+    fn hash(&self, key: Key) -> u64 {
+        self.object_hash(key)
+    }
+}
+
 impl Common {
     /// Hash of an object, which determines its position in a table of objects and, with an index's chunk, its shard.
     #[inline(always)]
-    pub(crate) fn object_hash(&self, pool: u32, object: u64) -> u64 {
+    pub(crate) fn object_hash(&self, key: Key) -> u64 {
         fold(
-            spread(object) ^ self.seeds[0],
-            u64::from(pool) ^ self.seeds[1],
+            spread(key.object) ^ self.seeds[0],
+            u64::from(key.pool) ^ self.seeds[1],
         )
     }
 
@@ -110,11 +117,11 @@ impl Common {
         hash_within(object_hash, index, self.seeds[2])
     }
 
-    /// Number of pages that a shard remembers: as many as nine tenths of its frames, which is the main queue's part.
+    /// Number of pages that a shard remembers, if it had a page in each of its frames.
     fn ghost_entries(&self, top: u32) -> usize {
         let frames = top as usize / self.shards;
         if self.eviction.remembers && frames >= LEAST_GHOST_FRAMES {
-            frames * 9 / 10
+            remembered_pages(frames)
         } else {
             0
         }
@@ -184,8 +191,8 @@ pub(crate) struct Request {
     pub(crate) shard: usize,
     pub(crate) hash: u64,
     pub(crate) handle: Handle,
-    /// The object's record found by the prefetch, or `NIL`.
-    pub(crate) object: u32,
+    /// The object found by the prefetch.
+    pub(crate) object: ObjectRef,
     /// The page found by the prefetch, or `NIL`.
     pub(crate) candidate: u32,
 }
@@ -224,7 +231,7 @@ pub(crate) struct Shard {
     number: usize,
     common: Arc<Common>,
     pub(crate) magazine: Magazine,
-    table: Table,
+    table: Table<Arc<Common>>,
     tree: Tree,
     descriptors: Arena<Descriptor>,
     /// Descriptors below this one are known to be of pages below the end of the frames, in a shrink in steps.
@@ -254,7 +261,7 @@ impl Shard {
         Self {
             number,
             magazine: Magazine::new(common.clone()),
-            table: Table::new(),
+            table: Table::new(common.clone()),
             tree: Tree::new(),
             descriptors: Arena::new(),
             swept: 0,
@@ -423,11 +430,9 @@ impl Shard {
     /// Finds a page's descriptor.
     #[inline(always)]
     fn find(&self, hash: u64, handle: &Handle) -> Option<u32> {
-        let object = some(self.table.find(hash, handle.pool.0, handle.object))?;
-        some(
-            self.tree
-                .find(self.table[object].root, handle.index, &self.descriptors),
-        )
+        let object = self.table.find(hash, handle.key(), &self.descriptors);
+        let root = self.table.root(object.some()?);
+        some(self.tree.find(root, handle.index, &self.descriptors))
     }
 
     /// Next stamp: above all others of this shard, and above most that other shards assigned before.
@@ -459,17 +464,28 @@ impl Shard {
         }
     }
 
-    /// Removes an object without pages.
-    fn remove_object(&mut self, slot: usize, record: u32) {
+    /// Removes an object without pages, or whose only page is about to be freed.
+    fn remove_object(&mut self, slot: usize, object: ObjectRef) {
         let Self {
             pools,
             table,
+            descriptors,
             magazine,
             ..
         } = self;
-        let pool = pool_in(pools, slot);
-        table.remove(record, magazine);
-        pool.objects -= 1;
+        table.remove(object, descriptors, magazine);
+        pool_in(pools, slot).objects -= 1;
+    }
+
+    /// Counts pages that left an object's tree.
+    fn lose_pages(&mut self, slot: usize, record: u32, count: u32) {
+        let object = &mut self.table[record];
+        object.pages -= count;
+        match object.pages {
+            0 => self.remove_object(slot, ObjectRef::record(record)),
+            1 => self.table.contract(record, &mut self.descriptors),
+            _ => {}
+        }
     }
 
     /// Bytes charged for a page's contents now, without its descriptor.
@@ -518,12 +534,14 @@ impl Shard {
     #[inline(always)]
     fn detach(&mut self, slot: usize, id: u32) {
         self.unlink(slot, id);
-        let Descriptor { object, index, .. } = self.descriptors[id];
-        let record = &mut self.table[object];
-        self.tree.remove(&mut record.root, index, &self.descriptors);
-        record.pages -= 1;
-        if record.pages == 0 {
-            self.remove_object(slot, object);
+        let page = &self.descriptors[id];
+        match page.owner() {
+            Owner::Sole(_) => self.remove_object(slot, ObjectRef::page(id)),
+            Owner::Record(record) => {
+                let root = &mut self.table[record].root;
+                self.tree.remove(root, page.index, &self.descriptors);
+                self.lose_pages(slot, record, 1);
+            }
         }
     }
 
@@ -678,7 +696,7 @@ fn pool_in(pools: &mut [Option<Box<Pool>>], slot: usize) -> &mut Pool {
 
 /// The pages of a list, the oldest first.
 fn ids(list: &List, descriptors: &Arena<Descriptor>) -> impl Iterator<Item = u32> {
-    std::iter::successors(some(list.oldest()), |&id| some(descriptors[id].newer))
+    std::iter::successors(some(list.oldest()), |&id| some(descriptors[id].newer()))
 }
 
 /// All pages of a shard, in no order; changes to them must not affect their lists.

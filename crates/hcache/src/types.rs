@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::eviction::{EVICTION_POLICIES, EvictionPolicyRow};
+use crate::table::Key;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -42,6 +43,13 @@ pub struct Handle {
     pub object: u64,
     /// Index of the page in the object.
     pub index: u32,
+}
+
+impl Handle {
+    #[inline(always)]
+    pub(crate) fn key(&self) -> Key {
+        Key::new(self.pool, self.object)
+    }
 }
 
 /// Which clients use a pool, and what a get does to its pages.

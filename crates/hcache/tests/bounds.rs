@@ -179,6 +179,37 @@ fn a_store_can_be_filled_to_nearly_its_capacity() {
 }
 
 #[test]
+fn a_page_that_is_alone_in_its_object_takes_at_most_40_bytes_of_metadata() {
+    const PAGES: u64 = 60_000;
+    let store = Store::new(StoreOptions {
+        // Pages of one word take metadata only.
+        sharing: Sharing::WithinClient,
+        shards: 1,
+        ..StoreOptions::new(64 * MIB)
+    })
+    .unwrap();
+    let (client, pool) = client(&store, ClientOptions::new("has one-page objects"));
+    let handle = |page: u64| Handle {
+        pool,
+        object: mixed(page),
+        index: 3,
+    };
+    let empty = store.stats();
+    for page in 0..PAGES {
+        assert!(
+            client
+                .put(handle(page), &[7; PAGE_BYTES])
+                .unwrap()
+                .is_stored()
+        );
+    }
+    let full = store.stats();
+    assert_eq!(full.pages, PAGES);
+    let bytes = full.metadata_bytes - empty.metadata_bytes;
+    assert!(bytes <= 40 * PAGES, "{bytes} for {PAGES} pages");
+}
+
+#[test]
 fn capacities_out_of_range_are_refused() {
     let least_bytes = StoreOptions::MIN_CAPACITY_BYTES;
     for asked_bytes in [0, 1, 4096, least_bytes - 1] {

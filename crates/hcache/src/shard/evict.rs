@@ -6,7 +6,7 @@ use crate::PoolId;
 use crate::account::Ages;
 use crate::arena::Frames;
 use crate::contents::EntryId;
-use crate::descriptor::{Descriptor, Place};
+use crate::descriptor::{Owner, Place};
 use crate::eviction::{Queue, Verdict};
 use crate::sync::Ordering;
 
@@ -126,22 +126,17 @@ impl Shard {
             common,
             ..
         } = self;
-        let Descriptor {
-            object,
-            index,
-            newer,
-            ..
-        } = descriptors[id];
+        let page = &descriptors[id];
         // Prefetches the path through the tree of the next page.
-        if let Some(next) = some(newer) {
+        if let Some(next) = some(page.newer()) {
             let next = &descriptors[next];
-            tree.prefetch(table[next.object].root, next.index);
-            descriptors.prefetch(next.newer);
+            if let Owner::Record(record) = next.owner() {
+                tree.prefetch(table[record].root, next.index);
+            }
+            descriptors.prefetch(next.newer());
         }
-        let hash = remembered.then(|| {
-            let object = &table[object];
-            common.page_hash(common.object_hash(object.pool, object.object), index)
-        });
+        let hash = remembered
+            .then(|| common.page_hash(common.object_hash(table.key_of(page)), page.index));
         let pool = pool_in(pools, slot);
         pool.others.evicted_pages += 1;
         pool.ghosts.set_size(pool.pages());

@@ -2,9 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use super::{DRAIN_PAGES, FlushResult, Shard, slot, some};
+use super::{DRAIN_PAGES, FlushResult, Shard, slot};
 
-use crate::descriptor::Descriptor;
+use crate::table::{Key, Target};
 use crate::{ClientId, Error, EventKind, Handle, PoolId};
 
 impl Shard {
@@ -41,7 +41,8 @@ impl Shard {
         let slot = found.slot;
         self.counters(found).flushes += u64::from(first);
         let large = self.pool(slot).totals.is_large();
-        let Some(record) = some(self.table.find(hash, pool.0, object)) else {
+        let key = Key::new(pool, object);
+        let Some(object) = self.table.find(hash, key, &self.descriptors).some() else {
             return Ok(FlushResult {
                 pages: 0,
                 next: None,
@@ -50,17 +51,23 @@ impl Shard {
         };
         let mut flushed = Vec::new();
         let end = *indices.end();
-        self.tree.drain_range(
-            &mut self.table[record].root,
-            indices,
-            DRAIN_PAGES,
-            &self.descriptors,
-            |id| flushed.push(id),
-        );
-        self.table[record].pages -=
-            u32::try_from(flushed.len()).expect("an object has 2^32 pages at most");
-        if self.table[record].pages == 0 {
-            self.remove_object(slot, record);
+        match object.to() {
+            Target::Page(id) if indices.contains(&self.descriptors[id].index) => {
+                self.remove_object(slot, object);
+                flushed.push(id);
+            }
+            Target::Page(_) => {}
+            Target::Record(record) => {
+                self.tree.drain_range(
+                    &mut self.table[record].root,
+                    indices,
+                    DRAIN_PAGES,
+                    &self.descriptors,
+                    |id| flushed.push(id),
+                );
+                let count = u32::try_from(flushed.len()).expect("DRAIN_PAGES at most");
+                self.lose_pages(slot, record, count);
+            }
         }
         let last = flushed.last().map(|&id| self.descriptors[id].index);
         let full = flushed.len() == DRAIN_PAGES;
@@ -99,9 +106,9 @@ impl Shard {
         let mut dropped = 0;
         while let Some(id) = self.oldest(found.slot) {
             if self.common.observer.is_some() {
-                let Descriptor { object, index, .. } = self.descriptors[id];
-                let hash = self.common.object_hash(pool.0, self.table[object].object);
-                self.observe(client, found.slot, hash, index, EventKind::Flushed);
+                let page = &self.descriptors[id];
+                let hash = self.common.object_hash(self.table.key_of(page));
+                self.observe(client, found.slot, hash, page.index, EventKind::Flushed);
             }
             self.remove_page(found.slot, id);
             dropped += 1;

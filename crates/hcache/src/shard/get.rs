@@ -62,8 +62,8 @@ impl Shard {
         if let Place::Frame(frame) = descriptor.place() {
             self.common.slab.prefetch(frame);
         }
-        self.descriptors.prefetch(descriptor.older);
-        self.descriptors.prefetch(descriptor.newer);
+        self.descriptors.prefetch(descriptor.older());
+        self.descriptors.prefetch(descriptor.newer());
         let inclusive = self.pool(slot).inclusive;
         if !inclusive {
             self.prefetch_ghosts(hash, handle.index);
@@ -198,31 +198,28 @@ impl Shard {
     #[inline(always)]
     pub(crate) fn prefetch(&self, client: ClientId, run: &mut [Request], step: Step) {
         for request in run {
-            let Handle {
-                pool,
-                object,
-                index,
-            } = request.handle;
+            let Handle { pool, index, .. } = request.handle;
             if step == Step::Contents {
                 let Some(page) = self.descriptors.get(request.candidate) else {
                     continue;
                 };
-                self.descriptors.prefetch(page.older);
-                self.descriptors.prefetch(page.newer);
+                self.descriptors.prefetch(page.older());
+                self.descriptors.prefetch(page.newer());
                 if let Place::Frame(frame) = page.place() {
                     self.common.slab.prefetch(frame);
                 }
                 continue;
             }
+            let key = request.handle.key();
             // In pools of other clients nothing is looked up, because the time taken would reveal what is there.
             if step == Step::Link && self.find_pool(client, pool).is_ok() {
                 self.prefetch_ghosts(request.hash, index);
-                request.object = self.table.find(request.hash, pool.0, object);
+                request.object = self.table.find(request.hash, key, &self.descriptors);
             }
-            if !self.table.is(request.object, pool.0, object) {
+            if !self.table.is(request.object, key, &self.descriptors) {
                 continue;
             }
-            let root = self.table[request.object].root;
+            let root = self.table.root(request.object);
             if step == Step::Link {
                 self.tree.prefetch(root, index);
             } else {
@@ -235,13 +232,9 @@ impl Shard {
     /// Finds the page of a request: its candidate, if that is still valid.
     #[inline(always)]
     fn find_requested(&self, request: &Request) -> Option<u32> {
-        let Handle {
-            pool,
-            object,
-            index,
-        } = request.handle;
-        let is_it =
-            |page: &&Descriptor| page.index == index && self.table.is(page.object, pool.0, object);
+        let Handle { index, .. } = request.handle;
+        let key = request.handle.key();
+        let is_it = |page: &&Descriptor| page.index == index && self.table.has(page, key);
         match self.descriptors.get(request.candidate).filter(is_it) {
             Some(_) => Some(request.candidate),
             None => self.find(request.hash, &request.handle),

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{COLD, Common, Shard, ids, pages, some};
+use super::{COLD, Common, Shard, add_to_object, ids, pages};
 
 use crate::arena::{Arena, Frames, NoFrame};
-use crate::descriptor::{Descriptor, Place};
+use crate::descriptor::{Descriptor, Owner, Place};
 use crate::list::List;
 use crate::packed;
 use crate::radix::Tree;
@@ -180,7 +180,8 @@ impl Shard {
         reserve
             .frames
             .extend(std::iter::from_fn(|| self.magazine.take()).take(needed + 2));
-        let (mut table, mut tree, mut descriptors) = (Table::new(), Tree::new(), Arena::new());
+        let mut table = Table::new(self.common.clone());
+        let (mut tree, mut descriptors) = (Tree::new(), Arena::new());
         match self.copy_metadata(&mut table, &mut tree, &mut descriptors, &mut reserve) {
             Ok(lists) => {
                 for (pool, lists) in self.pools.iter_mut().flatten().zip(lists) {
@@ -207,7 +208,7 @@ impl Shard {
 
     fn give_up(
         &mut self,
-        mut table: Table,
+        mut table: Table<Arc<Common>>,
         mut tree: Tree,
         mut descriptors: Arena<Descriptor>,
         reserve: Reserve,
@@ -223,7 +224,7 @@ impl Shard {
     /// Inserts all pages into new tables. Returns each pool's lists in them.
     fn copy_metadata(
         &self,
-        table: &mut Table,
+        table: &mut Table<Arc<Common>>,
         tree: &mut Tree,
         descriptors: &mut Arena<Descriptor>,
         frames: &mut Reserve,
@@ -234,18 +235,13 @@ impl Shard {
                 let mut new = List::new();
                 for old in ids(list, &self.descriptors) {
                     let mut page = self.descriptors[old];
-                    let object = &self.table[page.object];
-                    let hash = self.common.object_hash(object.pool, object.object);
-                    let found = some(table.find(hash, object.pool, object.object));
-                    let record = match found {
-                        Some(record) => record,
-                        None => table.insert(hash, object.pool, object.object, frames)?,
-                    };
+                    let key = self.table.key_of(&page);
+                    let hash = self.common.object_hash(key);
+                    let object = table.find(hash, key, descriptors);
                     descriptors.ensure(1, frames)?;
-                    page.object = record;
+                    page.set_owner(Owner::Sole(key));
                     let id = descriptors.insert(page);
-                    tree.insert(&mut table[record].root, page.index, id, descriptors, frames)?;
-                    table[record].pages += 1;
+                    add_to_object(table, tree, descriptors, (hash, object), id, frames)?;
                     new.push_tail(descriptors, id);
                 }
                 Ok(new)

@@ -5,10 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use super::pool::PoolMember;
 use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
 
-use crate::arena::{Frames, NoFrame};
+use crate::arena::{Arena, Frames, NoFrame};
 use crate::contents::{ShareResult, repeated_word};
-use crate::descriptor::{Descriptor, Place};
+use crate::descriptor::{Descriptor, IDS, Owner, Place};
+use crate::radix::Tree;
 use crate::sync::Ordering;
+use crate::table::{Hasher, Object, ObjectRef, Table};
 use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sharing};
 
 /// A put in progress.
@@ -17,8 +19,8 @@ pub(crate) struct Put<F> {
     pub(crate) handle: Handle,
     /// Writes the page, if it does not come in a frame.
     pub(crate) fill: Option<F>,
-    /// The object's record found by the prefetch, or `NIL`.
-    pub(crate) object: u32,
+    /// The object found by the prefetch.
+    pub(crate) object: ObjectRef,
     /// A frame with the page, until the store takes it.
     pub(crate) frame: Option<u32>,
     pub(crate) counted: bool,
@@ -42,16 +44,13 @@ impl Shard {
             self.observe(client, slot, put.hash, put.handle.index, EventKind::Put);
             self.prefetch_ghosts(put.hash, put.handle.index);
         }
-        let Handle {
-            pool,
-            object,
-            index,
-        } = put.handle;
-        if !self.table.is(put.object, pool.0, object) {
-            put.object = self.table.find(put.hash, pool.0, object);
+        let key = put.handle.key();
+        if !self.table.is(put.object, key, &self.descriptors) {
+            put.object = self.table.find(put.hash, key, &self.descriptors);
         }
-        let older = some(put.object).map(|object| self.table[object].root);
-        let older = older.and_then(|root| some(self.tree.find(root, index, &self.descriptors)));
+        let root = put.object.some().map(|object| self.table.root(object));
+        let older =
+            root.and_then(|root| some(self.tree.find(root, put.handle.index, &self.descriptors)));
         let outcome = match older {
             Some(older) => self.replace(found, older, put),
             None => self.insert(found, put),
@@ -148,41 +147,38 @@ impl Shard {
     /// Inserts a page with an empty frame. On failure nothing is changed.
     fn insert_descriptor<F>(&mut self, slot: usize, put: &mut Put<F>) -> Result<u32, NoFrame> {
         let index = put.handle.index;
+        if self.descriptors.live() == IDS {
+            return Err(NoFrame);
+        }
         self.descriptors.ensure(1, &mut self.magazine)?;
         let brought = put.frame;
         let frame = brought.or_else(|| self.magazine.take()).ok_or(NoFrame)?;
-        let found = some(put.object);
-        let record = match found {
-            Some(record) => record,
-            None => match self.insert_object(slot, put.hash, put.handle) {
-                Ok(record) => record,
-                Err(NoFrame) => {
-                    self.give_unless(brought, frame);
-                    return Err(NoFrame);
-                }
-            },
-        };
         let stamp = self.next_stamp();
-        let id =
-            self.descriptors
-                .insert(Descriptor::new(record, index, Place::Frame(frame), stamp));
-        let inserted = self.tree.insert(
-            &mut self.table[record].root,
-            index,
+        let owner = Owner::Sole(put.handle.key());
+        let page = Descriptor::new(owner, index, Place::Frame(frame), stamp);
+        let id = self.descriptors.insert(page);
+        let Self {
+            table,
+            tree,
+            descriptors,
+            magazine,
+            ..
+        } = self;
+        if add_to_object(
+            table,
+            tree,
+            descriptors,
+            (put.hash, put.object),
             id,
-            &self.descriptors,
-            &mut self.magazine,
-        );
-        if inserted.is_err() {
+            magazine,
+        )
+        .is_err()
+        {
             self.descriptors.remove(id);
-            if found.is_none() {
-                self.remove_object(slot, record);
-            }
             self.give_unless(brought, frame);
             return Err(NoFrame);
         }
         put.frame = None;
-        self.table[record].pages += 1;
         let Self {
             pools,
             ghosts,
@@ -190,6 +186,12 @@ impl Shard {
             ..
         } = self;
         let pool = pool_in(pools, slot);
+        if put.object == ObjectRef::NONE {
+            pool.objects += 1;
+            if index >= CHUNK_PAGES {
+                pool.totals.set_large();
+            }
+        }
         let mut remembered = false;
         if common.eviction.remembers {
             let pages = pool.ghosts.remembered(pool.pages());
@@ -207,22 +209,6 @@ impl Shard {
         if brought.is_none() {
             self.magazine.give(frame);
         }
-    }
-
-    fn insert_object(&mut self, slot: usize, hash: u64, handle: Handle) -> Result<u32, NoFrame> {
-        let Self {
-            pools,
-            table,
-            magazine,
-            ..
-        } = self;
-        let pool = pool_in(pools, slot);
-        let record = table.insert(hash, handle.pool.0, handle.object, magazine)?;
-        pool.objects += 1;
-        if handle.index >= CHUNK_PAGES {
-            pool.totals.set_large();
-        }
-        Ok(record)
     }
 
     /// Removes the frame of a page that was just filled, if its content allows it to be stored without one.
@@ -262,4 +248,29 @@ impl Shard {
             }
         }
     }
+}
+
+/// Adds a page, so far the only one of its object, to the pages that its object has already. On failure nothing is changed.
+#[inline(always)]
+pub(crate) fn add_to_object<H: Hasher>(
+    table: &mut Table<H>,
+    tree: &mut Tree,
+    descriptors: &mut Arena<Descriptor>,
+    (hash, object): (u64, ObjectRef),
+    id: u32,
+    frames: &mut impl Frames,
+) -> Result<(), NoFrame> {
+    let Some(object) = object.some() else {
+        return table.insert(hash, id, descriptors, frames);
+    };
+    let record = table.expand(object, descriptors, frames)?;
+    let Object { root, pages, .. } = &mut table[record];
+    let inserted = tree.insert(root, descriptors[id].index, id, descriptors, frames);
+    if inserted.is_ok() {
+        *pages += 1;
+        descriptors[id].set_owner(Owner::Record(record));
+    } else if *pages == 1 {
+        table.contract(record, descriptors);
+    }
+    inserted
 }

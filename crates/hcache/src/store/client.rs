@@ -37,7 +37,7 @@ impl Client {
     #[inline(always)]
     fn locate(&self, handle: &Handle) -> (MutexGuard<'_, Shard>, u64) {
         let inner = self.inner();
-        let hash = inner.common.object_hash(handle.pool.0, handle.object);
+        let hash = inner.common.object_hash(handle.key());
         (inner.shard(inner.shard_of(hash, handle.index)), hash)
     }
 

@@ -8,6 +8,7 @@ use super::capacity::TRIES;
 use crate::arena::NIL;
 use crate::shard::{CHUNK_PAGES, Common, Goal, Need, Put, RUN, Request, Step};
 use crate::sync::{Ordering, RwLockReadGuard, lock};
+use crate::table::{Key, ObjectRef};
 use crate::{ClientId, Error, Handle, Page, PoolId, PutOutcome, sync};
 
 fn same_shard(left: &Request, right: &Request) -> bool {
@@ -70,13 +71,13 @@ impl Inner {
         handle: Handle,
         fill: F,
     ) -> Result<PutOutcome, Error> {
-        let hash = self.common.object_hash(handle.pool.0, handle.object);
+        let hash = self.common.object_hash(handle.key());
         let shard = self.shard_of(hash, handle.index);
         let mut put = Put {
             hash,
             handle,
             fill: Some(fill),
-            object: NIL,
+            object: ObjectRef::NONE,
             frame: None,
             counted: false,
         };
@@ -227,7 +228,7 @@ impl Inner {
         let mut places = [(0, 0); RUN];
         let mut starts = [0; SHARDS + 1];
         for (place, handle) in places.iter_mut().zip(handles) {
-            let hash = self.common.object_hash(handle.pool.0, handle.object);
+            let hash = self.common.object_hash(handle.key());
             let shard = self.shard_of(hash, handle.index);
             *place = (shard, hash);
             starts[shard % SHARDS + 1] += 1;
@@ -240,7 +241,7 @@ impl Inner {
             shard: 0,
             hash: 0,
             handle: handles[0],
-            object: NIL,
+            object: ObjectRef::NONE,
             candidate: NIL,
         };
         let mut requests = [nothing; RUN];
@@ -266,7 +267,7 @@ impl Inner {
         object: u64,
         indices: RangeInclusive<u32>,
     ) -> Result<u64, Error> {
-        let hash = self.common.object_hash(pool.0, object);
+        let hash = self.common.object_hash(Key::new(pool, object));
         let home = self.shard_of(hash, 0);
         let mut first = true;
         let mut pages = 0;
