@@ -70,4 +70,4 @@ kill "$qemu"
 files >/tmp/after
 diff /tmp/before /tmp/after >/tmp/rest || die "a purge leaves, or takes: $(cat /tmp/rest)"
 ! getent group plimsoll plimsoll-ro || die "a purge leaves groups"
-[ ! -e /run/plimsoll ] || die "a purge leaves /run/plimsoll"
+[ ! -e /run/plimsoll ] || die "a purge leaves in /run/plimsoll: $(ls -A /run/plimsoll)"

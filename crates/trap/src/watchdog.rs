@@ -16,7 +16,7 @@
 //! Cost: 40 wake-ups a second while pages are armed, none otherwise.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -129,7 +129,9 @@ fn settle(kept: &[BorrowedFd<'_>; 2]) {
     // A copy of the userfaultfd would keep the VM waiting after the tracer's death.
     sys::close_all_but(&kept);
     for group in ROOT_GROUPS {
-        let _ = fs::write(group, "0");
+        // Opened as it is: with version 1 the first is a name in a tmpfs, where a write would make a file.
+        let entered = fs::OpenOptions::new().write(true).open(group);
+        let _ = entered.and_then(|mut file| file.write_all(b"0"));
     }
     let _ = stay_ready();
 }

@@ -32,7 +32,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         daemon.pass_turns(3);
         let metrics = daemon.get("/metrics");
         for wanted in [
-            "plimsoll_vm_reuse_distance_bytes_bucket{vm=\"watched\",le=",
+            "plimsoll_vm_demand_bytes{vm=\"watched\",promise=\"5%\"}",
             "plimsoll_vm_working_set_bytes{vm=\"watched\"",
         ] {
             assert!(metrics.contains(wanted), "{wanted}: {metrics}");

@@ -385,7 +385,7 @@ impl KeepArgs {
         write_file(&path("md"), set.markdown().as_bytes())?;
         write_file(
             &path("json"),
-            (serde_json::to_string_pretty(&set)? + "\n").as_bytes(),
+            (serde_json::to_string(&set)? + "\n").as_bytes(),
         )?;
         writeln!(
             out,
