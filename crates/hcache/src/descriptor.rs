@@ -1,8 +1,29 @@
 //! The descriptor of a page: 32 bytes, two per cache line.
 
+use crate::PoolId;
 use crate::arena::{NIL, Slot};
-use crate::shard::POOLS;
-use crate::table::Key;
+
+/// Maximum number of pools of a store.
+pub(crate) const POOLS: u32 = 4096;
+
+/// The name of an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    /// Slot of its pool: two pools with pages have different ones.
+    pub(crate) pool: u32,
+    /// Number that the client assigned to it.
+    pub(crate) object: u64,
+}
+
+impl Key {
+    #[inline(always)]
+    pub(crate) fn new(pool: PoolId, object: u64) -> Self {
+        Self {
+            pool: pool.0 % POOLS,
+            object,
+        }
+    }
+}
 
 /// The location of a page's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

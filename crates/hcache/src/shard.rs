@@ -27,7 +27,7 @@ use self::pool::PoolMember;
 use crate::account::{Account, Ages, NONE_OLD, PoolTotals};
 use crate::arena::{Arena, Frames, NIL};
 use crate::contents::{Contents, EntryId};
-use crate::descriptor::{Descriptor, Owner, Place};
+use crate::descriptor::{Descriptor, Key, Owner, POOLS, Place};
 use crate::eviction::{EvictionPolicyRow, Queue, UseEffect};
 use crate::free::FreeFrames;
 use crate::ghost::{GhostTable, remembered_pages};
@@ -36,7 +36,7 @@ use crate::packed::{Compressor, Packed};
 use crate::radix::Tree;
 use crate::sync::{Arc, AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
 use crate::sys::Slab;
-use crate::table::{Hasher, Key, ObjectRef, Table};
+use crate::table::{Hasher, ObjectRef, Table};
 use crate::{
     ClientId, Counters, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,
     Sharing, packed,
@@ -45,7 +45,7 @@ use crate::{
 pub(crate) use self::magazine::Magazine;
 pub(crate) use self::pool::Member;
 pub(crate) use self::pool::Pool;
-pub(crate) use self::put::{Put, add_to_object};
+pub(crate) use self::put::Put;
 
 /// Bytes charged for a page's metadata: close to its actual size where objects are dense.
 pub(crate) const DESCRIPTION_BYTES: u64 = 40;
@@ -252,9 +252,6 @@ pub(crate) struct Shard {
 pub(crate) fn slot(pool: PoolId) -> usize {
     (pool.0 % POOLS) as usize
 }
-
-/// Maximum number of pools of a store.
-pub(crate) const POOLS: u32 = 4096;
 
 impl Shard {
     pub(crate) fn new(number: usize, common: Arc<Common>) -> Self {

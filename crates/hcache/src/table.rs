@@ -19,11 +19,9 @@
 
 use std::ops::{Index, IndexMut};
 
-use crate::PoolId;
 use crate::arena::{Arena, Frames, NIL, NoFrame, Slot};
-use crate::descriptor::{Descriptor, Owner};
-use crate::radix::Link;
-use crate::shard::POOLS;
+use crate::descriptor::{Descriptor, Key, Owner};
+use crate::radix::{Link, Tree};
 use crate::sys::Block;
 
 /// Bits of a slot that hold a reference; the others are a tag.
@@ -31,25 +29,6 @@ const REF_BITS: u32 = 25;
 
 /// Numbers that a slot can hold are below this; that one, of a page under a tag of ones, would be `NIL`.
 const IDS: u32 = (1 << (REF_BITS - 1)) - 1;
-
-/// The name of an object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    /// Slot of its pool: two pools with pages have different ones.
-    pub(crate) pool: u32,
-    /// Number that the client assigned to it.
-    pub(crate) object: u64,
-}
-
-impl Key {
-    #[inline(always)]
-    pub(crate) fn new(pool: PoolId, object: u64) -> Self {
-        Self {
-            pool: pool.0 % POOLS,
-            object,
-        }
-    }
-}
 
 /// A hash function of objects.
 pub(crate) trait Hasher {
@@ -457,6 +436,35 @@ impl<H: Hasher> Table<H> {
         ObjectRef::record(record)
     }
 
+    /// Adds a page, so far the only one of its object, to the pages that its object has already. On failure nothing is changed.
+    ///
+    /// # Errors
+    ///
+    /// [`NoFrame`].
+    #[inline(always)]
+    pub(crate) fn add_page(
+        &mut self,
+        tree: &mut Tree,
+        descriptors: &mut Arena<Descriptor>,
+        (hash, object): (u64, ObjectRef),
+        id: u32,
+        frames: &mut impl Frames,
+    ) -> Result<(), NoFrame> {
+        let Some(object) = object.some() else {
+            return self.insert(hash, id, descriptors, frames);
+        };
+        let record = self.expand(object, descriptors, frames)?;
+        let Object { root, pages, .. } = &mut self[record];
+        let inserted = tree.insert(root, descriptors[id].index, id, descriptors, frames);
+        if inserted.is_ok() {
+            *pages += 1;
+            descriptors[id].set_owner(Owner::Record(record));
+        } else if *pages == 1 {
+            self.contract(record, descriptors);
+        }
+        inserted
+    }
+
     /// Gives an object that has one page a record, so that it can have more; returns that record's number.
     ///
     /// # Errors
@@ -661,9 +669,7 @@ mod tests {
 
     use super::*;
     use crate::descriptor::Place;
-    use crate::radix::Tree;
     use crate::radix::testing::Budget;
-    use crate::shard::add_to_object;
 
     const POOLS: u32 = 3;
 
@@ -727,7 +733,7 @@ mod tests {
                 pages,
                 ..
             } = self;
-            if let Err(error) = add_to_object(table, tree, pages, object, id, frames) {
+            if let Err(error) = table.add_page(tree, pages, object, id, frames) {
                 self.pages.remove(id);
                 return Err(error);
             }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::descriptor::Key;
 use crate::eviction::{EVICTION_POLICIES, EvictionPolicyRow};
-use crate::table::Key;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;

@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 
 use super::{DRAIN_PAGES, FlushResult, Shard, slot};
 
-use crate::table::{Key, Target};
+use crate::descriptor::Key;
+use crate::table::Target;
 use crate::{ClientId, Error, EventKind, Handle, PoolId};
 
 impl Shard {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{COLD, Common, Shard, add_to_object, ids, pages};
+use super::{COLD, Common, Shard, ids, pages};
 
 use crate::arena::{Arena, Frames, NoFrame};
 use crate::descriptor::{Descriptor, Owner, Place};
@@ -241,7 +241,7 @@ impl Shard {
                     descriptors.ensure(1, frames)?;
                     page.set_owner(Owner::Sole(key));
                     let id = descriptors.insert(page);
-                    add_to_object(table, tree, descriptors, (hash, object), id, frames)?;
+                    table.add_page(tree, descriptors, (hash, object), id, frames)?;
                     new.push_tail(descriptors, id);
                 }
                 Ok(new)

@@ -5,12 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use super::pool::PoolMember;
 use super::{CHUNK_PAGES, Need, PAGE_CHARGE_BYTES, RAW_BYTES, Shard, WORD_BYTES, pool_in, some};
 
-use crate::arena::{Arena, Frames, NoFrame};
+use crate::arena::{Frames, NoFrame};
 use crate::contents::{ShareResult, repeated_word};
 use crate::descriptor::{Descriptor, IDS, Owner, Place};
-use crate::radix::Tree;
 use crate::sync::Ordering;
-use crate::table::{Hasher, Object, ObjectRef, Table};
+use crate::table::ObjectRef;
 use crate::{ClientId, Error, EventKind, Handle, PAGE_BYTES, Page, PutOutcome, Sharing};
 
 /// A put in progress.
@@ -164,15 +163,9 @@ impl Shard {
             magazine,
             ..
         } = self;
-        if add_to_object(
-            table,
-            tree,
-            descriptors,
-            (put.hash, put.object),
-            id,
-            magazine,
-        )
-        .is_err()
+        if table
+            .add_page(tree, descriptors, (put.hash, put.object), id, magazine)
+            .is_err()
         {
             self.descriptors.remove(id);
             self.give_unless(brought, frame);
@@ -248,29 +241,4 @@ impl Shard {
             }
         }
     }
-}
-
-/// Adds a page, so far the only one of its object, to the pages that its object has already. On failure nothing is changed.
-#[inline(always)]
-pub(crate) fn add_to_object<H: Hasher>(
-    table: &mut Table<H>,
-    tree: &mut Tree,
-    descriptors: &mut Arena<Descriptor>,
-    (hash, object): (u64, ObjectRef),
-    id: u32,
-    frames: &mut impl Frames,
-) -> Result<(), NoFrame> {
-    let Some(object) = object.some() else {
-        return table.insert(hash, id, descriptors, frames);
-    };
-    let record = table.expand(object, descriptors, frames)?;
-    let Object { root, pages, .. } = &mut table[record];
-    let inserted = tree.insert(root, descriptors[id].index, id, descriptors, frames);
-    if inserted.is_ok() {
-        *pages += 1;
-        descriptors[id].set_owner(Owner::Record(record));
-    } else if *pages == 1 {
-        table.contract(record, descriptors);
-    }
-    inserted
 }

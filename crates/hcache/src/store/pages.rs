@@ -6,9 +6,10 @@ use super::Inner;
 use super::capacity::TRIES;
 
 use crate::arena::NIL;
+use crate::descriptor::Key;
 use crate::shard::{CHUNK_PAGES, Common, Goal, Need, Put, RUN, Request, Step};
 use crate::sync::{Ordering, RwLockReadGuard, lock};
-use crate::table::{Key, ObjectRef};
+use crate::table::ObjectRef;
 use crate::{ClientId, Error, Handle, Page, PoolId, PutOutcome, sync};
 
 fn same_shard(left: &Request, right: &Request) -> bool {

@@ -4,7 +4,8 @@ use super::Inner;
 use super::registry::{POOLS_PER_CLIENT, PoolRecord};
 
 use crate::account::{Account, PoolTotals};
-use crate::shard::{POOLS, Pool};
+use crate::descriptor::POOLS;
+use crate::shard::Pool;
 use crate::sync::{Arc, lock};
 use crate::{Counters, Error, PoolId, PoolKind, PoolOptions};
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::account::{Account, PoolTotals};
+use crate::descriptor::POOLS;
 use crate::schedule::{Activity, Claim};
-use crate::shard::POOLS;
 use crate::sync::{Arc, lock};
 use crate::{ClientId, Counters, PoolId, PoolKind};
 

@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 12] = [
     "xz",
 ];
 
-/// Trace real programs as [AET] does, and compare AET with exact LRU and both with every reference
+/// Trace real programs as the paper on AET does, and compare AET with exact LRU and both with every reference
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Jobs of lab/programs

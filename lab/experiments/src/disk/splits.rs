@@ -14,7 +14,7 @@ use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, Re
 /// Shares of visits that write, in percent, of figure 10.
 const WRITES: [u64; 5] = [10, 20, 30, 40, 50];
 
-/// Measure disk I/O by share of a VM's memory in the cache under its disk, as [LS07] figures 4, 8 and 10
+/// Measure disk I/O by share of a VM's memory in the cache under its disk, as in LS07, figures 4, 8 and 10
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The guest's kernel

@@ -190,6 +190,7 @@ fn headline(rows: &[&Measurement]) -> String {
         return format!("{}: {}", one.of, one.text());
     }
     let medians = others.iter().filter_map(|one| Some(one.spread()?[1]));
+    let count = medians.clone().count();
     let [low, high] = medians.fold([f64::INFINITY, f64::NEG_INFINITY], |[low, high], median| {
         [low.min(median), high.max(median)]
     });
@@ -199,12 +200,7 @@ fn headline(rows: &[&Measurement]) -> String {
     let text = |value| first.unit.text(value);
     let mean = mean.first().and_then(|one| Some(one.spread()?[1]));
     let mean = mean.map_or_else(String::new, |mean| format!("{} in the mean; ", text(mean)));
-    format!(
-        "{mean}{} to {} in {} rows",
-        text(low),
-        text(high),
-        others.len()
-    )
+    format!("{mean}{} to {} in {} rows", text(low), text(high), count)
 }
 
 #[cfg(test)]
