@@ -235,7 +235,7 @@ make_rpm() {
         echo '%dir %attr(0755, root, root) /etc/plimsoll'
         echo '%dir %attr(0755, root, root) /etc/plimsoll/plimsoll.toml.d'
         echo '%config(noreplace) /etc/plimsoll/plimsoll.toml'
-        echo '%dir /usr/share/plimsoll'
+        find usr/share/plimsoll usr/share/doc/plimsoll -type d | LC_ALL=C sort | sed 's|^|%dir /|'
         find usr \( -type f -o -type l \) | LC_ALL=C sort | while read -r file; do
             case $file in
             usr/share/man/*) echo "%doc /$file" ;;
