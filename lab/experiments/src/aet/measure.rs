@@ -88,33 +88,41 @@ pub fn fixed(seed: u64) -> TraceConfig {
     }
 }
 
-/// Boots a guest with the program and measures.
+/// Boots a guest with the program, whose references are counted, for `measure`.
+pub fn with_program<T>(
+    image: &ProgramsImage,
+    program: &str,
+    measure: impl FnOnce(&mut ProgramGuest, &FullTrace) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut config = ProgramGuest::config(program);
+    let references = FullTrace::of(&mut config)?;
+    let mut guest = ProgramGuest::boot(image, &config)?;
+    let measured = measure(&mut guest, &references)?;
+    drop(guest);
+    references.end()?;
+    Ok(measured)
+}
+
+/// Measures a program at all three settings.
 pub fn program(
     image: &ProgramsImage,
     program: &str,
     seed: u64,
     lengths: Lengths,
 ) -> anyhow::Result<ProgramResult> {
-    let mut config = ProgramGuest::config(program);
-    let references = FullTrace::of(&mut config)?;
-    let mut guest = ProgramGuest::boot(image, &config)?;
-    std::thread::sleep(SETTLING);
-    let default = TraceConfig {
-        seed,
-        ..TraceConfig::default()
-    };
-    let published = tracing(&guest.vm, &references, &published(seed), lengths.published)?;
-    let fixed = tracing(&guest.vm, &references, &fixed(seed), lengths.fixed)?;
-    let default = tracing(&guest.vm, &references, &default, lengths.default)?;
-    let rounds = guest.rounds()?;
-    drop(guest);
-    references.end()?;
-    Ok(ProgramResult {
-        program: program.to_owned(),
-        rounds,
-        published,
-        fixed,
-        default,
+    with_program(image, program, |guest, references| {
+        std::thread::sleep(SETTLING);
+        let default = TraceConfig {
+            seed,
+            ..TraceConfig::default()
+        };
+        Ok(ProgramResult {
+            program: program.to_owned(),
+            published: tracing(&guest.vm, references, &published(seed), lengths.published)?,
+            fixed: tracing(&guest.vm, references, &fixed(seed), lengths.fixed)?,
+            default: tracing(&guest.vm, references, &default, lengths.default)?,
+            rounds: guest.rounds()?,
+        })
     })
 }
 

@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, default_value = "xz")]
     rate_program: String,
     /// Number of seeds, each of which traces every program anew [default: 3; 1 with --quick]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// Two programs and few periods: whether everything works
     #[arg(long)]
@@ -61,6 +61,15 @@ struct Lengths {
     default: u32,
     /// Each rule for the tracking rate.
     rate: u32,
+}
+
+impl Lengths {
+    fn text(self) -> String {
+        format!(
+            "{} periods at the published settings, {} at 1/128, {} at the defaults, {} with each rule for the rate",
+            self.published, self.fixed, self.default, self.rate
+        )
+    }
 }
 
 /// Runs the experiment.
@@ -92,6 +101,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let stepping = GuestImage::locate()?;
     let mut progress = Progress::begin(
         &args.state,
+        &lengths.text(),
         (programs.len() + 3) * usize::try_from(seeds)? + 2,
     )?;
     let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;

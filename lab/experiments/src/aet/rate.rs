@@ -1,12 +1,11 @@
 //! The settings on which overhead depends, \[AET\] §3.4: the published rules for the tracking rate, driven by traps over
 //! references with pages tracked for the whole period; and hot sets and rates that are fixed.
 
-use plimsoll_rig::{ProgramGuest, ProgramsImage};
+use plimsoll_rig::ProgramsImage;
 use plimsoll_trap::{PeriodCost, RateControl, RateRule, TraceConfig};
 use serde::{Deserialize, Serialize};
 
-use super::measure::{self, PeriodRow};
-use crate::page_log::FullTrace;
+use super::measure::{self, PeriodRow, with_program};
 
 /// Traps per reference above which a period costs too much, \[AET\] §3.4.
 pub const TRAPS_PER_REFERENCE: f64 = 1e-6;
@@ -26,43 +25,41 @@ pub fn rules(
     seed: u64,
     periods: u32,
 ) -> anyhow::Result<RateResult> {
-    let mut config = ProgramGuest::config(program);
-    let references = FullTrace::of(&mut config)?;
-    let guest = ProgramGuest::boot(image, &config)?;
-    let under = |rule| -> anyhow::Result<Vec<PeriodRow>> {
-        let start = measure::fixed(seed);
-        let mut control = RateControl::new(rule, start.scale, start.least_pages);
-        let mut rows = Vec::new();
-        for period in 0..periods {
-            let config = TraceConfig {
-                scale: control.scale(),
-                // Other pages in each period.
-                seed: seed * 1000 + u64::from(period),
-                ..start.clone()
-            };
-            let traced = measure::tracing(&guest.vm, &references, &config, 1)?;
-            for row in traced.periods {
-                control.adapt(&PeriodCost {
-                    pressure: row.traps as f64 / row.references.max(1) as f64 / TRAPS_PER_REFERENCE,
-                    traps: row.traps,
-                    distinct_pages: row.distinct_pages,
-                    // Of the rule by budget alone.
-                    affordable_traps: 0.0,
-                    budget_ran_out: false,
-                    scale_min: 1,
-                });
-                rows.push(row);
+    with_program(image, program, |guest, references| {
+        let under = |rule| -> anyhow::Result<Vec<PeriodRow>> {
+            let start = measure::fixed(seed);
+            let mut control = RateControl::new(rule, start.scale, start.least_pages);
+            let mut rows = Vec::new();
+            for period in 0..periods {
+                let config = TraceConfig {
+                    scale: control.scale(),
+                    // Other pages in each period.
+                    seed: seed * 1000 + u64::from(period),
+                    ..start.clone()
+                };
+                let traced = measure::tracing(&guest.vm, references, &config, 1)?;
+                for row in traced.periods {
+                    control.adapt(&PeriodCost {
+                        pressure: row.traps as f64
+                            / row.references.max(1) as f64
+                            / TRAPS_PER_REFERENCE,
+                        traps: row.traps,
+                        distinct_pages: row.distinct_pages,
+                        // Of the rule by budget alone.
+                        affordable_traps: 0.0,
+                        budget_ran_out: false,
+                        scale_min: 1,
+                    });
+                    rows.push(row);
+                }
             }
-        }
-        Ok(rows)
-    };
-    let (linear, log) = (under(RateRule::Linear)?, under(RateRule::Log)?);
-    drop(guest);
-    references.end()?;
-    Ok(RateResult {
-        program: program.to_owned(),
-        linear,
-        log,
+            Ok(rows)
+        };
+        Ok(RateResult {
+            program: program.to_owned(),
+            linear: under(RateRule::Linear)?,
+            log: under(RateRule::Log)?,
+        })
     })
 }
 
@@ -72,21 +69,18 @@ pub const SCALES: [u32; 4] = [64, 128, 256, 512];
 
 /// A period at each setting of table 2: hot sets one after the other, and of each the rates.
 pub fn settings(image: &ProgramsImage, program: &str, seed: u64) -> anyhow::Result<Vec<PeriodRow>> {
-    let mut config = ProgramGuest::config(program);
-    let references = FullTrace::of(&mut config)?;
-    let guest = ProgramGuest::boot(image, &config)?;
-    let mut rows = Vec::new();
-    for hot_set_pages in HOT_SETS {
-        for scale in SCALES {
-            let config = TraceConfig {
-                hot_set_pages,
-                scale,
-                ..measure::fixed(seed)
-            };
-            rows.extend(measure::tracing(&guest.vm, &references, &config, 1)?.periods);
+    with_program(image, program, |guest, references| {
+        let mut rows = Vec::new();
+        for hot_set_pages in HOT_SETS {
+            for scale in SCALES {
+                let config = TraceConfig {
+                    hot_set_pages,
+                    scale,
+                    ..measure::fixed(seed)
+                };
+                rows.extend(measure::tracing(&guest.vm, references, &config, 1)?.periods);
+            }
         }
-    }
-    drop(guest);
-    references.end()?;
-    Ok(rows)
+        Ok(rows)
+    })
 }

@@ -362,7 +362,7 @@ fn rate_rules(rows: &mut Rows<'_>, rates: &[RateResult]) {
         let program = rates.first().map_or("", |one| &one.program);
         let of = format!("{program}, {rule}");
         let topic = |what, paper, unit| Topic {
-            item: "AET fig. 1, fig. 2",
+            item: "AET fig. 1, AET fig. 2",
             what,
             unit,
             paper,

@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(long, default_value_t = 2)]
     rounds: u32,
     /// Number of seeds, each of which measures everything anew [default: 3; 1 with --quick]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
     /// One order, two shares and one ratio of writes
     #[arg(long)]
@@ -177,7 +177,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     names.sort_unstable();
     names.dedup();
-    let mut progress = Progress::begin(&args.state, names.len() * usize::try_from(seeds)? + 2)?;
+    let settings = format!("{}, {} rounds", args.guest.text(), args.rounds);
+    let mut progress = Progress::begin(
+        &args.state,
+        &settings,
+        names.len() * usize::try_from(seeds)? + 2,
+    )?;
     let guest = format!("{}, one vCPU", args.guest.text());
     let conditions = progress.step("begin", || Conditions::begin("tcg", &guest))?;
     let mut measured: BTreeMap<String, Cost> = BTreeMap::new();

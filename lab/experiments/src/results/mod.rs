@@ -96,7 +96,7 @@ pub struct Conditions {
 /// A figure, measured once in each repetition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The table or figure that it answers: as `AET table 2`.
+    /// The table or figure that it answers: as `AET table 2`, or several, separated by `, `.
     pub item: String,
     /// What is measured; measurements with the same text make one table.
     pub what: String,

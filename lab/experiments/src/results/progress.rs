@@ -21,21 +21,29 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins an experiment of `all` steps whose results are in `folder`, which is created.
+    /// Begins an experiment of `all` steps, made with `settings`, whose results are in the directory `folder`; it is
+    /// created.
     ///
     /// # Errors
     ///
-    /// That it cannot be created.
-    pub fn begin(folder: &Path, all: usize) -> anyhow::Result<Self> {
+    /// That it cannot be created, or has results made with other settings, which are left as they are.
+    pub fn begin(folder: &Path, settings: &str, all: usize) -> anyhow::Result<Self> {
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot create '{}'", folder.display()))?;
-        Ok(Self {
+        let mut progress = Self {
             folder: folder.to_owned(),
-            all,
+            all: all + 1,
             done: 0,
             made: 0,
             since: Instant::now(),
-        })
+        };
+        let kept: String = progress.step("settings", || Ok(settings.to_owned()))?;
+        anyhow::ensure!(
+            kept == settings,
+            "'{}' has measurements made with other settings ({kept}; now {settings}): name another directory with --state, or delete it",
+            folder.display()
+        );
+        Ok(progress)
     }
 
     /// Returns the result that an earlier run kept as `name`, otherwise makes and keeps it.
@@ -79,12 +87,16 @@ mod tests {
     fn what_was_made_is_not_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let run = |make: fn() -> anyhow::Result<u32>| {
-            let mut progress = Progress::begin(&folder.path().join("state"), 2).unwrap();
+            let mut progress =
+                Progress::begin(&folder.path().join("state"), "2 periods", 2).unwrap();
             progress.step("one-1", make)
         };
         assert!(run(|| anyhow::bail!("cut off")).is_err());
         assert_eq!(run(|| Ok(7)).unwrap(), 7);
         assert_eq!(run(|| unreachable!("it was made")).unwrap(), 7);
+        let other = Progress::begin(&folder.path().join("state"), "4 periods", 2);
+        let error = other.unwrap_err().to_string();
+        assert!(error.contains("(2 periods; now 4 periods)"), "{error}");
         fs::write(folder.path().join("state/one-1.json"), "\"x\"").unwrap();
         let error = run(|| Ok(7)).unwrap_err();
         assert!(error.to_string().contains("delete it"), "{error}");

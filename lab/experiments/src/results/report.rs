@@ -128,7 +128,7 @@ fn overview(sets: &[ResultSet]) -> String {
         }
     }
     let kept = |item: &str| -> Vec<&ResultSet> {
-        let names = |one: &Measurement| one.item.split(", ").any(|name| is_of(name, item));
+        let names = |one: &Measurement| one.item.split(", ").any(|name| name == item);
         let of = |set: &&ResultSet| set.measurements.iter().any(names);
         sets.iter().filter(of).collect()
     };
@@ -160,14 +160,6 @@ fn overview(sets: &[ResultSet]) -> String {
         counts[2]
     ));
     text
-}
-
-/// Whether `name`, which may be without its paper (as in `AET fig. 1, fig. 2`), is `item`.
-fn is_of(name: &str, item: &str) -> bool {
-    item == name
-        || item
-            .split_once(' ')
-            .is_some_and(|(_, number)| number == name)
 }
 
 /// The measurements of a set by what they measure, in their order.
@@ -215,7 +207,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), ITEMS.len());
         let mut set = example("one");
-        set.measurements[0].item = "AET table 1, table 3".to_owned();
+        set.measurements[0].item = "AET table 1, AET table 3".to_owned();
         let text = overview(&[set]);
         assert!(text.contains("## [An example](one.md)"), "{text}");
         for item in ["AET table 1", "AET table 3"] {
