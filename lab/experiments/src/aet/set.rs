@@ -454,12 +454,9 @@ fn working_sets<'a>(
     title: &str,
     groups: impl IntoIterator<Item = (&'a str, &'a [PeriodRow])>,
 ) -> Chart {
-    let kinds = [
-        ("exact LRU", SeriesStyle::Dots),
-        ("AET", SeriesStyle::Dots),
-        ("every reference", SeriesStyle::Truth),
-    ];
-    let mut series = kinds.map(|(name, look)| Series::new(name, look, []));
+    let mut found = ["exact LRU", "AET"].map(|name| Series::new(name, SeriesStyle::Dots, []));
+    // One for each group, because a step holds until the next.
+    let mut truth = Vec::new();
     let mut markers = Vec::new();
     let mut period = 0.0;
     for (label, rows) in groups {
@@ -467,14 +464,22 @@ fn working_sets<'a>(
             let label = label.to_owned();
             markers.push(Marker { x: period, label });
         }
+        let name = if truth.is_empty() {
+            "every reference"
+        } else {
+            ""
+        };
+        let mut of_group = Series::new(name, SeriesStyle::Truth, []);
         for row in rows {
-            for (series, pages) in series.iter_mut().zip(row.working_sets) {
+            let series = found.iter_mut().chain([&mut of_group]);
+            for (series, pages) in series.zip(row.working_sets) {
                 let bytes = pages.map(|pages| PageSize::FOUR_KIB.bytes() * pages);
                 let point = bytes.map(|bytes| Point::new(period, bytes as f64));
                 series.points.extend(point);
             }
             period += 1.0;
         }
+        truth.push(of_group);
     }
     Chart {
         title: title.to_owned(),
@@ -483,7 +488,7 @@ fn working_sets<'a>(
         x: Axis::new("period", AxisUnit::Count),
         y: Axis::new("working set (5 % misses)", AxisUnit::Bytes),
         shades: Vec::new(),
-        series: series.into(),
+        series: found.into_iter().chain(truth).collect(),
         markers,
     }
 }
