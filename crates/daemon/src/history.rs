@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use plimsoll_flow::MissRatioCurve;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
 use plimsoll_protocol::request::SettingsChange;
@@ -328,6 +329,26 @@ impl History {
         let curves = curves.into_iter();
         curves
             .map(|(made, curve)| (made, curve.into_json(vm)))
+            .collect()
+    }
+
+    /// The same as curves of the domain; malformed ones are left out.
+    #[must_use]
+    pub fn valid_curves(&self, vm: &str, since_ms: u64) -> Vec<(u64, MissRatioCurve)> {
+        let kept = self.curves(vm, since_ms).into_iter();
+        kept.filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)))
+            .collect()
+    }
+
+    /// The UUIDs of VMs that were here since `since_ms`, but for those `present`, each with its baseline in bytes.
+    #[must_use]
+    pub fn departed(&self, since_ms: u64, present: &[&str]) -> Vec<(String, u64)> {
+        let state = self.state();
+        let departed = state.vms.iter().filter(|(id, record)| {
+            record.seen_unix_ms >= since_ms && is_uuid(id) && !present.contains(&id.as_str())
+        });
+        departed
+            .filter_map(|(uuid, record)| Some((uuid.clone(), record.baseline_bytes?)))
             .collect()
     }
 
@@ -732,6 +753,15 @@ impl State {
 }
 
 /// A VM's key: names may be long. Names are assigned by the host, not a guest, so that nobody can provoke a collision.
+/// Whether a record's key is a UUID as QEMU prints it, and not a name.
+fn is_uuid(id: &str) -> bool {
+    let lengths = id.split('-').map(str::len);
+    lengths.eq([8, 4, 4, 4, 12])
+        && id
+            .bytes()
+            .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+}
+
 fn key_of(vm: &str) -> u64 {
     xxh3_64(vm.as_bytes())
 }

@@ -9,9 +9,10 @@
 use std::collections::BTreeMap;
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
-use plimsoll_policy::{Rules, promise_size, relative};
+use plimsoll_policy::{Rules, relative};
 use plimsoll_protocol::vm::{MissCost, Settings};
 
+use crate::demand::Needs;
 use crate::vm::pages;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
@@ -53,20 +54,16 @@ impl Rightsize {
         kept_bytes: u64,
         percentile: f64,
     ) -> Option<Self> {
-        let least = pages(settings.min_bytes.max(kept_bytes));
         let baseline = pages(settings.baseline_bytes);
         let rules = Rules::new(baseline.max(PageCount(1)));
+        let needed = Needs {
+            settings,
+            cost,
+            kept_bytes,
+        };
         let needs = curves.iter().map(|(unix_ms, curve)| Need {
             day: unix_ms / DAY_MS,
-            // A bound that cannot be checked leaves the VM its baseline.
-            size: promise_size(
-                curve,
-                baseline,
-                &settings.promise.bound(curve.vcpus(), cost),
-                &rules,
-            )
-            .unwrap_or(baseline)
-            .max(least),
+            size: needed.by(curve),
         });
         let needs: Vec<_> = needs.collect();
         let size = fits(needs.iter(), percentile)?;

@@ -21,6 +21,7 @@ use tokio::time;
 use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
+use crate::fleet::HostDemands;
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
@@ -195,6 +196,19 @@ impl Client {
     ) -> Result<RightsizeView, ClientError> {
         let query = format!("/rightsize?since_unix_ms={since_unix_ms}&percentile={percentile}");
         self.get(&of_vm(vm, &query))
+    }
+
+    /// What the VMs need over time, in intervals of `interval_ms` from `since_unix_ms` on.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused for intervals that are too short or too many.
+    pub fn demands(
+        &self,
+        since_unix_ms: u64,
+        interval_ms: u64,
+    ) -> Result<HostDemands, ClientError> {
+        self.get(&demands_path(since_unix_ms, interval_ms))
     }
 
     /// The activity of a VM by region of its RAM and time.
@@ -463,6 +477,12 @@ fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, Cli
         why: format!("its body is none: {error}"),
     })?;
     Ok(text.into())
+}
+
+/// The path of the VMs' needs.
+#[must_use]
+pub fn demands_path(since_unix_ms: u64, interval_ms: u64) -> String {
+    format!("/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}")
 }
 
 /// The path of a VM's resource.

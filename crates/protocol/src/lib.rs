@@ -11,6 +11,7 @@
 //! | [`curve_json`] | a curve |
 //! | [`byte_curve`] | a curve, validated, over sizes in bytes |
 //! | [`rightsize`] | the right size of a VM over time |
+//! | [`fleet`] | what the VMs of many hosts need, and where they should run |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
@@ -26,6 +27,7 @@ pub mod curve_json;
 pub mod curve_size;
 pub mod decision;
 pub mod disk_admin;
+pub mod fleet;
 pub mod openmetrics;
 pub mod plan;
 pub mod request;

@@ -48,6 +48,15 @@ pub enum QuantityError {
         /// The written value.
         text: String,
     },
+    /// Not a rate of transfer above zero.
+    #[error(
+        "'{text}' is not a bandwidth: write bits per second above 0, or a number with K, M, G or T (powers of 1000), \
+         such as 10G or 2.5G"
+    )]
+    BitRate {
+        /// The written value.
+        text: String,
+    },
     /// Not a length of time above zero.
     #[error(
         "'{text}' is not a time: write a number above 0 with us, ms, s, m or h, \
@@ -233,6 +242,48 @@ impl FromStr for PerSecond {
     }
 }
 
+/// A rate of transfer in bits per second, above zero, as networks are described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BitRate(u64);
+
+const DECIMAL_UNITS: [(&str, u128); 5] = [
+    ("", 1),
+    ("K", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];
+
+impl BitRate {
+    /// Bytes per second, above 0.
+    #[must_use]
+    pub fn bytes_per_second(self) -> f64 {
+        self.0 as f64 / 8.0
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = DECIMAL_UNITS.into_iter().rev();
+        let mut whole = units.filter(|(_, unit)| u128::from(self.0).is_multiple_of(*unit));
+        let (name, unit) = whole.next().unwrap_or(("", 1));
+        write!(f, "{}{name}", u128::from(self.0) / unit)
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        scaled(text, DECIMAL_UNITS)
+            .filter(|&bits| bits > 0)
+            .map(Self)
+            .ok_or_else(|| QuantityError::BitRate {
+                text: text.to_owned(),
+            })
+    }
+}
+
 /// Reads a decimal number, a fraction or a percentage; accepts any value of an `f64`.
 fn part(text: &str) -> Option<f64> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
@@ -317,6 +368,23 @@ fn scaled<'a>(text: &str, units: impl IntoIterator<Item = (&'a str, u128)>) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bandwidth_is_in_bits_by_powers_of_1000() {
+        for (text, bits) in [
+            ("10G", 10_000_000_000),
+            ("2.5g", 2_500_000_000),
+            ("800", 800),
+        ] {
+            let rate: BitRate = text.parse().unwrap();
+            assert_eq!(rate.0, bits);
+            assert_eq!(rate.to_string().parse(), Ok(rate));
+        }
+        assert_eq!("2.5G".parse::<BitRate>().unwrap().to_string(), "2500M");
+        for wrong in ["", "0", "-1G", "10GiB", "G"] {
+            assert!(wrong.parse::<BitRate>().is_err(), "{wrong}");
+        }
+    }
     use proptest::prelude::*;
 
     #[test]

@@ -140,6 +140,11 @@ fn history_follows_the_uuid_of_a_vm() {
         let _ = history.put_baseline("web", 9);
         history.record_turn(&[moment("web", sample(NOON_MS + 37 * SPAN_MS, 5))]);
         assert_eq!(found(&history, "web"), (1, false, Some(9)));
+        // The first has moved to another host.
+        let departed = |since| history.departed(since, &[OTHER]);
+        assert_eq!(departed(NOON_MS), [(WEB.to_owned(), 7)]);
+        assert_eq!(departed(NOON_MS + 4 * SPAN_MS), []);
+        assert_eq!(history.valid_curves(WEB, 0).len(), 2);
         history.flush();
     }
     let history = opened_quietly(&path);

@@ -5,10 +5,12 @@
 //! | `listen` | sockets: ownership, takeover, TLS |
 //! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
 //! | `views` | the host, its VMs, past decisions |
+//! | `rightsize`, `demands` | what VMs need over time |
 //! | `what_if` | what-if queries, and whether a decision follows from its records |
 //! | `change` | commands passed to the turn loop |
 //! | `events` | server-sent events |
 //! | `metrics` | metrics for Prometheus |
+//! | `known` | answers that a client has already |
 //! | `page` | the page's files |
 //!
 //! One thread serves all listeners by its own tokio runtime; a few other threads do computations and read the store.
@@ -21,10 +23,12 @@
 
 mod access;
 mod change;
+mod demands;
 mod events;
 #[cfg(test)]
 #[path = "../../tests/common/example.rs"]
 mod example;
+mod known;
 mod listen;
 mod metrics;
 mod openapi;

@@ -10,7 +10,7 @@ use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{ApiState, change, events, metrics, rightsize, views, what_if};
+use super::{ApiState, change, demands, events, metrics, rightsize, views, what_if};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -46,6 +46,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(views::curve))
         .routes(routes!(views::history))
         .routes(routes!(rightsize::rightsize))
+        .routes(routes!(demands::demands))
         .routes(routes!(views::heatmap))
         .routes(routes!(views::explain))
         .routes(routes!(what_if::vm))

@@ -45,11 +45,7 @@ pub(super) async fn rightsize(
     beside(Arc::clone(&desk.reads), move || {
         let snapshot = desk.shared.snapshot();
         let summary = find(&snapshot, &vm)?;
-        let kept = desk.shared.history.curves(&vm, past.since_unix_ms);
-        let curves = kept
-            .into_iter()
-            .filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)));
-        let curves: Vec<_> = curves.collect();
+        let curves = desk.shared.history.valid_curves(&vm, past.since_unix_ms);
         let found = Rightsize::of(
             &curves,
             &summary.settings,

@@ -23,8 +23,10 @@ use tokio::task::JoinSet;
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
+use tower_http::compression::CompressionLayer;
 
 use super::access::{Access, guard};
+use super::known::unless_known;
 use super::listen::{self, Claim, GuardedListener, Listener, ServeError};
 use super::params::BODY_BYTES_MAX;
 use super::{ApiState, COMMAND_MAX, openapi, page};
@@ -172,6 +174,8 @@ fn router(desk: &Arc<ApiState>, access: Access) -> Router {
             RequestRefusal::new(RefusalKind::BadRequest, wrong)
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(middleware::from_fn(unless_known))
+        .layer(CompressionLayer::new())
         .layer(middleware::from_fn_with_state(access, guard))
         .with_state(Arc::clone(desk))
 }

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use super::serve::{Limits, serve_within};
 use super::{Server, example, openapi, serve};
-use crate::clock::{Clock, Time};
+use crate::clock::{self, Clock, Time};
 use crate::config::{ServeSettings, TcpSettings};
 use crate::history::History;
 use crate::shared::{Command, SharedState};
@@ -62,6 +62,14 @@ impl ExampleServer {
             UnixStream::connect(socket(self.folder.path())).unwrap(),
             request,
         )
+    }
+
+    fn raw_bytes(&self, request: &[u8]) -> Vec<u8> {
+        let mut stream = UnixStream::connect(socket(self.folder.path())).unwrap();
+        stream.write_all(request).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        answer
     }
 }
 
@@ -141,7 +149,11 @@ fn a_client_sees_the_host_and_all_that_is_known_of_it() {
     assert!(!client.heatmap("web").unwrap().rows.is_empty());
     assert_eq!(kind(client.heatmap("fresh")), RefusalKind::NotFound);
     let right = client.rightsize("web", 0, 0.95).unwrap();
-    assert_eq!((right.curves, right.right_bytes), (0, None));
+    let now = client.vm("web").unwrap().summary;
+    assert_eq!(right.right_bytes, now.promise_bytes);
+    assert!((5..=7).contains(&right.curves), "{right:?}");
+    let none = client.rightsize("fresh", 0, 0.95).unwrap();
+    assert_eq!((none.curves, none.right_bytes), (0, None));
     let history = client.history("web", None, None, Some(20)).unwrap();
     assert!((1..=20).contains(&history.samples.len()));
     let ids = |decisions: Vec<plimsoll_protocol::decision::Decision>| -> Vec<_> {
@@ -157,6 +169,79 @@ fn a_client_sees_the_host_and_all_that_is_known_of_it() {
     let proposal = client.proposal().unwrap().unwrap();
     assert_eq!((proposal.id, proposal.inputs), (4, None));
     assert!(client.decision(4).unwrap().inputs.is_some());
+}
+
+#[test]
+fn needs_over_time_follow_from_the_curves_of_the_history() {
+    let example = ExampleServer::new(|_| ());
+    let client = example.client();
+    let since_unix_ms = clock::unix_ms() - 1_800_000;
+    let demands = client.demands(since_unix_ms, 600_000).unwrap();
+    assert_eq!(demands.interval_ms, 600_000);
+    assert!(demands.processors.is_some_and(|processors| processors > 0));
+    let of = |vm: &str| demands.vms.iter().find(|found| found.vm == vm).unwrap();
+    // The example's curves never change, so it needs in every interval what it needs now.
+    for vm in ["web", "search"] {
+        let found = of(vm);
+        let now = client.vm(vm).unwrap().summary;
+        assert!(found.intervals.len() >= 2, "{found:?}");
+        assert_eq!((found.present, &found.uuid), (true, &now.uuid));
+        for interval in &found.intervals {
+            assert_eq!(interval.need_bytes, now.promise_bytes.unwrap());
+        }
+    }
+    // It has no curve: it counts with its baseline.
+    assert_eq!(of("fresh").intervals, []);
+    assert_eq!(of("fresh").unknown_need_bytes, 512 << 20);
+}
+
+#[test]
+fn an_answer_that_a_client_has_is_not_sent_again_and_a_large_one_is_compressed() {
+    let example = ExampleServer::new(|_| ());
+    let ask = |headers: &str| {
+        let request = format!(
+            "GET /v1/vms/web/curve HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+        );
+        example.raw_bytes(request.as_bytes())
+    };
+    let plain = ask("");
+    let head = String::from_utf8_lossy(&plain).to_lowercase();
+    let tag = head.split("etag: ").nth(1).unwrap();
+    let tag = tag.split("\r\n").next().unwrap();
+    for known in [
+        tag.to_owned(),
+        format!("\"other\", W/{tag}"),
+        "*".to_owned(),
+    ] {
+        let again = ask(&format!("If-None-Match: {known}\r\n"));
+        let again = String::from_utf8_lossy(&again);
+        assert!(again.starts_with("HTTP/1.1 304 "), "{again}");
+        assert!(again.ends_with("\r\n\r\n"), "{again}");
+    }
+    assert!(ask("If-None-Match: \"other\"\r\n").starts_with(b"HTTP/1.1 200 "));
+    let packed = ask("Accept-Encoding: gzip\r\n");
+    let end = packed
+        .windows(4)
+        .position(|part| part == b"\r\n\r\n")
+        .unwrap();
+    let head = String::from_utf8_lossy(&packed[..end]).to_lowercase();
+    assert!(head.contains("content-encoding: gzip"), "{head}");
+    assert!(
+        packed.len() * 2 < plain.len(),
+        "{} of {}",
+        packed.len(),
+        plain.len()
+    );
+    // What a client is sent as it happens is not held back to be compressed.
+    let events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n";
+    let mut stream = UnixStream::connect(socket(example.folder.path())).unwrap();
+    stream.write_all(events).unwrap();
+    let mut begin = Vec::new();
+    while !begin.windows(6).any(|part| part == b"data: ") {
+        let mut byte = [0];
+        assert_eq!(stream.read(&mut byte).unwrap(), 1);
+        begin.push(byte[0]);
+    }
 }
 
 #[test]
@@ -257,6 +342,16 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             "/v1/vms/web/history?points=1&points=2",
             400,
             "duplicate field",
+        ),
+        (
+            "/v1/demands?interval_ms=59999",
+            400,
+            "expected 60000 or more",
+        ),
+        (
+            "/v1/demands?since_unix_ms=0&interval_ms=60000",
+            400,
+            "at most 10000 intervals",
         ),
         ("/v1/vms/nobody/history", 404, "no VM is called"),
         ("/v1/vms/nobody/explain", 404, "no VM is called"),

@@ -106,12 +106,12 @@ pub fn shared() -> (Arc<SharedState>, Receiver<Command>) {
     for decision in decisions(now_ms) {
         history.put_decision(&decision);
     }
+    let snapshot = snapshot(now_ms);
     for moment in 0..PAST_MS / MOMENT_MS {
         let at_ms = now_ms - PAST_MS + moment * MOMENT_MS;
-        record(&history, at_ms, moment);
+        record(&history, at_ms, moment, &snapshot.curves);
     }
     let (sender, commands) = mpsc::sync_channel(COMMANDS);
-    let snapshot = snapshot(now_ms);
     (
         Arc::new(SharedState::new(
             snapshot,
@@ -526,7 +526,7 @@ fn step(vm: &str, from: HoldingView, to: HoldingView, state: StepState) -> Step 
 }
 
 /// Records a sample of all VMs.
-fn record(history: &History, unix_ms: u64, moment: u64) {
+fn record(history: &History, unix_ms: u64, moment: u64, curves: &BTreeMap<String, CurveJson>) {
     let moments = GUESTS.each_ref().map(|guest| {
         // Up and down by an eighth, in 16 samples.
         let wave = moment.abs_diff(moment / 16 * 16 + 8) * u64::from(guest.working_set_mib) / 64;
@@ -546,7 +546,7 @@ fn record(history: &History, unix_ms: u64, moment: u64) {
                 lost: 0,
             },
             heat: None,
-            curve: None,
+            curve: curves.get(guest.vm),
         }
     });
     history.record_turn(&moments);
@@ -557,7 +557,12 @@ fn turn(shared: &SharedState) {
     let mut next = (*shared.snapshot()).clone();
     next.host.turn += 1;
     next.host.now_unix_ms = clock::unix_ms();
-    record(&shared.history, next.host.now_unix_ms, next.host.turn);
+    record(
+        &shared.history,
+        next.host.now_unix_ms,
+        next.host.turn,
+        &next.curves,
+    );
     if let Some(mut decision) = next
         .host
         .moving

@@ -1,0 +1,128 @@
+//! What the VMs need over time, for planning with many hosts.
+
+use std::sync::Arc;
+use std::thread;
+
+use axum::Json;
+use axum::extract::State;
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::fleet::{HostDemands, VmDemands};
+use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::vm::{MissCost, Promise, Settings, VmSummary};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::params::Params;
+use super::{Answer, ApiState, beside};
+use crate::demand::Needs;
+use crate::shared::RequestRefusal;
+use crate::vm::bytes;
+
+/// Default length of an interval, and of all of them.
+const INTERVAL_MS: u64 = 3_600_000;
+const PAST_MS: u64 = 24 * INTERVAL_MS;
+/// Minimum length of an interval: curves are kept every ten minutes.
+const INTERVAL_MIN_MS: u64 = 60_000;
+/// Maximum number of intervals.
+const INTERVALS_MAX: u64 = 10_000;
+
+/// The intervals of needs.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Intervals {
+    /// Start of the first interval; default: a day ago.
+    since_unix_ms: Option<u64>,
+    /// Length of an interval, 60000 or more; default: an hour. There are at most 10000 until now.
+    interval_ms: Option<u64>,
+}
+
+/// What each VM needed for its limit in each interval, by the curves of its history; VMs with a UUID that are not here any
+/// more too.
+#[utoipa::path(get, path = "/v1/demands", params(Intervals), responses((status = 200, body = HostDemands)))]
+pub(super) async fn demands(
+    State(desk): State<Arc<ApiState>>,
+    Params(intervals): Params<Intervals>,
+) -> Answer<HostDemands> {
+    let now_unix_ms = desk.shared.clock.now().unix_ms;
+    let since_unix_ms = intervals.since_unix_ms;
+    let since_unix_ms = since_unix_ms.unwrap_or(now_unix_ms.saturating_sub(PAST_MS));
+    let interval_ms = intervals.interval_ms.unwrap_or(INTERVAL_MS);
+    let span_ms = now_unix_ms.saturating_sub(since_unix_ms);
+    if interval_ms < INTERVAL_MIN_MS || span_ms / interval_ms >= INTERVALS_MAX {
+        let message = format!(
+            "interval_ms={interval_ms}: expected {INTERVAL_MIN_MS} or more, and at most {INTERVALS_MAX} intervals"
+        );
+        return Err(RequestRefusal::new(RefusalKind::BadRequest, message));
+    }
+    beside(Arc::clone(&desk.reads), move || {
+        let history = &desk.shared.history;
+        let over_time = |vm: &str, needs: &Needs<'_>| {
+            let curves = history.valid_curves(vm, since_unix_ms);
+            needs.over_time(&curves, since_unix_ms, interval_ms)
+        };
+        let snapshot = desk.shared.snapshot();
+        let mut vms: Vec<VmDemands> = Vec::new();
+        for summary in &snapshot.host.vms {
+            let needs = needs_of(summary);
+            vms.push(VmDemands {
+                vm: summary.vm.clone(),
+                uuid: summary.uuid.clone(),
+                present: true,
+                managed: summary.settings.managed,
+                size_bytes: summary.size_bytes,
+                unknown_need_bytes: bytes(needs.unknown()),
+                intervals: over_time(&summary.vm, &needs),
+            });
+        }
+        let present = snapshot.host.vms.iter().filter_map(|vm| vm.uuid.as_deref());
+        let departed = history.departed(since_unix_ms, &present.collect::<Vec<_>>());
+        for (uuid, baseline_bytes) in departed {
+            let settings = Settings {
+                min_bytes: 0,
+                max_bytes: u64::MAX,
+                baseline_bytes,
+                shares: 1,
+                promise: Promise::DEFAULT,
+                managed: true,
+            };
+            let needs = Needs {
+                settings: &settings,
+                cost: MissCost::default(),
+                kept_bytes: 0,
+            };
+            vms.push(VmDemands {
+                vm: uuid.clone(),
+                present: false,
+                managed: true,
+                size_bytes: 0,
+                unknown_need_bytes: bytes(needs.unknown()),
+                intervals: over_time(&uuid, &needs),
+                uuid: Some(uuid),
+            });
+        }
+        Ok(Json(HostDemands {
+            schema: SCHEMA,
+            host: snapshot.host.host.clone(),
+            now_unix_ms,
+            since_unix_ms,
+            interval_ms,
+            processors: processors(),
+            total_bytes: snapshot.host.memory.total_bytes,
+            vms,
+        }))
+    })
+    .await?
+}
+
+fn needs_of(summary: &VmSummary) -> Needs<'_> {
+    Needs {
+        settings: &summary.settings,
+        cost: summary.miss_cost,
+        kept_bytes: summary.kept_bytes,
+    }
+}
+
+fn processors() -> Option<u32> {
+    u32::try_from(thread::available_parallelism().ok()?.get()).ok()
+}
