@@ -9,6 +9,7 @@
 mod attach;
 mod disk;
 mod doctor;
+mod fleet;
 mod generate;
 mod hcache;
 mod lab;
@@ -64,6 +65,7 @@ enum Verb {
     Pause(pause::Args),
     Resume(resume::Args),
     Doctor(doctor::Args),
+    Fleet(Box<fleet::Args>),
     Selftest(selftest::Args),
     Lab(lab::Args),
     Demo(lab::DemoArgs),
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Verb::Pause(args) => pause::run(args, &mut out),
         Verb::Resume(args) => resume::run(args, &mut out),
         Verb::Doctor(args) => doctor::run(args, &mut out),
+        Verb::Fleet(args) => fleet::run(args, &mut out),
         Verb::Selftest(args) => selftest::run(args, &mut out),
         Verb::Lab(args) => lab::run(args),
         Verb::Demo(args) => lab::run_demo(args),

@@ -59,6 +59,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("plimsoll-policy", &["plimsoll-flow"]),
     ("plimsoll-protocol", &["plimsoll-flow", "plimsoll-policy"]),
+    ("plimsoll-fleet", &["plimsoll-protocol"]),
     (
         "plimsoll-actuator",
         &[
@@ -102,6 +103,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "plimsoll",
         &[
             "plimsoll-flow",
+            "plimsoll-fleet",
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",

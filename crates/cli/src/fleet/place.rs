@@ -1,0 +1,139 @@
+//! `plimsoll fleet place`: on which host each VM should run.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use plimsoll_fleet::place::Aim;
+use plimsoll_fleet::plan;
+use plimsoll_fleet::rules::Rules;
+use plimsoll_output::exit::Forbidden;
+use plimsoll_output::{Columns, Side, TableOrJson, duration, printable};
+use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
+use plimsoll_protocol::size::BitRate;
+
+use super::report::hosts;
+use super::source::{Source, complain};
+use crate::live::words::size;
+
+/// Plan on which host each VM should run, as a list of moves in an order in which each target has room.
+///
+/// The exit code is 4 if not every VM can get what it needs, or with --survive-loss if not every host may be lost; 5 if some hosts did
+/// not answer.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: Source,
+    /// What it is for
+    #[arg(long, value_enum, default_value_t)]
+    goal: GoalArg,
+    /// Any one host may be lost afterwards: its VMs then fit on the others
+    #[arg(long)]
+    survive_loss: bool,
+    /// TOML file with the VMs that belong together or apart, or on some hosts only
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+    /// Bandwidth of a migration, in bits per second, as 10G
+    #[arg(long, value_name = "RATE")]
+    bandwidth: Option<BitRate>,
+    /// Output format
+    #[arg(short = 'o', long, value_enum, default_value_t)]
+    output: TableOrJson,
+}
+
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum GoalArg {
+    /// Every VM gets what it needs, with the least memory moved between hosts
+    #[default]
+    Fit,
+    /// The same, with as few hosts as possible
+    FewestHosts,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let rules = match &args.rules {
+        None => Rules::default(),
+        Some(path) => {
+            let name = path.display();
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read '{name}'"))?;
+            Rules::parse(&text).with_context(|| format!("'{name}'"))?
+        }
+    };
+    let (file, fleet) = args.source.fleet()?;
+    let aim = Aim {
+        goal: match args.goal {
+            GoalArg::Fit => Goal::Fit,
+            GoalArg::FewestHosts => Goal::FewestHosts,
+        },
+        survive_loss: args.survive_loss,
+    };
+    let bandwidth = args.bandwidth.map(BitRate::bytes_per_second);
+    let plan = plan::plan(&fleet, &rules, aim, bandwidth)?;
+    let text = match args.output {
+        TableOrJson::Json => serde_json::to_string(&plan)? + "\n",
+        TableOrJson::Table => table(&plan),
+    };
+    out.write_all(text.as_bytes())?;
+    if !plan.fits {
+        let text = "not every VM can get what it needs; the plan is as near to that as was found";
+        return Err(Forbidden(text.to_owned()).into());
+    }
+    if plan.survives_loss == Some(false) {
+        let text = "not every host may be lost; the plan is as near to that as was found";
+        return Err(Forbidden(text.to_owned()).into());
+    }
+    complain(&file.missing)
+}
+
+fn table(plan: &PlacementJson) -> String {
+    let mut moves = Columns::new(&[
+        ("MOVE", Side::Right),
+        ("VM", Side::Left),
+        ("FROM", Side::Left),
+        ("TO", Side::Left),
+        ("SIZE", Side::Right),
+        ("COPYING", Side::Right),
+        ("WHY", Side::Left),
+    ]);
+    for (number, step) in plan.moves.iter().enumerate() {
+        let why = match step.reason {
+            MoveReason::Relief => "its host is short, or a rule requires it",
+            MoveReason::Emptying => "its host is emptied",
+            MoveReason::Room => "makes room",
+        };
+        moves.row([
+            (number + 1).to_string(),
+            printable(&step.vm),
+            printable(&step.from),
+            printable(&step.to),
+            size(step.size_bytes),
+            step.copy_s.map(duration).unwrap_or_default(),
+            why.to_owned(),
+        ]);
+    }
+    let mut text = match plan.moves.is_empty() {
+        true => "No VM has to move.\n".to_owned(),
+        false => moves.text(),
+    };
+    text.push('\n');
+    text.push_str(&hosts(&plan.hosts));
+    let (used, moved) = (plan.hosts_used, plan.moved_bytes);
+    let optimal = match plan.is_optimal {
+        true => "no placement is better",
+        false => "a better one may exist",
+    };
+    text.push_str(&format!(
+        "\n{} hosts run, {} before; no placement needs fewer than {}. {} are moved, at least {} must be: {optimal}.\n",
+        used.after,
+        used.before,
+        used.at_least,
+        size(moved.planned),
+        size(moved.at_least),
+    ));
+    for problem in &plan.problems {
+        text.push_str(&format!("{}.\n", printable(problem)));
+    }
+    text
+}

@@ -1,0 +1,114 @@
+//! `plimsoll fleet report`: the hosts of a fleet as they are.
+
+use std::io::Write;
+
+use plimsoll_fleet::plan;
+use plimsoll_output::{Columns, Side, TableOrJson, percent, printable};
+use plimsoll_protocol::fleet::{FleetReport, HostPlace};
+
+use super::source::{Source, complain};
+use crate::live::words::size;
+
+/// Show what the VMs of each host need together, and which hosts may be lost.
+///
+/// A VM's need is the size that its curves required for its limit; a host's, the most that its VMs needed at the same time.
+/// The exit code is 5 if some hosts did not answer.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    source: Source,
+    /// Output format
+    #[arg(short = 'o', long, value_enum, default_value_t)]
+    output: TableOrJson,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (file, fleet) = args.source.fleet()?;
+    let report = plan::report(&file, &fleet)?;
+    let text = match args.output {
+        TableOrJson::Json => serde_json::to_string(&report)? + "\n",
+        TableOrJson::Table => table(&report),
+    };
+    out.write_all(text.as_bytes())?;
+    complain(&report.missing)
+}
+
+/// Hosts as a table.
+pub fn hosts(places: &[HostPlace]) -> String {
+    let mut table = Columns::new(&[
+        ("HOST", Side::Left),
+        ("VMS", Side::Right),
+        ("FOR VMS", Side::Right),
+        ("NEED AT PEAK", Side::Right),
+        ("SUM OF PEAKS", Side::Right),
+        ("CPU", Side::Right),
+        ("IF IT IS LOST", Side::Left),
+    ]);
+    for place in places {
+        let lost = match place.survives_loss {
+            Some(true) => "its VMs fit elsewhere",
+            Some(false) => "VMS HAVE NO PLACE",
+            None => "",
+        };
+        table.row([
+            printable(&place.host),
+            place.vms.to_string(),
+            size(place.capacity_bytes),
+            size(place.peak_bytes),
+            size(place.sum_of_peaks_bytes),
+            place.processors_ratio.map(percent).unwrap_or_default(),
+            lost.to_owned(),
+        ]);
+    }
+    table.text()
+}
+
+fn table(report: &FleetReport) -> String {
+    let mut text = hosts(&report.hosts);
+    let peak = report
+        .need_bytes
+        .iter()
+        .enumerate()
+        .max_by_key(|(_, bytes)| **bytes);
+    let (slot, need) = peak.map_or((0, 0), |(slot, bytes)| (slot as u64, *bytes));
+    let minutes = slot * report.interval_ms / 60_000;
+    text.push_str(&format!(
+        "\n{} VMs on {} hosts have {} of {}. They need {} at the busiest time, {:02}:{:02} (UTC) of {}; \
+         the sum of what each needs at its own peak is {}.\n\
+         {} hosts have at least to run for that.\n",
+        report.vms.len(),
+        report.hosts.len(),
+        size(report.size_bytes),
+        size(report.capacity_bytes),
+        size(need),
+        minutes / 60,
+        minutes % 60,
+        plimsoll_output::duration(report.period_ms as f64 / 1000.0),
+        size(report.sum_of_peaks_bytes),
+        report.hosts_at_least,
+    ));
+    for clock in &report.clocks {
+        let direction = if clock.ahead_ms > 0 {
+            "ahead"
+        } else {
+            "behind"
+        };
+        text.push_str(&format!(
+            "The clock of {} is {:.0} s {direction}; its times were moved.\n",
+            printable(&clock.host),
+            clock.ahead_ms.unsigned_abs() as f64 / 1000.0
+        ));
+    }
+    for missing in &report.missing {
+        text.push_str(&format!(
+            "No answer of {}: {}\n",
+            printable(&missing.target),
+            printable(&missing.why)
+        ));
+    }
+    for problem in &report.problems {
+        text.push_str(&format!("{}.\n", printable(problem)));
+    }
+    text
+}

@@ -1,0 +1,253 @@
+//! The answers of a fleet's daemons.
+//!
+//! Each is asked once, several at the same time. One that does not answer is listed as missing with the reason, and the rest is
+//! planned without it. A daemon's clock is compared with ours: its intervals are moved by the difference.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost};
+use ureq::Agent;
+use ureq::http::StatusCode;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+
+/// Daemons that are asked at the same time.
+const AT_ONCE: usize = 32;
+/// Limit on the size of an answer.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+/// Length of the connection's beginning, and of the whole exchange.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// How daemons are reached.
+#[derive(Debug, Clone, Default)]
+pub struct Access {
+    /// File with the token that is sent to them.
+    pub token_file: Option<PathBuf>,
+    /// PEM file with the authorities that may have signed their certificates; required for `https`.
+    pub ca_file: Option<PathBuf>,
+    /// PEM files with our own certificate and its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Time limit of a request.
+    pub time_out: Duration,
+}
+
+/// Why nothing could be asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// A file cannot be read.
+    #[error("cannot read '{}'", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file has no certificate or key.
+    #[error("'{}': {why}", path.display())]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// An address gave no usable answer.
+    #[error("{address}: {why}")]
+    Address {
+        /// The address.
+        address: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// A client of many daemons.
+#[derive(Debug, Clone)]
+pub struct Collector {
+    agent: Agent,
+    token: Option<String>,
+}
+
+impl Collector {
+    /// A client with this access.
+    ///
+    /// # Errors
+    ///
+    /// A file of `access` that cannot be used.
+    pub fn new(access: &Access) -> Result<Self, AccessError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut tls = TlsConfig::builder().unversioned_rustls_crypto_provider(provider);
+        // Without authorities no certificate is accepted.
+        let authorities = match &access.ca_file {
+            Some(path) => certificates(path)?,
+            None => Vec::new(),
+        };
+        tls = tls.root_certs(RootCerts::new_with_certs(&authorities));
+        if let Some((certificate, key)) = &access.certificate {
+            let chain = certificates(certificate)?;
+            let private = PrivateKey::from_pem(&read(key)?).map_err(|error| AccessError::Pem {
+                path: key.clone(),
+                why: error.to_string(),
+            })?;
+            tls = tls.client_cert(Some(ClientCert::new_with_certs(&chain, private)));
+        }
+        let agent = Agent::config_builder()
+            .tls_config(tls.build())
+            .timeout_connect(Some(CONNECT_MAX.min(access.time_out)))
+            .timeout_global(Some(access.time_out))
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .proxy(None)
+            .build()
+            .new_agent();
+        let token = match &access.token_file {
+            Some(path) => {
+                let text = String::from_utf8_lossy(&read(path)?).trim().to_owned();
+                Some(text)
+            }
+            None => None,
+        };
+        Ok(Self { agent, token })
+    }
+
+    /// The text at an address, which gets no token.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError::Address`].
+    pub fn text(&self, address: &str) -> Result<String, AccessError> {
+        let bytes = self
+            .get(address, None)
+            .map_err(|why| AccessError::Address {
+                address: address.to_owned(),
+                why,
+            })?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn get(&self, address: &str, token: Option<&str>) -> Result<Vec<u8>, String> {
+        let mut request = self.agent.get(address);
+        if let Some(token) = token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let mut response = request.call().map_err(|error| error.to_string())?;
+        let status = response.status();
+        let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX);
+        let body = body.read_to_vec().map_err(|error| error.to_string())?;
+        match status {
+            StatusCode::OK => Ok(body),
+            StatusCode::NOT_FOUND => Err("status 404: no plimsolld of this version".to_owned()),
+            StatusCode::UNAUTHORIZED => {
+                Err("status 401: it requires a token, or another".to_owned())
+            }
+            _ => Err(format!("status {status}")),
+        }
+    }
+
+    /// Asks the daemons at `bases` for `past` until now, in intervals of `interval_ms`.
+    #[must_use]
+    pub fn collect(&self, bases: &[String], past: Duration, interval_ms: u64) -> FleetFile {
+        let now_unix_ms = unix_ms();
+        let past_ms = u64::try_from(past.as_millis()).unwrap_or(u64::MAX);
+        let since = now_unix_ms.saturating_sub(past_ms);
+        let since_unix_ms = since - since % interval_ms.max(1);
+        let waiting: Mutex<VecDeque<&String>> = Mutex::new(bases.iter().collect());
+        let answers = Mutex::new(Vec::new());
+        let work = || {
+            while let Some(base) = lock(&waiting).pop_front() {
+                let answer = self.ask(base, since_unix_ms, interval_ms);
+                lock(&answers).push((base.clone(), answer));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..AT_ONCE.min(bases.len()) {
+                scope.spawn(work);
+            }
+        });
+        let mut file = FleetFile {
+            schema: SCHEMA,
+            collected_unix_ms: now_unix_ms,
+            hosts: Vec::new(),
+            missing: Vec::new(),
+        };
+        let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+        for (target, answer) in answers {
+            match answer {
+                Ok((clock_ahead_ms, demands)) => file.hosts.push(CollectedHost {
+                    target,
+                    clock_ahead_ms,
+                    demands,
+                }),
+                Err(why) => file.missing.push(MissingHost { target, why }),
+            }
+        }
+        file.hosts
+            .sort_by(|a, b| a.demands.host.cmp(&b.demands.host));
+        file.missing.sort_by(|a, b| a.target.cmp(&b.target));
+        file
+    }
+
+    fn ask(
+        &self,
+        base: &str,
+        since_unix_ms: u64,
+        interval_ms: u64,
+    ) -> Result<(i64, HostDemands), String> {
+        let address =
+            format!("{base}/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}");
+        let before_ms = unix_ms();
+        let body = self.get(&address, self.token.as_deref())?;
+        let ours_ms = before_ms.midpoint(unix_ms());
+        let demands: HostDemands =
+            serde_json::from_slice(&body).map_err(|error| format!("malformed answer: {error}"))?;
+        if demands.schema != SCHEMA {
+            return Err(format!("schema {}, not {SCHEMA}", demands.schema));
+        }
+        if demands.interval_ms != interval_ms || demands.since_unix_ms != since_unix_ms {
+            return Err("it answers for other intervals than those asked for".to_owned());
+        }
+        let ahead = i128::from(demands.now_unix_ms) - i128::from(ours_ms);
+        Ok((i64::try_from(ahead).unwrap_or(i64::MAX), demands))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, AccessError> {
+    fs::read(path).map_err(|source| AccessError::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, AccessError> {
+    let wrong = |why: String| AccessError::Pem {
+        path: path.to_owned(),
+        why,
+    };
+    let mut found = Vec::new();
+    for item in ureq::tls::parse_pem(&read(path)?) {
+        if let ureq::tls::PemItem::Certificate(certificate) =
+            item.map_err(|error| wrong(error.to_string()))?
+        {
+            found.push(certificate);
+        }
+    }
+    match found.is_empty() {
+        true => Err(wrong("it has no certificate".to_owned())),
+        false => Ok(found),
+    }
+}

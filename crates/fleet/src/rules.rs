@@ -1,0 +1,190 @@
+//! Which VMs belong together, which must not be on one host, on which hosts they may be, and which stay.
+//!
+//! ```toml
+//! [[together]]
+//! vms = ["web", "web-cache"]
+//!
+//! [[apart]]
+//! vms = ["db-*"]
+//!
+//! [[on]]
+//! vms = ["gpu-*"]
+//! hosts = ["host-1", "host-2"]
+//!
+//! [[stay]]
+//! vms = ["1c4a1f5e-0c4b-4b3c-9c75-0d9f2d1c0a11"]
+//! ```
+//!
+//! A VM is given by its UUID or its name, a host by its name; `*` stands for any characters, `?` for one.
+
+use serde::Deserialize;
+use wildmatch::WildMatch;
+
+use crate::fleet::{Fleet, Vm};
+
+/// Rules as an operator writes them.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rules {
+    /// VMs that must be on one host.
+    pub together: Vec<VmGroup>,
+    /// VMs of which no two may be on one host.
+    pub apart: Vec<VmGroup>,
+    /// VMs that may be on some hosts only.
+    pub on: Vec<OnHosts>,
+    /// VMs that must not be moved.
+    pub stay: Vec<VmGroup>,
+}
+
+/// Some VMs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmGroup {
+    /// Their names or UUIDs.
+    pub vms: Vec<String>,
+}
+
+/// Some VMs, and the hosts on which they may be.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OnHosts {
+    /// Names or UUIDs of the VMs.
+    pub vms: Vec<String>,
+    /// Names of the hosts.
+    pub hosts: Vec<String>,
+}
+
+/// Why rules cannot be used. Nothing was planned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RulesError {
+    /// The text is malformed.
+    #[error("the rules are malformed")]
+    Form(#[from] toml::de::Error),
+    /// A rule is for nobody: as a rule, a name is misspelt.
+    #[error("rule {rule}: no {kind} is called {name:?}")]
+    Nobody {
+        /// The rule.
+        rule: &'static str,
+        /// What was looked for.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Rules for the VMs of a fleet, by their numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Resolved {
+    /// VMs that move together, each VM in one of them.
+    pub(crate) items: Vec<Vec<usize>>,
+    /// For each VM, the groups of which only one may be on a host.
+    pub(crate) apart: Vec<Vec<usize>>,
+    /// For each VM, whether it may be on each host; empty if it may be anywhere.
+    pub(crate) hosts: Vec<Vec<bool>>,
+}
+
+impl Rules {
+    /// The rules in `text`.
+    ///
+    /// # Errors
+    ///
+    /// [`RulesError::Form`], with line and column.
+    pub fn parse(text: &str) -> Result<Self, RulesError> {
+        Ok(toml::from_str(text)?)
+    }
+
+    /// The rules for a fleet's VMs.
+    pub(crate) fn resolve(&self, fleet: &Fleet) -> Result<Resolved, RulesError> {
+        let count = fleet.vms.len();
+        let mut group_of: Vec<usize> = (0..count).collect();
+        for rule in &self.together {
+            let members = vms(fleet, "together", &rule.vms)?;
+            let joined = members.iter().map(|&vm| group_of[vm]).min();
+            let old: Vec<usize> = members.iter().map(|&vm| group_of[vm]).collect();
+            for group in &mut group_of {
+                if old.contains(group) {
+                    *group = joined.unwrap_or(*group);
+                }
+            }
+        }
+        let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for (vm, &group) in group_of.iter().enumerate() {
+            items[group].push(vm);
+        }
+        items.retain(|item| !item.is_empty());
+        let mut apart = vec![Vec::new(); count];
+        for (group, rule) in self.apart.iter().enumerate() {
+            for vm in vms(fleet, "apart", &rule.vms)? {
+                apart[vm].push(group);
+            }
+        }
+        let mut hosts = vec![Vec::new(); count];
+        let mut allow = |vm: usize, allowed: &dyn Fn(usize) -> bool| {
+            let of_vm: &mut Vec<bool> = &mut hosts[vm];
+            of_vm.resize(fleet.hosts.len(), true);
+            for (host, is_allowed) in of_vm.iter_mut().enumerate() {
+                *is_allowed &= allowed(host);
+            }
+        };
+        for rule in &self.on {
+            let mut named = vec![false; fleet.hosts.len()];
+            for name in &rule.hosts {
+                let pattern = WildMatch::new(name);
+                let mut is_found = false;
+                for (host, named) in fleet.hosts.iter().zip(&mut named) {
+                    let matches = pattern.matches(&host.name);
+                    is_found |= matches;
+                    *named |= matches;
+                }
+                if !is_found {
+                    return Err(nobody("on", "host", name));
+                }
+            }
+            for vm in vms(fleet, "on", &rule.vms)? {
+                allow(vm, &|host| named[host]);
+            }
+        }
+        for rule in &self.stay {
+            for vm in vms(fleet, "stay", &rule.vms)? {
+                allow(vm, &|host| host == fleet.vms[vm].host);
+            }
+        }
+        Ok(Resolved {
+            items,
+            apart,
+            hosts,
+        })
+    }
+}
+
+fn nobody(rule: &'static str, kind: &'static str, name: &str) -> RulesError {
+    RulesError::Nobody {
+        rule,
+        kind,
+        name: name.to_owned(),
+    }
+}
+
+/// Numbers of the VMs that are meant, each once.
+fn vms(fleet: &Fleet, rule: &'static str, names: &[String]) -> Result<Vec<usize>, RulesError> {
+    let mut found: Vec<usize> = Vec::new();
+    for name in names {
+        let pattern = WildMatch::new(name);
+        let is_meant =
+            |vm: &Vm| pattern.matches(&vm.name) || vm.uuid.as_deref() == Some(name.as_str());
+        let before = found.len();
+        let meant = fleet.vms.iter().enumerate();
+        found.extend(
+            meant
+                .filter(|(_, vm)| is_meant(vm))
+                .map(|(number, _)| number),
+        );
+        if found.len() == before {
+            return Err(nobody(rule, "VM", name));
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}

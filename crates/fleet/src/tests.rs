@@ -1,0 +1,390 @@
+//! Placements beside a naive twin that tries all of them, and fleets of known answers.
+
+use plimsoll_protocol::SCHEMA;
+use plimsoll_protocol::fleet::{
+    CollectedHost, FleetFile, Goal, HostDemands, IntervalDemand, MoveReason, VmDemands,
+};
+use proptest::prelude::*;
+
+use crate::fleet::{Fleet, FleetError, Host, Settings, Vm};
+use crate::load::Problem;
+use crate::place::{Aim, place};
+use crate::plan::plan;
+use crate::rules::Rules;
+use crate::{bound, order};
+
+const GIB: u64 = 1 << 30;
+const HOUR_MS: u64 = 3_600_000;
+const NOON_MS: u64 = 500_000 * HOUR_MS;
+
+/// Hosts of so many GiB, and VMs with their host and their needs in GiB in two slots.
+fn fleet(hosts: &[u32], vms: &[(usize, [u32; 2])]) -> Fleet {
+    let host = |(number, gib): (usize, &u32)| Host {
+        name: format!("host-{number}"),
+        capacity: vec![gib * 1024, gib * 1024, u32::MAX, u32::MAX],
+    };
+    let vm = |(number, (host, need)): (usize, &(usize, [u32; 2]))| Vm {
+        name: format!("vm-{number}"),
+        uuid: None,
+        host: *host,
+        size_bytes: u64::from(need[0].max(need[1])) * GIB,
+        need: vec![need[0] * 1024, need[1] * 1024, 0, 0],
+        known_ratio: 1.0,
+        processors_known: true,
+    };
+    Fleet {
+        slots: 2,
+        hosts: hosts.iter().enumerate().map(host).collect(),
+        vms: vms.iter().enumerate().map(vm).collect(),
+        notes: Vec::new(),
+    }
+}
+
+fn aim(goal: Goal, survive_loss: bool) -> Aim {
+    Aim { goal, survive_loss }
+}
+
+/// Whether all VMs have what they need, with `host_of`.
+fn is_within(fleet: &Fleet, host_of: &[usize]) -> bool {
+    (0..fleet.hosts.len()).all(|host| {
+        let capacity = fleet.hosts[host].capacity.iter().enumerate();
+        capacity.into_iter().all(|(slot, &capacity)| {
+            let there = (0..host_of.len()).filter(|&vm| host_of[vm] == host);
+            let needs = there.map(|vm| u64::from(fleet.vms[vm].need[slot]));
+            needs.sum::<u64>() <= u64::from(capacity)
+        })
+    })
+}
+
+fn cost(fleet: &Fleet, goal: Goal, host_of: &[usize]) -> (usize, u64) {
+    let mut used: Vec<usize> = host_of.to_vec();
+    used.sort_unstable();
+    used.dedup();
+    let moved = fleet.vms.iter().zip(host_of);
+    let moved = moved.filter(|(vm, host)| vm.host != **host);
+    let bytes = moved.map(|(vm, _)| vm.size_bytes).sum();
+    match goal {
+        Goal::Fit => (0, bytes),
+        Goal::FewestHosts => (used.len(), bytes),
+    }
+}
+
+/// The least cost of all placements that keep every need, and of those that `is_allowed`; by trying all.
+fn naive(fleet: &Fleet, goal: Goal, is_allowed: impl Fn(&[usize]) -> bool) -> Option<(usize, u64)> {
+    let (hosts, vms) = (fleet.hosts.len(), fleet.vms.len());
+    let mut best = None;
+    for mut number in 0..hosts.pow(u32::try_from(vms).unwrap()) {
+        let mut host_of = vec![0; vms];
+        for host in &mut host_of {
+            *host = number % hosts;
+            number /= hosts;
+        }
+        if is_within(fleet, &host_of) && is_allowed(&host_of) {
+            let cost = cost(fleet, goal, &host_of);
+            best = Some(best.map_or(cost, |best: (usize, u64)| best.min(cost)));
+        }
+    }
+    best
+}
+
+fn small_fleets() -> impl Strategy<Value = Fleet> {
+    let hosts = prop::collection::vec(4_u32..20, 1..5);
+    let vms = prop::collection::vec((0_usize..4, [0_u32..9, 0_u32..9]), 0..7);
+    (hosts, vms).prop_map(|(hosts, mut vms)| {
+        for vm in &mut vms {
+            vm.0 %= hosts.len();
+        }
+        fleet(&hosts, &vms)
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_small_fleet_is_placed_as_well_as_can_be(fleet in small_fleets(), fewest in any::<bool>(), forbid in any::<bool>()) {
+        let goal = if fewest { Goal::FewestHosts } else { Goal::Fit };
+        let mut text = String::new();
+        if forbid && fleet.vms.len() > 2 {
+            text = "[[apart]]\nvms=['vm-0','vm-1']\n[[on]]\nvms=['vm-2']\nhosts=['host-0']\n".to_owned();
+        }
+        let is_allowed = |host_of: &[usize]| text.is_empty() || (host_of[0] != host_of[1] && host_of[2] == 0);
+        let rules = Rules::parse(&text).unwrap();
+        let best = naive(&fleet, goal, is_allowed);
+        let found = place(&fleet, &rules, aim(goal, false)).unwrap();
+        prop_assert!(found.is_optimal);
+        prop_assert_eq!(found.fits, best.is_some());
+        if let Some(best) = best {
+            prop_assert!(is_within(&fleet, &found.host_of) && is_allowed(&found.host_of));
+            prop_assert_eq!(cost(&fleet, goal, &found.host_of), best);
+            // No bound is above the best.
+            let problem = Problem::new(&fleet, &rules.resolve(&fleet).unwrap());
+            let least = naive(&fleet, Goal::Fit, is_allowed).unwrap().1;
+            prop_assert!(bound::moved_bytes(&problem) <= least);
+            if goal == Goal::FewestHosts {
+                prop_assert!(bound::hosts(&fleet, false) <= best.0 as u64);
+            }
+        }
+        // Each VM that comes has room, unless the plan says that there is none.
+        let order = order::order(&fleet, &found, |_| MoveReason::Relief);
+        let mut host_of: Vec<usize> = fleet.vms.iter().map(|vm| vm.host).collect();
+        for (done, step) in order.moves.iter().enumerate() {
+            prop_assert_eq!(host_of[step.vm], step.from);
+            host_of[step.vm] = step.to;
+            if done + order.at_once < order.moves.len() {
+                let host = &fleet.hosts[step.to];
+                for (slot, &capacity) in host.capacity.iter().enumerate() {
+                    let there = (0..host_of.len()).filter(|&vm| host_of[vm] == step.to);
+                    let need: u32 = there.map(|vm| fleet.vms[vm].need[slot]).sum();
+                    prop_assert!(need <= capacity);
+                }
+            }
+        }
+        prop_assert_eq!(host_of, found.host_of);
+    }
+}
+
+#[test]
+fn peaks_at_different_times_share_a_host() {
+    let day_and_night = fleet(&[10, 10], &[(0, [8, 2]), (1, [2, 8])]);
+    let found = place(
+        &day_and_night,
+        &Rules::default(),
+        aim(Goal::FewestHosts, false),
+    )
+    .unwrap();
+    assert_eq!(found.host_of[0], found.host_of[1]);
+    let both_by_day = fleet(&[10, 10], &[(0, [8, 2]), (1, [8, 2])]);
+    let found = place(
+        &both_by_day,
+        &Rules::default(),
+        aim(Goal::FewestHosts, false),
+    )
+    .unwrap();
+    assert_eq!(found.host_of, [0, 1]);
+}
+
+#[test]
+fn a_host_is_relieved_by_the_fewest_bytes() {
+    // 3 GiB too many: the VM of 4 alone does it.
+    let fleet = fleet(&[16, 16], &[(0, [10, 10]), (0, [5, 5]), (0, [4, 4])]);
+    let plan = plan(&fleet, &Rules::default(), aim(Goal::Fit, false), Some(1e9)).unwrap();
+    let [step] = &plan.moves[..] else {
+        panic!("{plan:?}");
+    };
+    assert_eq!((step.vm.as_str(), step.to.as_str()), ("vm-2", "host-1"));
+    assert_eq!(step.reason, MoveReason::Relief);
+    assert!((step.copy_s.unwrap() - 4.294_967_296).abs() < 1e-9);
+    assert_eq!(plan.moved_bytes.planned, 4 * GIB);
+    // 3 of its 4 GiB, divided, would do.
+    assert_eq!(plan.moved_bytes.at_least >> 20, 3 * 1024 - 1);
+    assert!(plan.fits && plan.is_optimal);
+}
+
+#[test]
+fn after_any_loss_all_vms_have_a_place_or_the_plan_says_which_have_none() {
+    // Three half-full hosts fit on two, but the loss of one of those needs the third.
+    let vms = [(0, [4, 4]), (0, [4, 4]), (1, [4, 4]), (2, [4, 4])];
+    let three = fleet(&[8, 8, 8], &vms);
+    let found = plan(
+        &three,
+        &Rules::default(),
+        aim(Goal::FewestHosts, true),
+        None,
+    )
+    .unwrap();
+    assert_eq!(
+        (found.hosts_used.after, found.survives_loss),
+        (3, Some(true))
+    );
+    assert_eq!(found.hosts_used.at_least, 3);
+    assert_eq!(found.moves, []);
+    let alone = plan(
+        &three,
+        &Rules::default(),
+        aim(Goal::FewestHosts, false),
+        None,
+    )
+    .unwrap();
+    assert_eq!(alone.hosts_used.after, 2);
+    // Two full hosts cannot stand for each other.
+    let full = fleet(&[8, 8], &[(0, [8, 8]), (1, [8, 8])]);
+    let found = plan(&full, &Rules::default(), aim(Goal::Fit, true), None).unwrap();
+    assert_eq!((found.fits, found.survives_loss), (true, Some(false)));
+    assert!(
+        found
+            .problems
+            .iter()
+            .any(|problem| problem.contains("if \"host-0\" is lost"))
+    );
+}
+
+#[test]
+fn vms_that_wait_for_each_other_go_by_a_third_host() {
+    let rules = "[[on]]\nvms=['vm-0']\nhosts=['host-1']\n[[on]]\nvms=['vm-1']\nhosts=['host-0']\n";
+    let rules = Rules::parse(rules).unwrap();
+    let with_third = fleet(&[8, 8, 8], &[(0, [6, 6]), (1, [6, 6])]);
+    let found = plan(&with_third, &rules, aim(Goal::Fit, false), None).unwrap();
+    let steps: Vec<_> = found.moves.iter().map(|step| step.to.as_str()).collect();
+    assert_eq!(steps.len(), 3);
+    assert_eq!(steps[0], "host-2");
+    assert_eq!(found.problems, [""; 0]);
+    let alone = fleet(&[8, 8], &[(0, [6, 6]), (1, [6, 6])]);
+    let found = plan(&alone, &rules, aim(Goal::Fit, false), None).unwrap();
+    assert_eq!(found.moves.len(), 2);
+    assert!(found.problems[0].contains("the last 2 moves need room at the same time"));
+}
+
+#[test]
+fn vms_that_belong_together_move_together_and_those_that_must_stay_do() {
+    let rules =
+        Rules::parse("[[together]]\nvms=['vm-0','vm-2']\n[[stay]]\nvms=['vm-1']\n").unwrap();
+    let fleet = fleet(&[8, 8], &[(0, [3, 3]), (0, [4, 4]), (1, [2, 2])]);
+    let found = place(&fleet, &rules, aim(Goal::Fit, false)).unwrap();
+    // Together they need 5 of 8 GiB, so not beside the VM that stays.
+    assert_eq!(found.host_of, [1, 0, 1]);
+    let misspelt = Rules::parse("[[stay]]\nvms=['vm-7']\n").unwrap();
+    let error = place(&fleet, &misspelt, aim(Goal::Fit, false)).unwrap_err();
+    assert_eq!(error.to_string(), "rule stay: no VM is called \"vm-7\"");
+    assert!(Rules::parse("[[together]]\nvm=['a']").is_err());
+}
+
+fn vm(name: &str, uuid: Option<&str>, intervals: &[(u32, u64)]) -> VmDemands {
+    VmDemands {
+        vm: name.to_owned(),
+        uuid: uuid.map(str::to_owned),
+        present: true,
+        managed: true,
+        size_bytes: 4 * GIB,
+        unknown_need_bytes: 3 * GIB,
+        intervals: intervals
+            .iter()
+            .map(|&(interval, gib)| IntervalDemand {
+                interval,
+                curves: 6,
+                need_bytes: gib * GIB,
+                vcpu_seconds_per_second: Some(0.5),
+            })
+            .collect(),
+    }
+}
+
+fn host(name: &str, clock_ahead_ms: i64, vms: Vec<VmDemands>) -> CollectedHost {
+    CollectedHost {
+        target: format!("http://{name}:7373"),
+        clock_ahead_ms,
+        demands: HostDemands {
+            schema: SCHEMA,
+            host: name.to_owned(),
+            now_unix_ms: NOON_MS,
+            since_unix_ms: NOON_MS,
+            interval_ms: HOUR_MS,
+            processors: Some(8),
+            total_bytes: 64 * GIB,
+            vms,
+        },
+    }
+}
+
+fn file(hosts: Vec<CollectedHost>) -> FleetFile {
+    FleetFile {
+        schema: SCHEMA,
+        collected_unix_ms: NOON_MS,
+        hosts,
+        missing: Vec::new(),
+    }
+}
+
+const SETTINGS: Settings = Settings {
+    period_ms: 4 * HOUR_MS,
+    reserve_ratio: 0.25,
+    processors_ratio: Some(2.0),
+};
+
+fn memory_gib(fleet: &Fleet, vm: usize) -> Vec<u32> {
+    let memory = fleet.vms[vm].need[..fleet.slots].iter();
+    memory.map(|units| units / 1024).collect()
+}
+
+#[test]
+fn needs_are_folded_into_a_period_on_one_clock() {
+    // The sixth interval falls into the slot of the second; the third has no curve.
+    let intervals = [(0, 1), (1, 2), (3, 1), (5, 5)];
+    let of = |ahead| {
+        let file = file(vec![host("a", ahead, vec![vm("x", None, &intervals)])]);
+        Fleet::of(&file, &SETTINGS).unwrap()
+    };
+    assert_eq!(memory_gib(&of(0), 0), [1, 5, 5, 1]);
+    assert_eq!(of(0).vms[0].known_ratio, 0.75);
+    // By a clock that is an hour ahead, what it calls the second hour was the first.
+    let ahead = i64::try_from(HOUR_MS).unwrap();
+    assert_eq!(memory_gib(&of(ahead), 0), [5, 5, 1, 1]);
+    // By half an hour: each interval lies in two slots.
+    assert_eq!(memory_gib(&of(ahead / 2), 0), [5, 5, 1, 1]);
+    let fleet = of(0);
+    assert_eq!(fleet.hosts[0].memory_bytes(), 48 * GIB);
+    assert_eq!(fleet.hosts[0].capacity[4], 16_000);
+    assert_eq!(fleet.vms[0].need[4..], [500; 4]);
+}
+
+#[test]
+fn a_vm_that_moved_keeps_its_history_by_its_uuid() {
+    const UUID: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+    let mut gone = vm(UUID, Some(UUID), &[(0, 6), (1, 2)]);
+    gone.present = false;
+    let here = vm("web", Some(UUID), &[(2, 1), (3, 1)]);
+    let other = vm("web", None, &[(0, 1), (1, 1), (2, 1), (3, 1)]);
+    let file = file(vec![
+        host("a", 0, vec![gone, other]),
+        host("b", 0, vec![here]),
+    ]);
+    let fleet = Fleet::of(&file, &SETTINGS).unwrap();
+    assert_eq!(fleet.vms.len(), 2);
+    assert_eq!(memory_gib(&fleet, 0), [1, 1, 1, 1]);
+    assert_eq!(
+        (fleet.vms[1].host, memory_gib(&fleet, 1)),
+        (1, vec![6, 2, 1, 1])
+    );
+    assert_eq!(fleet.notes, [""; 0]);
+}
+
+#[test]
+fn what_is_not_known_counts_as_much_and_is_said() {
+    let unknown = vm("new", None, &[]);
+    let mut fixed = vm("fixed", None, &[(0, 1)]);
+    fixed.managed = false;
+    let file = file(vec![host("a", 0, vec![unknown, fixed])]);
+    let fleet = Fleet::of(&file, &SETTINGS).unwrap();
+    assert_eq!(memory_gib(&fleet, 0), [3; 4]);
+    // It cannot be resized, so it needs what it has.
+    assert_eq!(memory_gib(&fleet, 1), [4; 4]);
+    assert!(
+        fleet.notes[0].contains("1 of 2 VMs have no curve"),
+        "{:?}",
+        fleet.notes
+    );
+}
+
+#[test]
+fn answers_that_do_not_go_together_are_refused() {
+    let mut other = host("b", 0, Vec::new());
+    other.demands.interval_ms = 600_000;
+    let of = |hosts| Fleet::of(&file(hosts), &SETTINGS).unwrap_err();
+    assert_eq!(of(Vec::new()), FleetError::NoHost);
+    let error = of(vec![host("a", 0, Vec::new()), other]);
+    assert!(matches!(error, FleetError::Intervals { .. }), "{error}");
+    let error = of(vec![host("a", 0, Vec::new()), host("a", 0, Vec::new())]);
+    assert!(matches!(error, FleetError::Twice { .. }), "{error}");
+    let period = Settings {
+        period_ms: HOUR_MS * 5 / 2,
+        ..SETTINGS
+    };
+    let error = Fleet::of(&file(vec![host("a", 0, Vec::new())]), &period).unwrap_err();
+    assert!(matches!(error, FleetError::Period { .. }), "{error}");
+    // A daemon that answers nonsense stops the plan and nothing else.
+    let mut mad = vm("x", None, &[(u32::MAX, 1)]);
+    mad.intervals[0].need_bytes = u64::MAX;
+    mad.intervals[0].vcpu_seconds_per_second = Some(f64::NAN);
+    let mad = file(vec![host("a", i64::MIN, vec![mad.clone(), mad])]);
+    let fleet = Fleet::of(&mad, &SETTINGS).unwrap();
+    let error = place(&fleet, &Rules::default(), aim(Goal::Fit, true)).unwrap_err();
+    assert!(error.to_string().contains("nonsense"), "{error}");
+}
