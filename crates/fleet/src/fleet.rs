@@ -254,7 +254,7 @@ impl Fleet {
         let unmeasured = fleet.vms.iter().filter(|vm| !vm.processors_known).count();
         if settings.processors_ratio.is_some() && unmeasured > 0 {
             fleet.notes.push(format!(
-                "the processor time of {unmeasured} of {} VMs is not known: it counts as none",
+                "The processor time of {unmeasured} of {} VMs is not known: it counts as none",
                 fleet.vms.len()
             ));
         }

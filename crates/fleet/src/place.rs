@@ -31,6 +31,8 @@ pub struct Aim {
     pub goal: Goal,
     /// Whether any one host may be lost afterwards.
     pub survive_loss: bool,
+    /// Whether a small fleet is searched exhaustively.
+    pub exhaustive: bool,
 }
 
 /// Why nothing was planned.
@@ -40,9 +42,9 @@ pub enum PlaceError {
     /// The rules do not suit the fleet.
     #[error(transparent)]
     Rules(#[from] RulesError),
-    /// Needs beyond 4 PiB or 4 million processors.
+    /// Needs beyond 4 PiB or 4 million processors, or sizes beyond 16 EiB.
     #[error(
-        "the VMs need more than 4 PiB or 4 million processors together: a host answers nonsense"
+        "the VMs need more than 4 PiB or 4 million processors together, or have more than 16 EiB: a host answers nonsense"
     )]
     TooLarge,
 }
@@ -86,7 +88,7 @@ pub fn place(fleet: &Fleet, rules: &Rules, aim: Aim) -> Result<Placement, PlaceE
         Goal::FewestHosts => emptied(&problem, &load, aim),
     };
     let mut is_optimal = false;
-    if problem.items.len() <= SEARCH_ITEMS_MAX {
+    if aim.exhaustive && problem.items.len() <= SEARCH_ITEMS_MAX {
         let (better, is_complete) = exact::search(&problem, aim, &solution, SEARCH_STEPS);
         solution = better.unwrap_or(solution);
         is_optimal = is_complete;
@@ -103,6 +105,7 @@ pub fn as_it_is(fleet: &Fleet) -> Result<Placement, PlaceError> {
     let aim = Aim {
         goal: Goal::Fit,
         survive_loss: true,
+        exhaustive: false,
     };
     let problem = problem(fleet, &Rules::default())?;
     let solution = Solution {
@@ -115,7 +118,9 @@ pub fn as_it_is(fleet: &Fleet) -> Result<Placement, PlaceError> {
 
 fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceError> {
     let total = fleet.total_need();
-    if total.iter().any(|&units| units > u64::from(u32::MAX)) {
+    let sizes = fleet.vms.iter().map(|vm| u128::from(vm.size_bytes));
+    let is_large = sizes.sum::<u128>() > u128::from(u64::MAX);
+    if is_large || total.iter().any(|&units| units > u64::from(u32::MAX)) {
         return Err(PlaceError::TooLarge);
     }
     Ok(Problem::new(fleet, &rules.resolve(fleet)?))

@@ -175,7 +175,7 @@ fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String>
     for (host, vms) in fleet.hosts.iter().zip(&placement.stranded) {
         if !vms.is_empty() {
             problems.push(format!(
-                "if {:?} is lost, {} of its VMs have no place: {}",
+                "If {:?} is lost, {} of its VMs have no place: {}",
                 host.name,
                 vms.len(),
                 names(fleet, vms)
@@ -184,7 +184,7 @@ fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String>
     }
     if at_once > 0 {
         problems.push(format!(
-            "the last {at_once} moves need room at the same time: no third host can hold one of the VMs meanwhile"
+            "The last {at_once} moves need room at the same time: no third host can hold one of the VMs meanwhile"
         ));
     }
     problems

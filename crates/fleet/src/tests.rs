@@ -41,7 +41,11 @@ fn fleet(hosts: &[u32], vms: &[(usize, [u32; 2])]) -> Fleet {
 }
 
 fn aim(goal: Goal, survive_loss: bool) -> Aim {
-    Aim { goal, survive_loss }
+    Aim {
+        goal,
+        survive_loss,
+        exhaustive: true,
+    }
 }
 
 /// Whether all VMs have what they need, with `host_of`.
@@ -213,7 +217,7 @@ fn after_any_loss_all_vms_have_a_place_or_the_plan_says_which_have_none() {
         found
             .problems
             .iter()
-            .any(|problem| problem.contains("if \"host-0\" is lost"))
+            .any(|problem| problem.contains("If \"host-0\" is lost"))
     );
 }
 
@@ -230,7 +234,7 @@ fn vms_that_wait_for_each_other_go_by_a_third_host() {
     let alone = fleet(&[8, 8], &[(0, [6, 6]), (1, [6, 6])]);
     let found = plan(&alone, &rules, aim(Goal::Fit, false), None).unwrap();
     assert_eq!(found.moves.len(), 2);
-    assert!(found.problems[0].contains("the last 2 moves need room at the same time"));
+    assert!(found.problems[0].contains("The last 2 moves need room at the same time"));
 }
 
 #[test]

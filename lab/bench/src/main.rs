@@ -12,6 +12,7 @@ mod disk;
 mod estimators;
 mod file;
 mod first_touch;
+mod fleet;
 mod hcache;
 mod long;
 mod measure;
@@ -80,6 +81,8 @@ enum Part {
     Computed,
     /// Memory divided among VMs: time, and distance from the optimum
     Policy,
+    /// VMs placed on many hosts: time, and distance from the bound and from the best
+    Fleet,
     /// The Python package beside the crates that it wraps
     Python(python::Args),
     /// A turn of the daemon over many VMs
@@ -124,6 +127,7 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Trap) => trap::run(&mut out),
         Some(Part::Computed) => computed::run(&mut out),
         Some(Part::Policy) => policy::run(&cli, &mut out),
+        Some(Part::Fleet) => fleet::run(&cli, &mut out),
         Some(Part::Python(args)) => python::run(&cli, args, &mut out),
         Some(Part::Turns) => turns::run(&mut out),
         Some(Part::Pagelog(args)) => pagelog::run(&cli, args, &mut out),
@@ -144,6 +148,7 @@ fn main() -> anyhow::Result<()> {
             bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)?;
             policy::run(&cli, &mut out)?;
+            fleet::run(&cli, &mut out)?;
             hcache::run(&cli, &hcache::Args::default(), &mut out)?;
             hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)?;
             disk::run(&cli, &disk::Args::default(), &mut out)

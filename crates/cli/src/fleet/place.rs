@@ -68,6 +68,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             GoalArg::FewestHosts => Goal::FewestHosts,
         },
         survive_loss: args.survive_loss,
+        exhaustive: true,
     };
     let bandwidth = args.bandwidth.map(BitRate::bytes_per_second);
     let plan = plan::plan(&fleet, &rules, aim, bandwidth)?;
@@ -120,9 +121,11 @@ fn table(plan: &PlacementJson) -> String {
     text.push('\n');
     text.push_str(&hosts(&plan.hosts));
     let (used, moved) = (plan.hosts_used, plan.moved_bytes);
-    let optimal = match plan.is_optimal {
-        true => "no placement is better",
-        false => "a better one may exist",
+    let is_whole = plan.fits && plan.survives_loss != Some(false);
+    let optimal = match (plan.is_optimal, is_whole) {
+        (true, true) => "no placement is better",
+        (true, false) => "no placement keeps all of it",
+        (false, _) => "a better one may exist",
     };
     text.push_str(&format!(
         "\n{} hosts run, {} before; no placement needs fewer than {}. {} are moved, at least {} must be: {optimal}.\n",

@@ -84,6 +84,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "plimsoll-bench",
         &[
             "plimsoll-flow",
+            "plimsoll-fleet",
             "plimsoll-source",
             "plimsoll-estimator",
             "plimsoll-trap",
