@@ -43,7 +43,7 @@ pub(crate) fn hosts(fleet: &Fleet, survive_loss: bool) -> u64 {
             .iter()
             .copied()
             .zip(row.into_iter().map(f64::from));
-        program.add_constraint(&terms.collect::<Vec<_>>(), ComparisonOp::Ge, need as f64);
+        program.add_constraint(terms.collect::<Vec<_>>(), ComparisonOp::Ge, need as f64);
     }
     let fewest = match program.solve() {
         Ok(SolveOutcome::Solution(solution)) if solution.status() == SolutionStatus::Optimal => {

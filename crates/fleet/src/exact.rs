@@ -9,7 +9,7 @@
 use plimsoll_protocol::fleet::Goal;
 
 use crate::load::{Load, Problem};
-use crate::place::{Aim, Solution};
+use crate::solution::{Aim, Solution, largest_first};
 
 /// Hosts in use and bytes moved, in the order in which the goal counts them.
 type Cost = (u64, u64);
@@ -33,11 +33,7 @@ pub(crate) fn search(
     known: &Solution,
     steps: u64,
 ) -> (Option<Solution>, bool) {
-    let mut order: Vec<usize> = (0..problem.items.len()).collect();
-    order.sort_by(|&a, &b| {
-        let share = |item: usize| problem.share(item, problem.items[item].origin);
-        share(b).total_cmp(&share(a)).then(a.cmp(&b))
-    });
+    let order = largest_first(problem, (0..problem.items.len()).collect());
     let mut search = Search {
         problem,
         aim,

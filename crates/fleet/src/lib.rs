@@ -7,6 +7,7 @@
 //! | [`fleet`] | needs over time, on one clock, and the capacities of hosts |
 //! | [`rules`] | which VMs belong together, which must not, and on which hosts they may be |
 //! | [`place`] | a placement: repair, emptying of hosts, the loss of any one host |
+//! | `solution` | whether a placement is whole, and its spare hosts |
 //! | `load` | who is where, and whether a VM fits |
 //! | `exact` | the best placement of a small fleet |
 //! | `bound` | what no placement can do better |
@@ -32,5 +33,6 @@ mod order;
 pub mod place;
 pub mod plan;
 pub mod rules;
+mod solution;
 #[cfg(test)]
 mod tests;

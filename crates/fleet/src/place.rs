@@ -18,22 +18,13 @@ use crate::exact;
 use crate::fleet::Fleet;
 use crate::load::{Load, Problem};
 use crate::rules::{Rules, RulesError};
+pub use crate::solution::Aim;
+use crate::solution::{Solution, kept, largest_first, roomiest, stranded};
 
 /// Steps of an exhaustive search: a few seconds.
 const SEARCH_STEPS: u64 = 20_000_000;
 /// Maximum number of items of an exhaustive search: with more, its steps do not suffice.
 const SEARCH_ITEMS_MAX: usize = 40;
-
-/// What a placement is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Aim {
-    /// The goal.
-    pub goal: Goal,
-    /// Whether any one host may be lost afterwards.
-    pub survive_loss: bool,
-    /// Whether a small fleet is searched exhaustively.
-    pub exhaustive: bool,
-}
 
 /// Why nothing was planned.
 #[derive(Debug, thiserror::Error)]
@@ -66,14 +57,6 @@ pub struct Placement {
     pub unplaced: Vec<usize>,
 }
 
-/// A placement of items, how good it is, and what it needs besides.
-#[derive(Debug, Clone)]
-pub(crate) struct Solution {
-    pub(crate) load: Load,
-    pub(crate) spare: Vec<usize>,
-    pub(crate) is_whole: bool,
-}
-
 /// Places the VMs of `fleet`.
 ///
 /// # Errors
@@ -93,7 +76,7 @@ pub fn place(fleet: &Fleet, rules: &Rules, aim: Aim) -> Result<Placement, PlaceE
         solution = better.unwrap_or(solution);
         is_optimal = is_complete;
     }
-    Ok(solution.placement(&problem, aim, is_optimal))
+    Ok(placement(solution, &problem, aim, is_optimal))
 }
 
 /// The VMs as they are, with what would happen if any one host were lost.
@@ -113,7 +96,7 @@ pub fn as_it_is(fleet: &Fleet) -> Result<Placement, PlaceError> {
         spare: Vec::new(),
         is_whole: false,
     };
-    Ok(solution.placement(&problem, aim, false))
+    Ok(placement(solution, &problem, aim, false))
 }
 
 fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceError> {
@@ -126,134 +109,39 @@ fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceErro
     Ok(Problem::new(fleet, &rules.resolve(fleet)?))
 }
 
-impl Solution {
-    /// The placement with the spare hosts that it needs.
-    pub(crate) fn of(problem: &Problem<'_>, load: Load, aim: Aim) -> Self {
-        let hosts = 0..problem.fleet.hosts.len();
-        let mut is_whole = hosts
-            .clone()
-            .all(|host| load.is_within(problem, host) && load.forbidden(problem, host).is_none());
-        let mut spare = Vec::new();
-        if aim.survive_loss {
-            let mut empty: Vec<usize> = hosts
-                .clone()
-                .filter(|&host| load.items_of[host].is_empty())
-                .collect();
-            empty.sort_by_key(|&host| problem.fleet.hosts[host].capacity[0]);
-            let mut kept = kept(&load);
-            if aim.goal == Goal::Fit {
-                kept = vec![true; kept.len()];
-            }
-            let mut in_danger: Vec<usize> = hosts
-                .filter(|&host| !stranded(problem, &load, host, &kept).is_empty())
-                .collect();
-            while !in_danger.is_empty() && aim.goal == Goal::FewestHosts {
-                let Some(host) = empty.pop() else { break };
-                kept[host] = true;
-                spare.push(host);
-                in_danger.retain(|&host| !stranded(problem, &load, host, &kept).is_empty());
-            }
-            is_whole &= in_danger.is_empty();
-        }
-        Self {
-            load,
-            spare,
-            is_whole,
+/// The placement for callers.
+fn placement(solution: Solution, problem: &Problem<'_>, aim: Aim, is_optimal: bool) -> Placement {
+    let fleet = problem.fleet;
+    let mut host_of = vec![0; fleet.vms.len()];
+    for (item, host) in problem.items.iter().zip(&solution.load.host_of) {
+        for &vm in &item.vms {
+            host_of[vm] = host.unwrap_or(item.origin);
         }
     }
-
-    /// Hosts that must run: those in use, and the spare ones.
-    pub(crate) fn hosts(&self) -> usize {
-        let used = self.load.items_of.iter().filter(|items| !items.is_empty());
-        used.count() + self.spare.len()
+    let mut kept = kept(&solution.load);
+    for (host, kept) in kept.iter_mut().enumerate() {
+        *kept |= aim.goal == Goal::Fit || solution.spare.contains(&host);
     }
-
-    /// Bytes of all VMs that are not where they were.
-    pub(crate) fn moved_bytes(&self, problem: &Problem<'_>) -> u64 {
-        let placed = self.load.host_of.iter().enumerate();
-        placed
-            .filter_map(|(item, host)| Some(problem.moved_bytes(item, (*host)?)))
-            .sum()
-    }
-
-    fn placement(self, problem: &Problem<'_>, aim: Aim, is_optimal: bool) -> Placement {
-        let fleet = problem.fleet;
-        let mut host_of = vec![0; fleet.vms.len()];
-        for (item, host) in problem.items.iter().zip(&self.load.host_of) {
-            for &vm in &item.vms {
-                host_of[vm] = host.unwrap_or(item.origin);
-            }
-        }
-        let mut kept = kept(&self.load);
-        for (host, kept) in kept.iter_mut().enumerate() {
-            *kept |= aim.goal == Goal::Fit || self.spare.contains(&host);
-        }
-        let hosts = 0..fleet.hosts.len();
-        let stranded = |host| match aim.survive_loss {
-            true => stranded(problem, &self.load, host, &kept),
-            false => Vec::new(),
-        };
-        let unplaced = hosts.clone().filter(|&host| {
-            !self.load.is_within(problem, host) || self.load.forbidden(problem, host).is_some()
-        });
-        let unplaced = unplaced.flat_map(|host| &self.load.items_of[host]);
-        let unplaced: Vec<usize> = unplaced
-            .flat_map(|&item| problem.items[item].vms.iter().copied())
-            .collect();
-        Placement {
-            fits: unplaced.is_empty(),
-            host_of,
-            is_optimal,
-            stranded: hosts.map(stranded).collect(),
-            spare: self.spare,
-            unplaced,
-        }
-    }
-}
-
-fn kept(load: &Load) -> Vec<bool> {
-    load.items_of
-        .iter()
-        .map(|items| !items.is_empty())
-        .collect()
-}
-
-/// Items, those that need the largest share of their origin first.
-fn largest_first(problem: &Problem<'_>, mut items: Vec<usize>) -> Vec<usize> {
-    items.sort_by(|&a, &b| {
-        let share = |item: usize| problem.share(item, problem.items[item].origin);
-        share(b).total_cmp(&share(a)).then(a.cmp(&b))
+    let hosts = 0..fleet.hosts.len();
+    let stranded = |host| match aim.survive_loss {
+        true => stranded(problem, &solution.load, host, &kept),
+        false => Vec::new(),
+    };
+    let unplaced = hosts.clone().filter(|&host| {
+        !solution.load.is_within(problem, host) || solution.load.forbidden(problem, host).is_some()
     });
-    items
-}
-
-/// The VMs of a host that find no place on the other hosts of `kept` if it is lost.
-fn stranded(problem: &Problem<'_>, load: &Load, host: usize, kept: &[bool]) -> Vec<usize> {
-    let lost = largest_first(problem, load.items_of[host].clone());
-    let mut rest = load.clone_without(problem, host);
-    let mut stranded = Vec::new();
-    for item in lost {
-        let others = (0..kept.len()).filter(|&other| other != host && kept[other]);
-        match roomiest(problem, &rest, item, others) {
-            Some(other) => rest.put(problem, item, other),
-            None => stranded.extend(&problem.items[item].vms),
-        }
+    let unplaced = unplaced.flat_map(|host| &solution.load.items_of[host]);
+    let unplaced: Vec<usize> = unplaced
+        .flat_map(|&item| problem.items[item].vms.iter().copied())
+        .collect();
+    Placement {
+        fits: unplaced.is_empty(),
+        host_of,
+        is_optimal,
+        stranded: hosts.map(stranded).collect(),
+        spare: solution.spare,
+        unplaced,
     }
-    stranded
-}
-
-/// The host that has most room left with the item; `None` if it fits on none.
-fn roomiest(
-    problem: &Problem<'_>,
-    load: &Load,
-    item: usize,
-    hosts: impl Iterator<Item = usize>,
-) -> Option<usize> {
-    let hosts = hosts.filter(|&host| load.fits(problem, item, host));
-    let shares = hosts.map(|host| (load.share_with(problem, item, host), host));
-    shares
-        .min_by(|a, b| a.0.total_cmp(&b.0))
-        .map(|(_, host)| host)
 }
 
 /// The host that has least room left with the item; `None` if it fits on none.

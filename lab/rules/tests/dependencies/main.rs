@@ -170,7 +170,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("plimsoll-observe", &["plimsoll-source"]),
     ("plimsoll-disk", &["plimsoll-estimator", "plimsoll-driver"]),
     ("plimsoll-actuator", &["plimsoll-hcache", "plimsoll-rig"]),
-    ("plimsoll", &["plimsoll-rig"]),
+    ("plimsoll", &["plimsoll-daemon", "plimsoll-rig"]),
     ("plimsoll-serve", &["plimsoll-driver"]),
 ];
 
