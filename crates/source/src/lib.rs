@@ -45,7 +45,7 @@ pub use compression::Compression;
 pub use csv::Column;
 pub use error::SourceError;
 pub use format::Format;
-pub use options::{Options, TraceOption};
+pub use options::{Grouping, Options, TraceOption};
 pub use progress::Progress;
 pub use summary::TraceSummary;
 pub use trace::{Trace, open, read};

@@ -3,7 +3,8 @@
 //! The page of byte `b` of a device is `device * 2^48 + b / page size`. Devices are
 //! numbered from 0 in the order of their first occurrence in the trace, so pages of
 //! different devices never overlap, and the pages of a trace of one device follow from
-//! its offsets. If only one device of a trace is read, its number is 0.
+//! its offsets. If only one device of a trace is read, its number is 0. If devices are asked for as groups, the number
+//! is the group instead, and the pages of every device follow from its offsets.
 //!
 //! A request that neither reads nor writes, or has no bytes, yields no reference and is counted.
 
@@ -12,6 +13,7 @@ use std::collections::HashMap;
 use plimsoll_flow::{AccessKind, PageNumber, PageSize};
 
 use crate::spans::Span;
+use crate::{Grouping, Options};
 
 /// Bits of a page number that identify the page within its device.
 const PAGE_BITS: u32 = 48;
@@ -46,16 +48,20 @@ pub(crate) struct Requests {
     numbers: HashMap<Vec<u8>, u64>,
     /// The device of the last request and its number.
     last: (Vec<u8>, u64),
+    /// Whether the device is the group of a span instead of a part of its pages.
+    by_device: bool,
     skipped: u64,
 }
 
 impl Requests {
-    pub(crate) fn new(page_size: PageSize, only: Option<&str>) -> Self {
+    pub(crate) fn new(options: &Options) -> Self {
+        let only = options.device.as_ref();
         Self {
-            page_size,
+            page_size: options.page_size,
             only: only.map(|device| device.as_bytes().to_vec()),
             numbers: HashMap::new(),
             last: (Vec::new(), 0),
+            by_device: options.groups == Some(Grouping::Device),
             skipped: 0,
         }
     }
@@ -63,6 +69,17 @@ impl Requests {
     /// Number of requests that made no reference, excluding those of devices that are not selected.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    /// Names of the devices so far, by number.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        let name = |device: &[u8]| String::from_utf8_lossy(device).into_owned();
+        if let Some(only) = &self.only {
+            return vec![name(only)];
+        }
+        let mut devices: Vec<_> = self.numbers.iter().collect();
+        devices.sort_unstable_by_key(|&(_, number)| number);
+        devices.iter().map(|(device, _)| name(device)).collect()
     }
 
     /// Returns the pages of a request, or `None` if it touches none.
@@ -88,6 +105,10 @@ impl Requests {
                  pages of its device"
             ));
         };
+        if self.by_device {
+            let group = u32::try_from(device).expect("at most DEVICES_MAX");
+            return Ok(Some(Span { group, ..span }));
+        }
         let base = device << PAGE_BITS;
         Ok(Some(Span {
             next: PageNumber(base | span.next.0),
@@ -156,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_request_touches_the_pages_its_bytes_lie_in() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         assert_eq!(pages(&mut requests, request("a", 0, 1)), Some((0, 0)));
         assert_eq!(pages(&mut requests, request("a", 4095, 2)), Some((0, 1)));
         assert_eq!(pages(&mut requests, request("a", 4096, 8192)), Some((1, 2)));
@@ -171,21 +192,40 @@ mod tests {
 
     #[test]
     fn pages_of_devices_never_meet() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         let page = |number: u64| Some(((number << 48) + 7, (number << 48) + 7));
         for (device, number) in [("a", 0), ("", 1), ("a", 0), ("b", 2), ("b", 2), ("", 1)] {
             let placed = pages(&mut requests, request(device, 7 << 12, 9));
             assert_eq!(placed, page(number), "{device}");
         }
-        let mut only = Requests::new(PageSize::FOUR_KIB, Some("b"));
+        let only_b = Options {
+            device: Some("b".to_owned()),
+            ..Options::default()
+        };
+        let mut only = Requests::new(&only_b);
         assert_eq!(pages(&mut only, request("a", 7 << 12, 9)), None);
         assert_eq!(pages(&mut only, request("b", 7 << 12, 9)), page(0));
         assert_eq!(only.skipped(), 0);
     }
 
     #[test]
+    fn devices_as_groups_have_the_pages_that_each_has_alone() {
+        let by_device = Options {
+            groups: Some(Grouping::Device),
+            ..Options::default()
+        };
+        let mut requests = Requests::new(&by_device);
+        for (device, group) in [("a", 0), ("", 1), ("a", 0), ("b", 2)] {
+            let span = requests.place(request(device, 7 << 12, 9)).unwrap();
+            let span = span.unwrap();
+            assert_eq!((span.next.0, span.last.0, span.group), (7, 7, group));
+        }
+        assert_eq!(requests.devices(), ["a", "", "b"]);
+    }
+
+    #[test]
     fn what_no_device_has_is_refused() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         let last = (1 << 60) - 1;
         assert!(requests.place(request("a", last, 1)).is_ok());
         for wrong in [
@@ -202,7 +242,7 @@ mod tests {
 
     #[test]
     fn there_are_as_many_devices_as_numbers() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         for device in 0..DEVICES_MAX {
             let name = device.to_string();
             let page = (device as u64) << 48;

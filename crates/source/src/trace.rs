@@ -46,6 +46,12 @@ impl Trace<'_> {
         self.source.skipped()
     }
 
+    /// Names of the groups so far, by number: of the devices, if those were asked for. Requests have no names.
+    #[must_use]
+    pub fn groups(&self) -> Vec<String> {
+        self.source.groups()
+    }
+
     /// Returns a handle that shows the progress of reading from now on.
     #[must_use]
     pub fn progress(&self) -> Progress {
