@@ -664,3 +664,64 @@ fn a_trace_is_not_lost_to_its_own_result() {
     }
     assert_eq!(fs::read(desk.path("loop.ids")).unwrap(), before);
 }
+
+/// Requests of two volumes over two hours and a little.
+const VOLUMES: &str = "419,W,0,4096,1000000\n7,R,0,8192,1000002\n419,W,4096,4096,1000003\n419,R,0,4096,3601000000\n\
+                       7,R,0,4096,3601000001\n7,R,0,4096,3600999999\n";
+
+#[test]
+fn curves_by_device_are_those_of_each_device_alone() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    for estimator in ["lru", "shards-max --max-samples 9", "aet"] {
+        let line = format!("mrc volumes.csv --estimator {estimator} -o csv");
+        let all = desk.text(&format!("{line} --by device"));
+        for (device, references) in [("419", 3), ("7", 4)] {
+            let prefix = format!("{device},{references},");
+            let of_device = all.lines().filter_map(|line| line.strip_prefix(&prefix));
+            let alone = desk.text(&format!("{line} --device {device}"));
+            assert!(of_device.eq(alone.lines().skip(1)), "{device}\n{all}");
+        }
+    }
+    let json = desk.text("mrc volumes.csv --by volume --sizes 2 -o json");
+    assert!(json.starts_with(
+        r#"{"schema":1,"trace":"volumes","by":"device","late_references":0,"curves":["#
+    ));
+    let complaint = desk.complaint("mrc loop.ids --by device", 2);
+    let expected = "loop.ids: --by is not used by ids traces, only by: msr, alibaba";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+#[test]
+fn a_chart_of_more_devices_than_colours_is_refused() {
+    let desk = Desk::new();
+    let lines = (0..9).map(|device| format!("{device},R,0,4096,{device}\n"));
+    fs::write(desk.path("many.csv"), lines.clone().collect::<String>()).unwrap();
+    let complaint = desk.complaint("mrc many.csv --by device --out many.svg", 2);
+    assert!(complaint.contains("there are 9 devices"), "{complaint}");
+    fs::write(desk.path("few.csv"), lines.take(8).collect::<String>()).unwrap();
+    let svg = desk.text("mrc few.csv --by device -o svg");
+    assert!(svg.starts_with("<svg"), "{svg}");
+}
+
+#[test]
+fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    // The second hour begins with the fourth request; the last one lies before it.
+    let known = "from_s,references,size_pages,miss_ratio,low,high\n0,4,9,1,1,1\n3600,3,9,0.6666666666666666,\
+                 0.6666666666666666,0.6666666666666666\n";
+    assert_eq!(
+        desk.text("mrc volumes.csv --every 1h --sizes 9 -o csv"),
+        known
+    );
+    let table = desk.text("mrc volumes.csv --every 60m --sizes 9");
+    assert!(table.contains("late        1 references"), "{table}");
+    let svg = desk.text("mrc volumes.csv --every 1h -o svg");
+    assert!(svg.contains("by memory size and time"), "{svg}");
+    let complaint = desk.complaint("mrc loop.ids --every 1h", 2);
+    assert!(
+        complaint.contains("--every is not used by ids"),
+        "{complaint}"
+    );
+}

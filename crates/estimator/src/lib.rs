@@ -7,6 +7,8 @@
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
 //! | `parts/` | shared components | | |
 //!
+//! [`ByGroup`] runs one of them for each device of a trace.
+//!
 //! Three kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
 //! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory) and
 //! [`Footprint`] (reuse times known within bounds).
@@ -37,6 +39,7 @@
     )
 )]
 
+mod by_group;
 mod curve;
 mod error;
 mod estimator;
@@ -45,6 +48,7 @@ mod parts;
 pub mod registry;
 pub mod working_set;
 
+pub use by_group::{ByGroup, Group};
 pub use curve::aet::{Aet, ReuseTimes, SpatialAet};
 pub use curve::counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,

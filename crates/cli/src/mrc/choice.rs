@@ -228,6 +228,19 @@ impl EstimatorArgs {
         Ok(all)
     }
 
+    /// Builds the one estimator that was chosen.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build), and that several were chosen.
+    pub(super) fn build_one(&self, page_size: PageSize) -> anyhow::Result<BuiltEstimator> {
+        let mut all = self.build(page_size)?;
+        match (all.pop(), &*all) {
+            (Some(one), []) => Ok(one),
+            _ => bail_usage!("--estimator all prints no curve; name one"),
+        }
+    }
+
     /// Refuses options that the chosen estimator does not take.
     fn check(&self) -> anyhow::Result<()> {
         let Choice::One(row) = self.estimator else {

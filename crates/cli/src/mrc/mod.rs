@@ -9,6 +9,7 @@ mod compare;
 mod input;
 mod recorded;
 mod report;
+mod several;
 
 use std::io::Write;
 use std::path::Path;
@@ -21,6 +22,7 @@ use crate::trace_args::TraceArgs;
 use choice::EstimatorArgs;
 use input::{curve_of, read};
 use report::ViewArgs;
+use several::SeveralArgs;
 
 /// Print the miss-ratio curve of a recorded trace.
 ///
@@ -38,6 +40,8 @@ pub struct Args {
     /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references
     #[arg(long, value_name = "WINDOW")]
     window: Option<StreamWindow>,
+    #[command(flatten)]
+    several: SeveralArgs,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -58,7 +62,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .with_context(|| format!("cannot read '{}'", path.display()))?,
     };
     if let Some(stream) = recorded {
-        if !args.estimator.is_default() || args.compare {
+        if !args.estimator.is_default() || args.compare || !args.several.is_one() {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",
                 trace.trace.display()
@@ -71,6 +75,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             "--window: '{}' is no stream recorded by --stream",
             trace.trace.display()
         );
+    }
+    if !args.several.is_one() {
+        if args.compare {
+            bail_usage!("--compare takes the whole trace: leave out --by and --every");
+        }
+        return several::run(&args.several, trace, &args.estimator, view, out);
     }
     let estimators = args.estimator.build(trace.page_bytes)?;
     if args.compare || args.estimator.is_all() {

@@ -69,8 +69,17 @@ impl ViewArgs {
         self.output.write(&content, out)
     }
 
+    /// The sizes given, rising.
+    pub(super) fn sizes(&self, page_size: PageSize) -> Vec<PageCount> {
+        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
+        let mut sizes: Vec<_> = sizes.collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
     /// Cuts the curve down to the selected points.
-    fn select(
+    pub(super) fn select(
         &self,
         curve: &MissRatioCurve,
         page_size: PageSize,
@@ -82,11 +91,7 @@ impl ViewArgs {
             };
             return Ok(curve.thinned(self.points.map_or(default, NonZeroUsize::get)));
         }
-        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
-        let mut sizes: Vec<_> = sizes.collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        Ok(curve.at_sizes(&sizes)?)
+        Ok(curve.at_sizes(&self.sizes(page_size))?)
     }
 }
 
