@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | `curve/` | curves of a whole stream, where first references miss at every size | [`Estimator`] | [`registry::ALGORITHMS`] |
 //! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
+//! | `simulation/` | miss ratios of eviction policies at chosen sizes | [`simulation::CachePolicy`] | [`simulation::CACHE_POLICIES`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
 //! | `parts/` | shared components | | |
 //!
@@ -46,6 +47,7 @@ mod estimator;
 pub mod live;
 mod parts;
 pub mod registry;
+pub mod simulation;
 pub mod working_set;
 
 pub use by_group::{ByGroup, Group};
