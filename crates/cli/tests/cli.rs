@@ -725,3 +725,52 @@ fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted()
         "{complaint}"
     );
 }
+
+#[test]
+fn policies_are_simulated_at_the_sizes_asked_for() {
+    let desk = Desk::new();
+    // A loop of 4 pages: LRU and FIFO miss always in 3, W-TinyLFU keeps two of them, and 4 hold them all.
+    let line = "mrc loop.ids --cache-policy lru,fifo,w-tinylfu --rate 1 --sizes 3,4 -o csv";
+    let csv = desk.text(line);
+    let rows: Vec<_> = csv.lines().collect();
+    assert_eq!(rows[0], "policy,size_pages,miss_ratio");
+    let ratio = |row: usize| {
+        rows[row]
+            .rsplit(',')
+            .next()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    assert_eq!([ratio(1), ratio(3)], [1.0, 1.0], "{csv}");
+    for fits in [2, 4, 6] {
+        assert_eq!(ratio(fits), 0.01, "{csv}");
+    }
+    assert!(ratio(5) < 0.6, "{csv}");
+    let json = desk.text(&line.replace("csv", "json"));
+    assert!(
+        json.starts_with(r#"{"schema":1,"trace":"loop","page_bytes":4096,"rate":1.0,"#),
+        "{json}"
+    );
+    assert!(
+        desk.text(&line.replace("csv", "svg"))
+            .contains("by eviction policy")
+    );
+    let table = desk.text("mrc loop.ids --cache-policy arc --rate 1 --points 2");
+    assert!(table.contains("every reference"), "{table}");
+}
+
+#[test]
+fn a_simulation_refuses_what_only_estimators_take() {
+    let desk = Desk::new();
+    let complaint = desk.complaint("mrc loop.ids --cache-policy fifo --max-samples 9", 2);
+    assert!(
+        complaint.contains("--max-samples: a sample takes only rate and seed"),
+        "{complaint}"
+    );
+    let complaint = desk.complaint("mrc loop.ids --cache-policy fifo --rate 1e-12", 1);
+    assert!(complaint.contains("no ratios of 'loop.ids'"), "{complaint}");
+    for other in ["--every 1h", "--by device", "--compare", "--estimator lru"] {
+        desk.complaint(&format!("mrc loop.ids --cache-policy fifo {other}"), 2);
+    }
+}

@@ -228,6 +228,23 @@ impl EstimatorArgs {
         Ok(all)
     }
 
+    /// The rate and the seed of a sample; other options are refused.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an option of an estimator that is neither.
+    pub(super) fn sample(&self, default_rate: f64) -> anyhow::Result<(f64, u64)> {
+        let (mut rate, mut seed) = (default_rate, 0);
+        for (option, value) in &self.options.0 {
+            match *value {
+                GivenValue::Value(OptionValue::Rate(given)) => rate = given,
+                GivenValue::Value(OptionValue::Seed(given)) => seed = given,
+                _ => bail_usage!("--{}: a sample takes only rate and seed", option.name),
+            }
+        }
+        Ok((rate, seed))
+    }
+
     /// Builds the one estimator that was chosen.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod input;
 mod recorded;
 mod report;
 mod several;
+mod simulated;
 
 use std::io::Write;
 use std::path::Path;
@@ -23,6 +24,7 @@ use choice::EstimatorArgs;
 use input::{curve_of, read};
 use report::ViewArgs;
 use several::SeveralArgs;
+use simulated::SimulationArgs;
 
 /// Print the miss-ratio curve of a recorded trace.
 ///
@@ -43,6 +45,8 @@ pub struct Args {
     #[command(flatten)]
     several: SeveralArgs,
     #[command(flatten)]
+    simulation: SimulationArgs,
+    #[command(flatten)]
     view: ViewArgs,
 }
 
@@ -62,7 +66,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .with_context(|| format!("cannot read '{}'", path.display()))?,
     };
     if let Some(stream) = recorded {
-        if !args.estimator.is_default() || args.compare || !args.several.is_one() {
+        if !args.estimator.is_default() || args.compare || !args.is_of_whole_trace() {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",
                 trace.trace.display()
@@ -75,6 +79,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             "--window: '{}' is no stream recorded by --stream",
             trace.trace.display()
         );
+    }
+    if args.simulation.is_given() {
+        return simulated::run(&args.simulation, trace, &args.estimator, view, out);
     }
     if !args.several.is_one() {
         if args.compare {
@@ -105,6 +112,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// Whether there is one curve of an estimator alone.
+    fn is_of_whole_trace(&self) -> bool {
+        self.several.is_one() && !self.simulation.is_given()
+    }
+
     /// Refuses to replace the trace by what is computed from it.
     fn check_files(&self) -> anyhow::Result<()> {
         let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());

@@ -69,6 +69,11 @@ impl ViewArgs {
         self.output.write(&content, out)
     }
 
+    /// The number of points given, or a default.
+    pub(super) fn points_or(&self, default: usize) -> usize {
+        self.points.map_or(default, NonZeroUsize::get)
+    }
+
     /// The sizes given, rising.
     pub(super) fn sizes(&self, page_size: PageSize) -> Vec<PageCount> {
         let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
@@ -89,7 +94,7 @@ impl ViewArgs {
                 Format::Table => POINTS_OF_TABLE,
                 _ => POINTS,
             };
-            return Ok(curve.thinned(self.points.map_or(default, NonZeroUsize::get)));
+            return Ok(curve.thinned(self.points_or(default)));
         }
         Ok(curve.at_sizes(&self.sizes(page_size))?)
     }

@@ -93,7 +93,7 @@ pub struct SimulatedPoint {
 /// let pages: Vec<_> = (0..100).cycle().take(10_000).map(PageNumber).collect();
 /// let mut simulation = MiniSim::new(1.0, 0)?;
 /// simulation.observe(&pages);
-/// let points = simulation.points(cache_policy("sieve").unwrap(), &[PageCount(50), PageCount(100)])?;
+/// let points = simulation.points(cache_policy("w-tinylfu").unwrap(), &[PageCount(50), PageCount(100)])?;
 /// assert!(points[0].miss_ratio < 0.6); // LRU would miss always
 /// assert_eq!(points[1].miss_ratio, 0.01);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -214,8 +214,8 @@ impl MiniSim {
             return 1.0;
         };
         let mut cache = (row.make)(capacity, pages);
-        let hits = self.stream.iter().filter(|&&page| cache.access(page));
-        1.0 - hits.count() as f64 / self.stream.len() as f64
+        let misses = self.stream.iter().filter(|&&page| !cache.access(page));
+        misses.count() as f64 / self.stream.len() as f64
     }
 
     /// Bytes of heap allocated now, without those of a simulation.
