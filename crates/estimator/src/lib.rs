@@ -62,6 +62,7 @@ pub use curve::footprint::{
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
 pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
 pub use curve::shards::{FixedSizeShards, Shards};
+pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
