@@ -774,3 +774,55 @@ fn a_simulation_refuses_what_only_estimators_take() {
         desk.complaint(&format!("mrc loop.ids --cache-policy fifo {other}"), 2);
     }
 }
+
+#[test]
+fn objects_with_sizes_have_curves_over_bytes() {
+    let desk = Desk::new();
+    // Objects 1 and 2 of 100 and 900 bytes, in turn: 999 bytes hold one of them, which is never the next.
+    let record = |object: u64, size: u32| {
+        let fields = [
+            &9_u32.to_le_bytes()[..],
+            &object.to_le_bytes(),
+            &size.to_le_bytes(),
+            &(-1_i64).to_le_bytes(),
+        ];
+        fields.concat()
+    };
+    let records = [
+        record(1, 100),
+        record(2, 900),
+        record(2, 900),
+        record(1, 100),
+    ]
+    .concat();
+    fs::write(desk.path("o.oracleGeneral"), records).unwrap();
+    let csv = desk.text("mrc o.oracleGeneral --object-sizes --sizes 899,900,1000 -o csv");
+    let ratios: Vec<Vec<f64>> = csv
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect())
+        .collect();
+    let expected = [(899.0, 1.0, 1.0), (900.0, 0.75, 0.55), (1000.0, 0.5, 0.5)];
+    assert!(
+        ratios
+            .iter()
+            .map(|row| (row[0], row[1], row[4]))
+            .eq(expected),
+        "{csv}"
+    );
+    let table = desk.text("mrc o.oracleGeneral --object-sizes --estimator shards --rate 1");
+    assert!(table.contains("objects     1000 B"), "{table}");
+    for output in ["json", "svg"] {
+        desk.stdout(&format!("mrc o.oracleGeneral --object-sizes -o {output}"));
+    }
+    let complaint = desk.complaint("mrc loop.ids --object-sizes", 2);
+    assert!(
+        complaint.contains("--object-sizes is not used by ids traces"),
+        "{complaint}"
+    );
+    let complaint = desk.complaint("mrc o.oracleGeneral --object-sizes --estimator aet", 2);
+    assert!(
+        complaint.contains("--object-sizes: aet does not take it; lru or shards does"),
+        "{complaint}"
+    );
+}

@@ -11,6 +11,7 @@ mod recorded;
 mod report;
 mod several;
 mod simulated;
+mod sized;
 
 use std::io::Write;
 use std::path::Path;
@@ -46,6 +47,9 @@ pub struct Args {
     several: SeveralArgs,
     #[command(flatten)]
     simulation: SimulationArgs,
+    /// Use the objects' sizes: curves over bytes, by requests and by requested bytes (estimators lru and shards)
+    #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy"])]
+    object_sizes: bool,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -83,6 +87,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.simulation.is_given() {
         return simulated::run(&args.simulation, trace, &args.estimator, view, out);
     }
+    if args.object_sizes {
+        return sized::run(trace, &args.estimator, view, out);
+    }
     if !args.several.is_one() {
         if args.compare {
             bail_usage!("--compare takes the whole trace: leave out --by and --every");
@@ -114,7 +121,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 impl Args {
     /// Whether there is one curve of an estimator alone.
     fn is_of_whole_trace(&self) -> bool {
-        self.several.is_one() && !self.simulation.is_given()
+        self.several.is_one() && !self.simulation.is_given() && !self.object_sizes
     }
 
     /// Refuses to replace the trace by what is computed from it.
