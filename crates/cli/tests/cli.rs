@@ -826,3 +826,34 @@ fn objects_with_sizes_have_curves_over_bytes() {
         "{complaint}"
     );
 }
+
+#[test]
+fn blocks_of_a_prompt_hit_in_order() {
+    let desk = Desk::new();
+    let line = |blocks: &str| format!("{{\"timestamp\": 1, \"hash_ids\": [{blocks}]}}\n");
+    // The third request has the second block of the first one, but another first one.
+    fs::write(
+        desk.path("kv.jsonl"),
+        [line("1, 2"), line("1, 2"), line("3, 2")].concat(),
+    )
+    .unwrap();
+    let ratio = |options: &str| {
+        let csv = desk.text(&format!("mrc kv.jsonl --sizes 9 -o csv{options}"));
+        csv.lines()
+            .nth(1)
+            .unwrap()
+            .split(',')
+            .nth(1)
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    assert_eq!(ratio(""), 0.5);
+    assert_eq!(ratio(" --prefix"), 4.0 / 6.0);
+    let complaint = desk.complaint("mrc loop.ids --prefix", 2);
+    assert!(
+        complaint.contains("--prefix is not used by ids traces, only by: mooncake"),
+        "{complaint}"
+    );
+    desk.complaint("mrc kv.jsonl --prefix --estimator shards", 2);
+}

@@ -10,9 +10,9 @@
 //!
 //! [`ByGroup`] runs one of them for each device of a trace.
 //!
-//! Three kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
-//! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory) and
-//! [`Footprint`] (reuse times known within bounds).
+//! Some kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
+//! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory), [`Footprint`] (reuse times
+//! known within bounds), [`SizedLru`] (objects with sizes) and [`PrefixLru`] (requests for several pages in order).
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};
@@ -60,7 +60,7 @@ pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,
 };
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
-pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
+pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru, PrefixLru};
 pub use curve::shards::{FixedSizeShards, Shards};
 pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;

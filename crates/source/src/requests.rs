@@ -8,21 +8,14 @@
 //!
 //! A request that neither reads nor writes, or has no bytes, yields no reference and is counted.
 
-use std::collections::HashMap;
-
 use plimsoll_flow::{AccessKind, PageNumber, PageSize};
 
+use crate::devices::{DEVICE_BITS, Devices};
 use crate::spans::Span;
 use crate::{Grouping, Options};
 
 /// Bits of a page number that identify the page within its device.
-const PAGE_BITS: u32 = 48;
-
-/// Maximum number of devices in a trace: as many as the remaining bits can number.
-const DEVICES_MAX: usize = 1 << (u64::BITS - PAGE_BITS);
-
-/// Maximum length of a device's name in bytes.
-const DEVICE_BYTES_MAX: usize = 128;
+const PAGE_BITS: u32 = u64::BITS - DEVICE_BITS;
 
 /// Maximum length of a request in bytes: what 32 bits can represent, to bound the effect of one line.
 pub(crate) const REQUEST_BYTES_MAX: u64 = u32::MAX as u64;
@@ -43,11 +36,7 @@ pub(crate) struct Request<'a> {
 /// Converts requests to pages.
 pub(crate) struct Requests {
     page_size: PageSize,
-    /// The only device whose requests count.
-    only: Option<Vec<u8>>,
-    numbers: HashMap<Vec<u8>, u64>,
-    /// The device of the last request and its number.
-    last: (Vec<u8>, u64),
+    devices: Devices,
     /// Whether the device is the group of a span instead of a part of its pages.
     by_device: bool,
     skipped: u64,
@@ -55,12 +44,9 @@ pub(crate) struct Requests {
 
 impl Requests {
     pub(crate) fn new(options: &Options) -> Self {
-        let only = options.device.as_ref();
         Self {
             page_size: options.page_size,
-            only: only.map(|device| device.as_bytes().to_vec()),
-            numbers: HashMap::new(),
-            last: (Vec::new(), 0),
+            devices: Devices::new(options.device.as_deref()),
             by_device: options.groups == Some(Grouping::Device),
             skipped: 0,
         }
@@ -73,13 +59,7 @@ impl Requests {
 
     /// Names of the devices so far, by number.
     pub(crate) fn devices(&self) -> Vec<String> {
-        let name = |device: &[u8]| String::from_utf8_lossy(device).into_owned();
-        if let Some(only) = &self.only {
-            return vec![name(only)];
-        }
-        let mut devices: Vec<_> = self.numbers.iter().collect();
-        devices.sort_unstable_by_key(|&(_, number)| number);
-        devices.iter().map(|(device, _)| name(device)).collect()
+        self.devices.names()
     }
 
     /// Returns the pages of a request, or `None` if it touches none.
@@ -88,7 +68,7 @@ impl Requests {
     ///
     /// A description of the expected value, if no device can have such a request.
     pub(crate) fn place(&mut self, request: Request) -> Result<Option<Span>, String> {
-        let Some(device) = self.number_of(request.device)? else {
+        let Some(device) = self.devices.number_of(request.device)? else {
             return Ok(None);
         };
         let (Some(kind), Some(more)) = (request.kind, request.length_bytes.checked_sub(1)) else {
@@ -106,60 +86,24 @@ impl Requests {
             ));
         };
         if self.by_device {
-            let group = u32::try_from(device).expect("at most DEVICES_MAX");
-            return Ok(Some(Span { group, ..span }));
+            return Ok(Some(Span {
+                group: device,
+                ..span
+            }));
         }
-        let base = device << PAGE_BITS;
+        let base = u64::from(device) << PAGE_BITS;
         Ok(Some(Span {
             next: PageNumber(base | span.next.0),
             last: PageNumber(base | span.last.0),
             ..span
         }))
     }
-
-    /// Returns the number of a device, or `None` if its requests do not count.
-    fn number_of(&mut self, device: &[u8]) -> Result<Option<u64>, String> {
-        if let Some(only) = &self.only {
-            return Ok((only == device).then_some(0));
-        }
-        // Lengths are compared first: formats with one device use an empty name, and comparing empty
-        // slices by memcmp can cost 100 ns (a masked load from an invalid address).
-        let alike =
-            device.len() == self.last.0.len() && (device.is_empty() || device == self.last.0);
-        if alike && !self.numbers.is_empty() {
-            return Ok(Some(self.last.1));
-        }
-        let number = match self.numbers.get(device) {
-            Some(&number) => number,
-            None => self.add(device)?,
-        };
-        self.last.0.clear();
-        self.last.0.extend_from_slice(device);
-        self.last.1 = number;
-        Ok(Some(number))
-    }
-
-    fn add(&mut self, device: &[u8]) -> Result<u64, String> {
-        if device.len() > DEVICE_BYTES_MAX {
-            return Err(format!(
-                "the name of a device to have at most {DEVICE_BYTES_MAX} bytes"
-            ));
-        }
-        let number = self.numbers.len();
-        if number >= DEVICES_MAX {
-            return Err(format!(
-                "at most {DEVICES_MAX} devices; read the trace for one of them"
-            ));
-        }
-        let number = number as u64;
-        self.numbers.insert(device.to_vec(), number);
-        Ok(number)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::DEVICES_MAX;
 
     fn request(device: &str, offset_bytes: u64, length_bytes: u64) -> Request<'_> {
         Request {

@@ -258,7 +258,7 @@ mod tests {
             error.to_string(),
             "prog: unknown format, it begins with '\\x7fELF\\x00'; \
              use --format with one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
-             blkparse, parquet, plimsoll"
+             blkparse, twitter, mooncake, lcs, parquet, plimsoll"
         );
         let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();
         assert!(

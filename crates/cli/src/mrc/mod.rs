@@ -7,6 +7,7 @@
 mod choice;
 mod compare;
 mod input;
+mod prefix;
 mod recorded;
 mod report;
 mod several;
@@ -50,6 +51,9 @@ pub struct Args {
     /// Use the objects' sizes: curves over bytes, by requests and by requested bytes (estimators lru and shards)
     #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy"])]
     object_sizes: bool,
+    /// Count a block as a hit only if all earlier blocks of its request hit: key-value caches of language models (exact)
+    #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy", "object_sizes"])]
+    prefix: bool,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -87,6 +91,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.simulation.is_given() {
         return simulated::run(&args.simulation, trace, &args.estimator, view, out);
     }
+    if args.prefix {
+        return prefix::run(trace, &args.estimator, view, out);
+    }
     if args.object_sizes {
         return sized::run(trace, &args.estimator, view, out);
     }
@@ -121,7 +128,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 impl Args {
     /// Whether there is one curve of an estimator alone.
     fn is_of_whole_trace(&self) -> bool {
-        self.several.is_one() && !self.simulation.is_given() && !self.object_sizes
+        self.several.is_one() && !self.simulation.is_given() && !self.object_sizes && !self.prefix
     }
 
     /// Refuses to replace the trace by what is computed from it.
