@@ -4,15 +4,16 @@
 //! therefore collected by group and handed on in stretches of [`STRETCH`]. Groups are independent, so the order among
 //! them does not matter, and each curve is the one that its references would give alone.
 //!
-//! Cost: one store per reference beside the estimators' own; `8 STRETCH` bytes for each group beside their memory.
+//! Cost: one store per reference beside the estimators' own; up to `8 STRETCH` bytes for each group beside their memory.
 //! Not here: the numbers of the groups, which the source assigns.
 
 use plimsoll_flow::PageNumber;
 
 use crate::estimator::Estimator;
 
-/// Number of references that are collected for a group: 4 KiB, so that the ends of 4000 groups are in the second-level cache.
-const STRETCH: usize = 512;
+/// Number of references that are collected for a group: 16 KiB, so that the tables of an estimator, which the other groups have
+/// displaced from the caches meanwhile, serve many references.
+const STRETCH: usize = 2048;
 
 /// An estimator for each group.
 pub struct ByGroup<M> {
@@ -68,7 +69,7 @@ impl<M: FnMut() -> Box<dyn Estimator>> ByGroup<M> {
             while self.groups.len() <= index {
                 self.groups.push(Group {
                     estimator: (self.make)(),
-                    pending: Vec::with_capacity(STRETCH),
+                    pending: Vec::new(),
                     references: 0,
                 });
             }
