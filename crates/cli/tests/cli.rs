@@ -864,7 +864,13 @@ fn parquet_keeps_what_curves_by_time_need() {
     fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
     desk.stdout("trace convert volumes.csv volumes.parquet");
     let line = |name: &str| format!("mrc {name} --every 1h --sizes 9 -o csv");
-    assert_eq!(desk.text(&line("volumes.parquet")), desk.text(&line("volumes.csv")));
+    assert_eq!(
+        desk.text(&line("volumes.parquet")),
+        desk.text(&line("volumes.csv"))
+    );
     let complaint = desk.complaint("mrc volumes.parquet --object-sizes", 1);
-    assert!(complaint.contains("there is no column 'size_bytes'"), "{complaint}");
+    assert!(
+        complaint.contains("there is no column 'size_bytes'"),
+        "{complaint}"
+    );
 }

@@ -183,6 +183,9 @@ pub enum BuildError {
     Refused(#[from] EstimatorError),
 }
 
+/// Makes an estimator with the options of its row.
+type Make<T> = fn(&Options) -> Result<T, EstimatorError>;
+
 /// A row of the registry.
 #[derive(Debug, Clone, Copy)]
 pub struct Algorithm {
@@ -198,9 +201,9 @@ pub struct Algorithm {
     pub cost: &'static str,
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
-    make: fn(&Options) -> Result<BuiltEstimator, EstimatorError>,
+    make: Make<BuiltEstimator>,
     /// Makes the estimator for objects with sizes, if there is one.
-    make_sized: Option<fn(&Options) -> Result<BuiltSizedEstimator, EstimatorError>>,
+    make_sized: Option<Make<BuiltSizedEstimator>>,
 }
 
 /// The options of one row: given values or defaults.

@@ -4,7 +4,7 @@
 //! seeds. Rates are those of reading a sample into memory and simulating one policy at all sizes.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use plimsoll_estimator::simulation::{CACHE_POLICIES, CachePolicyRow, MiniSim, SimulatedPoint};
@@ -79,7 +79,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     Ok(())
 }
 
-fn batches(path: &PathBuf) -> anyhow::Result<Vec<ReferenceBatch>> {
+fn batches(path: &Path) -> anyhow::Result<Vec<ReferenceBatch>> {
     let mut source = open(path, &Options::default()).with_context(|| path.display().to_string())?;
     let mut batches = Vec::new();
     loop {

@@ -115,7 +115,7 @@ impl CachePolicy for S3Fifo {
 /// The policy on three lists, oldest first.
 #[cfg(test)]
 pub(super) fn naive(capacity: usize, stream: &[u32]) -> Vec<bool> {
-    let (mut small, mut main): (Vec<(u32, u32)>, Vec<(u32, u32)>) = (Vec::new(), Vec::new());
+    let [mut small, mut main] = [const { Vec::<(u32, u32)>::new() }; 2];
     let mut ghost: Vec<u32> = Vec::new();
     let small_size = (capacity / 10).max(1);
     let mut is_filling = true;
