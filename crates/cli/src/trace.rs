@@ -15,7 +15,8 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _};
 use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
 use plimsoll_source::{
-    Compression, Format, SourceError, TraceSummary, TraceWriter, WriteOptions, create,
+    Compression, Format, Options, SourceError, Trace, TraceOption, TraceSummary, TraceWriter,
+    WriteOptions, create,
 };
 use serde::Serialize;
 
@@ -48,7 +49,8 @@ struct InfoArgs {
 
 /// Write a trace in another format.
 ///
-/// Pages are preserved; the kind of access only if the new format stores it (csv, plimsoll).
+/// Pages are preserved; the kind of access only if the new format stores it (csv, parquet, plimsoll), times and sizes of objects
+/// only in parquet.
 #[derive(Debug, clap::Args)]
 struct ConvertArgs {
     #[command(flatten)]
@@ -221,12 +223,33 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
+impl ConvertArgs {
+    /// Opens the trace, with the times and sizes that it has if they are written.
+    fn open(&self) -> anyhow::Result<Trace<'static>> {
+        let trace = self.trace.open()?;
+        let to = self.to.or_else(|| Format::of_name(&self.out));
+        // A stream is opened only once. Parquet has columns of any names, of which times and sizes need not be some.
+        if to != Some(Format::PARQUET)
+            || trace.format() == Format::PARQUET
+            || self.trace.trace == Path::new("-")
+        {
+            return Ok(trace);
+        }
+        let has = |option| trace.format().options().contains(&option);
+        self.trace.open_with(&Options {
+            times: has(TraceOption::Times),
+            sizes: has(TraceOption::Sizes),
+            ..self.trace.options()
+        })
+    }
+}
+
 fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let canonical = |path: &Path| path.canonicalize().ok();
     if canonical(&args.out).is_some_and(|out| canonical(&args.trace.trace) == Some(out)) {
         bail_usage!("input and output of a conversion must be different files");
     }
-    let mut trace = args.trace.open()?;
+    let mut trace = args.open()?;
     let mut bar = reading_bar(trace.progress());
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();

@@ -51,7 +51,16 @@ impl TraceArgs {
     /// Those of [`plimsoll_source::open`], each of which names the trace. An option that the trace's format
     /// does not use is a [`UsageError`].
     pub fn open(&self) -> anyhow::Result<Trace<'static>> {
-        match plimsoll_source::open(&self.trace, &self.options()) {
+        self.open_with(&self.options())
+    }
+
+    /// Opens the trace with options of which a verb changed some.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open).
+    pub(crate) fn open_with(&self, options: &Options) -> anyhow::Result<Trace<'static>> {
+        match plimsoll_source::open(&self.trace, options) {
             Err(error @ SourceError::OptionNotUsed { .. }) => {
                 Err(UsageError(error.to_string()).into())
             }
@@ -78,7 +87,8 @@ impl TraceArgs {
         }
     }
 
-    fn options(&self) -> Options {
+    /// The options of the command line.
+    pub(crate) fn options(&self) -> Options {
         Options {
             format: self.format,
             page_size: self.page_bytes,
@@ -87,6 +97,7 @@ impl TraceArgs {
             instructions: self.instructions,
             device: self.device.clone(),
             block_event: self.event,
+            ..Options::default()
         }
     }
 }

@@ -664,3 +664,213 @@ fn a_trace_is_not_lost_to_its_own_result() {
     }
     assert_eq!(fs::read(desk.path("loop.ids")).unwrap(), before);
 }
+
+/// Requests of two volumes over two hours and a little.
+const VOLUMES: &str = "419,W,0,4096,1000000\n7,R,0,8192,1000002\n419,W,4096,4096,1000003\n419,R,0,4096,3601000000\n\
+                       7,R,0,4096,3601000001\n7,R,0,4096,3600999999\n";
+
+#[test]
+fn curves_by_device_are_those_of_each_device_alone() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    for estimator in ["lru", "shards-max --max-samples 9", "aet"] {
+        let line = format!("mrc volumes.csv --estimator {estimator} -o csv");
+        let all = desk.text(&format!("{line} --by device"));
+        for (device, references) in [("419", 3), ("7", 4)] {
+            let prefix = format!("{device},{references},");
+            let of_device = all.lines().filter_map(|line| line.strip_prefix(&prefix));
+            let alone = desk.text(&format!("{line} --device {device}"));
+            assert!(of_device.eq(alone.lines().skip(1)), "{device}\n{all}");
+        }
+    }
+    let json = desk.text("mrc volumes.csv --by volume --sizes 2 -o json");
+    assert!(json.starts_with(
+        r#"{"schema":1,"trace":"volumes","by":"device","late_references":0,"curves":["#
+    ));
+    let complaint = desk.complaint("mrc loop.ids --by device", 2);
+    let expected = "loop.ids: --by is not used by ids traces, only by: msr, alibaba";
+    assert!(complaint.contains(expected), "{complaint}");
+}
+
+#[test]
+fn a_chart_of_more_devices_than_colours_is_refused() {
+    let desk = Desk::new();
+    let lines = (0..9).map(|device| format!("{device},R,0,4096,{device}\n"));
+    fs::write(desk.path("many.csv"), lines.clone().collect::<String>()).unwrap();
+    let complaint = desk.complaint("mrc many.csv --by device --out many.svg", 2);
+    assert!(complaint.contains("there are 9 devices"), "{complaint}");
+    fs::write(desk.path("few.csv"), lines.take(8).collect::<String>()).unwrap();
+    let svg = desk.text("mrc few.csv --by device -o svg");
+    assert!(svg.starts_with("<svg"), "{svg}");
+}
+
+#[test]
+fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    // The second hour begins with the fourth request; the last one lies before it.
+    let known = "from_s,references,size_pages,miss_ratio,low,high\n0,4,9,1,1,1\n3600,3,9,0.6666666666666666,\
+                 0.6666666666666666,0.6666666666666666\n";
+    assert_eq!(
+        desk.text("mrc volumes.csv --every 1h --sizes 9 -o csv"),
+        known
+    );
+    let table = desk.text("mrc volumes.csv --every 60m --sizes 9");
+    assert!(table.contains("late        1 references"), "{table}");
+    let svg = desk.text("mrc volumes.csv --every 1h -o svg");
+    assert!(svg.contains("by memory size and time"), "{svg}");
+    let complaint = desk.complaint("mrc loop.ids --every 1h", 2);
+    assert!(
+        complaint.contains("--every is not used by ids"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn policies_are_simulated_at_the_sizes_asked_for() {
+    let desk = Desk::new();
+    // A loop of 4 pages: LRU and FIFO miss always in 3, W-TinyLFU keeps two of them, and 4 hold them all.
+    let line = "mrc loop.ids --cache-policy lru,fifo,w-tinylfu --rate 1 --sizes 3,4 -o csv";
+    let csv = desk.text(line);
+    let rows: Vec<_> = csv.lines().collect();
+    assert_eq!(rows[0], "policy,size_pages,miss_ratio");
+    let ratio = |row: usize| {
+        rows[row]
+            .rsplit(',')
+            .next()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    assert_eq!([ratio(1), ratio(3)], [1.0, 1.0], "{csv}");
+    for fits in [2, 4, 6] {
+        assert_eq!(ratio(fits), 0.01, "{csv}");
+    }
+    assert!(ratio(5) < 0.6, "{csv}");
+    let json = desk.text(&line.replace("csv", "json"));
+    assert!(
+        json.starts_with(r#"{"schema":1,"trace":"loop","page_bytes":4096,"rate":1.0,"#),
+        "{json}"
+    );
+    assert!(
+        desk.text(&line.replace("csv", "svg"))
+            .contains("by eviction policy")
+    );
+    let table = desk.text("mrc loop.ids --cache-policy arc --rate 1 --points 2");
+    assert!(table.contains("every reference"), "{table}");
+}
+
+#[test]
+fn a_simulation_refuses_what_only_estimators_take() {
+    let desk = Desk::new();
+    let complaint = desk.complaint("mrc loop.ids --cache-policy fifo --max-samples 9", 2);
+    assert!(
+        complaint.contains("--max-samples: a sample takes only rate and seed"),
+        "{complaint}"
+    );
+    let complaint = desk.complaint("mrc loop.ids --cache-policy fifo --rate 1e-12", 1);
+    assert!(complaint.contains("no ratios of 'loop.ids'"), "{complaint}");
+    for other in ["--every 1h", "--by device", "--compare", "--estimator lru"] {
+        desk.complaint(&format!("mrc loop.ids --cache-policy fifo {other}"), 2);
+    }
+}
+
+#[test]
+fn objects_with_sizes_have_curves_over_bytes() {
+    let desk = Desk::new();
+    // Objects 1 and 2 of 100 and 900 bytes, in turn: 999 bytes hold one of them, which is never the next.
+    let record = |object: u64, size: u32| {
+        let fields = [
+            &9_u32.to_le_bytes()[..],
+            &object.to_le_bytes(),
+            &size.to_le_bytes(),
+            &(-1_i64).to_le_bytes(),
+        ];
+        fields.concat()
+    };
+    let records = [
+        record(1, 100),
+        record(2, 900),
+        record(2, 900),
+        record(1, 100),
+    ]
+    .concat();
+    fs::write(desk.path("o.oracleGeneral"), records).unwrap();
+    let csv = desk.text("mrc o.oracleGeneral --object-sizes --sizes 899,900,1000 -o csv");
+    let ratios: Vec<Vec<f64>> = csv
+        .lines()
+        .skip(1)
+        .map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect())
+        .collect();
+    let expected = [(899.0, 1.0, 1.0), (900.0, 0.75, 0.55), (1000.0, 0.5, 0.5)];
+    assert!(
+        ratios
+            .iter()
+            .map(|row| (row[0], row[1], row[4]))
+            .eq(expected),
+        "{csv}"
+    );
+    let table = desk.text("mrc o.oracleGeneral --object-sizes --estimator shards --rate 1");
+    assert!(table.contains("objects     1000 B"), "{table}");
+    for output in ["json", "svg"] {
+        desk.stdout(&format!("mrc o.oracleGeneral --object-sizes -o {output}"));
+    }
+    let complaint = desk.complaint("mrc loop.ids --object-sizes", 2);
+    assert!(
+        complaint.contains("--object-sizes is not used by ids traces"),
+        "{complaint}"
+    );
+    let complaint = desk.complaint("mrc o.oracleGeneral --object-sizes --estimator aet", 2);
+    assert!(
+        complaint.contains("--object-sizes: aet does not take it; lru or shards does"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn blocks_of_a_prompt_hit_in_order() {
+    let desk = Desk::new();
+    let line = |blocks: &str| format!("{{\"timestamp\": 1, \"hash_ids\": [{blocks}]}}\n");
+    // The third request has the second block of the first one, but another first one.
+    fs::write(
+        desk.path("kv.jsonl"),
+        [line("1, 2"), line("1, 2"), line("3, 2")].concat(),
+    )
+    .unwrap();
+    let ratio = |options: &str| {
+        let csv = desk.text(&format!("mrc kv.jsonl --sizes 9 -o csv{options}"));
+        csv.lines()
+            .nth(1)
+            .unwrap()
+            .split(',')
+            .nth(1)
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    assert_eq!(ratio(""), 0.5);
+    assert_eq!(ratio(" --prefix"), 4.0 / 6.0);
+    let complaint = desk.complaint("mrc loop.ids --prefix", 2);
+    assert!(
+        complaint.contains("--prefix is not used by ids traces, only by: mooncake"),
+        "{complaint}"
+    );
+    desk.complaint("mrc kv.jsonl --prefix --estimator shards", 2);
+}
+
+#[test]
+fn parquet_keeps_what_curves_by_time_need() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    desk.stdout("trace convert volumes.csv volumes.parquet");
+    let line = |name: &str| format!("mrc {name} --every 1h --sizes 9 -o csv");
+    assert_eq!(
+        desk.text(&line("volumes.parquet")),
+        desk.text(&line("volumes.csv"))
+    );
+    let complaint = desk.complaint("mrc volumes.parquet --object-sizes", 1);
+    assert!(
+        complaint.contains("there is no column 'size_bytes'"),
+        "{complaint}"
+    );
+}

@@ -4,12 +4,15 @@
 //! |---|---|---|---|
 //! | `curve/` | curves of a whole stream, where first references miss at every size | [`Estimator`] | [`registry::ALGORITHMS`] |
 //! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
+//! | `simulation/` | miss ratios of eviction policies at chosen sizes | [`simulation::CachePolicy`] | [`simulation::CACHE_POLICIES`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
 //! | `parts/` | shared components | | |
 //!
-//! Three kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
-//! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory) and
-//! [`Footprint`] (reuse times known within bounds).
+//! [`ByGroup`] runs one of them for each device of a trace.
+//!
+//! Some kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
+//! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory), [`Footprint`] (reuse times
+//! known within bounds), [`SizedLru`] (objects with sizes) and [`PrefixLru`] (requests for several pages in order).
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};
@@ -37,14 +40,17 @@
     )
 )]
 
+mod by_group;
 mod curve;
 mod error;
 mod estimator;
 pub mod live;
 mod parts;
 pub mod registry;
+pub mod simulation;
 pub mod working_set;
 
+pub use by_group::{ByGroup, Group};
 pub use curve::aet::{Aet, ReuseTimes, SpatialAet};
 pub use curve::counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,
@@ -54,8 +60,9 @@ pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,
 };
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
-pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
+pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru, PrefixLru};
 pub use curve::shards::{FixedSizeShards, Shards};
+pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};

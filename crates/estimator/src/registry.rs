@@ -26,7 +26,7 @@ use crate::working_set::{
 };
 use crate::{
     Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, EstimatorError,
-    ExactLru, FixedSizeShards, GhostLru, GhostOptions, ParallelLru, Shards, SpatialAet,
+    ExactLru, FixedSizeShards, GhostLru, GhostOptions, ParallelLru, Shards, SizedLru, SpatialAet,
 };
 
 /// The type of an option's value.
@@ -136,6 +136,14 @@ pub struct BuiltEstimator {
     pub estimator: Box<dyn Estimator>,
 }
 
+/// The same for objects with sizes.
+pub struct BuiltSizedEstimator {
+    /// Label in tables, with its main setting.
+    pub label: String,
+    /// The algorithm itself.
+    pub estimator: SizedLru,
+}
+
 /// Why an estimator of the registry was not built.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -175,6 +183,9 @@ pub enum BuildError {
     Refused(#[from] EstimatorError),
 }
 
+/// Makes an estimator with the options of its row.
+type Make<T> = fn(&Options) -> Result<T, EstimatorError>;
+
 /// A row of the registry.
 #[derive(Debug, Clone, Copy)]
 pub struct Algorithm {
@@ -190,7 +201,9 @@ pub struct Algorithm {
     pub cost: &'static str,
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
-    make: fn(&Options) -> Result<BuiltEstimator, EstimatorError>,
+    make: Make<BuiltEstimator>,
+    /// Makes the estimator for objects with sizes, if there is one.
+    make_sized: Option<Make<BuiltSizedEstimator>>,
 }
 
 /// The options of one row: given values or defaults.
@@ -355,6 +368,12 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("exact LRU, {threads} threads");
             built(label, ParallelLru::new(threads))
         },
+        make_sized: Some(|_| {
+            Ok(BuiltSizedEstimator {
+                label: "exact LRU of objects".to_owned(),
+                estimator: SizedLru::exact(),
+            })
+        }),
     },
     Algorithm {
         name: "shards",
@@ -368,6 +387,13 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("SHARDS at rate {}", share(rate));
             built(label, Shards::new(rate, options.seed())?)
         },
+        make_sized: Some(|options| {
+            let rate = options.rate();
+            Ok(BuiltSizedEstimator {
+                label: format!("LRU of {} of the objects", share(rate)),
+                estimator: SizedLru::sampled(rate, options.seed())?,
+            })
+        }),
     },
     Algorithm {
         name: "shards-max",
@@ -381,6 +407,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("SHARDS of {pages} pages");
             built(label, FixedSizeShards::new(pages, options.seed()))
         },
+        make_sized: None,
     },
     Algorithm {
         name: "aet",
@@ -397,6 +424,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("AET of {} of the pages", share(rate));
             built(label, SpatialAet::new(rate, options.seed())?)
         },
+        make_sized: None,
     },
     Algorithm {
         name: "counter-stacks",
@@ -415,6 +443,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let stacks = CounterStacks::new(options).map_err(EstimatorError::from)?;
             built("Counter Stacks", stacks)
         },
+        make_sized: None,
     },
     Algorithm {
         name: "footprint",
@@ -424,6 +453,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         cost: "O(1) a reference; 4 to 24 bytes a page",
         source: "[Xiang13]",
         make: |_| built("average footprint", AverageFootprint::new()),
+        make_sized: None,
     },
     Algorithm {
         name: "ghost",
@@ -456,6 +486,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("ghost behind {direct} pages");
             built(label, ghost.map_err(EstimatorError::from)?)
         },
+        make_sized: None,
     },
 ];
 
@@ -569,6 +600,28 @@ impl Algorithm {
     pub fn build(&self, settings: &Settings) -> Result<BuiltEstimator, BuildError> {
         let options = Options::new(self.name, self.options, settings)?;
         Ok((self.make)(&options)?)
+    }
+
+    /// Builds the algorithm for objects with sizes.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if there is none, or an option is missing or out of its range.
+    ///
+    /// # Panics
+    ///
+    /// If a value has another type than its option.
+    pub fn build_sized(&self, settings: &Settings) -> Result<BuiltSizedEstimator, BuildError> {
+        let Some(make) = self.make_sized else {
+            let takers = ALGORITHMS.iter().filter(|row| row.make_sized.is_some());
+            let takers: Vec<_> = takers.map(|row| row.name).collect();
+            return Err(BuildError::NotTaken {
+                algorithm: self.name,
+                option: "object-sizes".to_owned(),
+                reason: not_taken(self.options, &takers),
+            });
+        };
+        Ok(make(&Options::new(self.name, self.options, settings)?)?)
     }
 }
 
@@ -853,6 +906,26 @@ mod tests {
                 assert_eq!(row.option(option.name).unwrap().kind, option.kind);
             }
         }
+    }
+
+    #[test]
+    fn objects_with_sizes_have_the_curve_of_pages_if_all_are_alike() {
+        let mut settings = Settings::default();
+        settings.set("rate", OptionValue::Rate(1.0));
+        let pages: Vec<_> = uniform(100, 1).take(2_000).collect();
+        let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
+        for row in ALGORITHMS.iter().filter(|row| row.make_sized.is_some()) {
+            let mut built = row.build_sized(&settings).unwrap();
+            let pages = batch_of(pages.iter().copied());
+            built.estimator.observe(&pages, &vec![1; pages.len()]);
+            let curves = built.estimator.curves().unwrap();
+            assert_eq!((&curves.by_requests, &curves.by_bytes), (&exact, &exact));
+        }
+        let error = algorithm("aet").unwrap().build_sized(&settings);
+        assert_eq!(
+            error.err().unwrap().to_string(),
+            "--object-sizes: aet does not take it; lru or shards does"
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub use period::{
     Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed,
     UnknownTraceMethod,
 };
-pub use reference::{AccessKind, LogicalTime, Reference, ReferenceBatch};
+pub use reference::{AccessKind, Details, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;
 pub use vm::{Accelerator, RamBacking, RamMapping, VmId};
 pub use working_set::{WorkingSet, WorkingSetBound};

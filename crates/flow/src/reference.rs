@@ -29,6 +29,27 @@ pub struct Reference {
     pub time: LogicalTime,
 }
 
+/// What some sources also record of references, in columns: each is empty, or has an entry for each reference of the batch.
+///
+/// A source fills the columns that it was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Details {
+    /// Time in microseconds since any fixed moment.
+    pub times_us: Vec<u64>,
+    /// Size of the referenced object in bytes.
+    pub sizes_bytes: Vec<u32>,
+    /// Number of the device, or of the request, to which the reference belongs.
+    pub groups: Vec<u32>,
+}
+
+impl Details {
+    fn clear(&mut self) {
+        self.times_us.clear();
+        self.sizes_bytes.clear();
+        self.groups.clear();
+    }
+}
+
 /// Consecutive references of one stream, in order: the unit that stages exchange.
 ///
 /// Pages and kinds are stored in columns of equal length, so that an estimator that
@@ -39,6 +60,7 @@ pub struct ReferenceBatch {
     start: LogicalTime,
     pages: Vec<PageNumber>,
     kinds: Vec<AccessKind>,
+    details: Details,
 }
 
 impl ReferenceBatch {
@@ -79,6 +101,7 @@ impl ReferenceBatch {
         self.start.0 += self.pages.len() as u64;
         self.pages.clear();
         self.kinds.clear();
+        self.details.clear();
     }
 
     /// Time of the batch's first reference, or of the next one if the batch is empty.
@@ -97,6 +120,17 @@ impl ReferenceBatch {
     #[must_use]
     pub fn kinds(&self) -> &[AccessKind] {
         &self.kinds
+    }
+
+    /// The columns that not every source has.
+    #[must_use]
+    pub fn details(&self) -> &Details {
+        &self.details
+    }
+
+    /// The same, for a source, which appends to a column as many entries as there are references, or none.
+    pub fn details_mut(&mut self) -> &mut Details {
+        &mut self.details
     }
 
     /// Number of references in the batch.
@@ -154,6 +188,16 @@ mod tests {
                 time: LogicalTime(2),
             }]
         );
+    }
+
+    #[test]
+    fn details_belong_to_the_references_of_one_batch() {
+        let mut batch = ReferenceBatch::new();
+        batch.push(PageNumber(7), AccessKind::Read);
+        batch.details_mut().sizes_bytes.push(512);
+        assert_eq!(batch.details().sizes_bytes, [512]);
+        batch.advance();
+        assert_eq!(batch.details(), &Details::default());
     }
 
     #[test]

@@ -79,15 +79,17 @@ pub(crate) struct Reader<R> {
     requests: Requests,
     event: BlockEvent,
     in_summary: bool,
+    with_times: bool,
 }
 
 impl<R: Read> Reader<R> {
     pub(crate) fn new(input: R, name: &str, options: &Options) -> Self {
         Self {
             lines: Lines::new(input, name),
-            requests: Requests::new(options.page_size, options.device.as_deref()),
+            requests: Requests::new(options),
             event: options.block_event.unwrap_or_default(),
             in_summary: false,
+            with_times: options.times,
         }
     }
 }
@@ -97,10 +99,19 @@ impl<R: Read> Spans for Reader<R> {
         while let Some(line) = self.lines.next()? {
             let placed = match Event::of(line) {
                 Some(event) if event.action != self.event.name().as_bytes() => continue,
-                Some(event) => match event.request() {
-                    Some(request) => self.requests.place(request),
-                    None => Err(EXPECTED.to_owned()),
-                },
+                Some(event) => {
+                    let time_us = match self.with_times {
+                        true => event.time_us(),
+                        false => Some(0),
+                    };
+                    match (event.request(), time_us) {
+                        (Some(request), Some(time_us)) => {
+                            let span = self.requests.place(request);
+                            span.map(|span| span.map(|span| Span { time_us, ..span }))
+                        }
+                        _ => Err(EXPECTED.to_owned()),
+                    }
+                }
                 None if is_summary(line) => {
                     self.in_summary = true;
                     continue;
@@ -123,6 +134,10 @@ impl<R: Read> Spans for Reader<R> {
     fn skipped(&self) -> u64 {
         self.requests.skipped()
     }
+
+    fn groups(&self) -> Vec<String> {
+        self.requests.devices()
+    }
 }
 
 /// Whether a line is an event; used to recognise the format.
@@ -143,6 +158,7 @@ fn is_summary(line: &[u8]) -> bool {
 /// A parsed event line.
 struct Event<'a> {
     device: &'a [u8],
+    time: &'a [u8],
     action: &'a [u8],
     /// The rest of the line, whose form depends on the action.
     rest: &'a [u8],
@@ -167,9 +183,24 @@ impl<'a> Event<'a> {
         let action = word(&mut rest);
         (!action.is_empty()).then_some(Self {
             device,
+            time,
             action,
             rest,
         })
+    }
+
+    /// The time of the event: seconds, and after a point at most nine digits of a fraction.
+    fn time_us(&self) -> Option<u64> {
+        let point = memchr::memchr(b'.', self.time);
+        let (seconds, fraction) = match point {
+            Some(point) => (&self.time[..point], &self.time[point + 1..]),
+            None => (self.time, &b""[..]),
+        };
+        let mut digits = [b'0'; 6];
+        let kept = fraction.len().min(digits.len());
+        digits[..kept].copy_from_slice(&fraction[..kept]);
+        let seconds = parse_digits(seconds, 10)?.checked_mul(1_000_000)?;
+        seconds.checked_add(parse_digits(&digits, 10)?)
     }
 
     /// Parses the rest of a queued, issued or completed request: `W 223490 + 8 [kjournald]`.
@@ -222,9 +253,15 @@ pub(crate) const ROW: FormatRow = FormatRow {
     is_named: |last, _| last == "blkparse",
     is_head: |head| head.line_is(is_event),
     may_be_csv: false,
-    options: &[TraceOption::Device, TraceOption::Event],
+    options: &[
+        TraceOption::Device,
+        TraceOption::Event,
+        TraceOption::ByDevice,
+        TraceOption::Times,
+    ],
     opening: Opening::Stream(|input, name, options| {
-        Ok(Box::new(SpanSource::new(Reader::new(input, name, options))))
+        let reader = Reader::new(input, name, options);
+        Ok(Box::new(SpanSource::new(reader, options)))
     }),
     writer: None,
 };
@@ -246,7 +283,10 @@ mod tests {
             device: device.map(str::to_owned),
             ..Options::default()
         };
-        let mut source = SpanSource::new(Reader::new(text.as_bytes(), "t.blkparse", &options));
+        let mut source = SpanSource::new(
+            Reader::new(text.as_bytes(), "t.blkparse", &options),
+            &options,
+        );
         let all = references_of(&mut source)?;
         Ok((all, source.skipped()))
     }
@@ -274,6 +314,19 @@ Throughput (R/W): 0KiB/s / 0KiB/s
 Events (8,0): 13 entries
 Skips: 0 forward (0 -   0.0%)
 ";
+
+    #[test]
+    fn the_time_of_an_event_is_in_microseconds() {
+        let time_us = |time: &str| {
+            let line = format!("8,0 3 1 {time} 697 Q W 8 + 8 [x]");
+            Event::of(line.as_bytes()).unwrap().time_us()
+        };
+        assert_eq!(time_us("12.034567899"), Some(12_034_567));
+        assert_eq!(time_us("12.5"), Some(12_500_000));
+        assert_eq!(time_us("12"), Some(12_000_000));
+        assert_eq!(time_us("1.2.3"), None);
+        assert_eq!(time_us("99999999999999.0"), None);
+    }
 
     #[test]
     fn one_event_of_each_request_makes_its_references() {

@@ -9,13 +9,13 @@ use std::str::FromStr;
 use crate::error::excerpt;
 use crate::row::{FormatRow, Head};
 use crate::{
-    Options, SourceError, TraceOption, blkparse, csv, disk_csv, ids, lackey, oracle_general,
-    parquet, plimsoll, vscsi,
+    Options, SourceError, TraceOption, blkparse, csv, disk_csv, ids, lackey, lcs, mooncake,
+    oracle_general, parquet, plimsoll, twitter, vscsi,
 };
 
 /// All formats. The content of a trace is tested against the rows from the last to the first, so general text formats
 /// come first.
-const ROWS: [FormatRow; 11] = [
+const ROWS: [FormatRow; 14] = [
     ids::ROW,
     csv::ROW,
     oracle_general::ROW,
@@ -25,6 +25,9 @@ const ROWS: [FormatRow; 11] = [
     disk_csv::ALIBABA,
     disk_csv::TENCENT,
     blkparse::ROW,
+    twitter::ROW,
+    mooncake::ROW,
+    lcs::ROW,
     parquet::ROW,
     plimsoll::ROW,
 ];
@@ -73,6 +76,12 @@ impl Format {
     pub const TENCENT: Self = named("tencent");
     /// Output of `blkparse`.
     pub const BLKPARSE: Self = named("blkparse");
+    /// Requests of Twitter's caches, comma-separated.
+    pub const TWITTER: Self = named("twitter");
+    /// Requests to language models as lists of blocks of their prompts, a JSON object a line.
+    pub const MOONCAKE: Self = named("mooncake");
+    /// libCacheSim's binary records after a header, versions 1 to 8.
+    pub const LCS: Self = named("lcs");
     /// A parquet file, one column of which is the page.
     pub const PARQUET: Self = named("parquet");
     /// Our own compact binary format.
@@ -196,6 +205,8 @@ mod tests {
         assert_eq!(of_name("w.lackey.xz"), Some(Format::LACKEY));
         assert_eq!(of_name("w.vscsi.gz"), Some(Format::VSCSI));
         assert_eq!(of_name("w.blkparse"), Some(Format::BLKPARSE));
+        assert_eq!(of_name("w.lcs.zst"), Some(Format::LCS));
+        assert_eq!(of_name("w.jsonl"), Some(Format::MOONCAKE));
         assert_eq!(of_name("w.parquet"), Some(Format::PARQUET));
         assert_eq!(of_name("w.plimsoll.zst"), Some(Format::PLIMSOLL));
         for name in [
@@ -235,6 +246,11 @@ mod tests {
         assert_eq!(of_head("\n419,W,8,4096,15\n"), Some(Format::ALIBABA));
         assert_eq!(of_head("1538323200,8,16,0,1063\n"), Some(Format::TENCENT));
         assert_eq!(of_head("5,8,16,0,1063\n"), Some(Format::CSV));
+        assert_eq!(of_head("0,a:b,c,12,34,5,get,0\n"), Some(Format::TWITTER));
+        assert_eq!(
+            of_head(r#"{"timestamp": 0, "hash_ids": [1, 2]}"#),
+            Some(Format::MOONCAKE)
+        );
         assert_eq!(of_head("PAR1\0"), Some(Format::PARQUET));
         assert_eq!(of_head("<html>\n"), None);
         assert_eq!(of_head("1\n\0"), None);
@@ -246,7 +262,7 @@ mod tests {
         assert_eq!(
             error,
             "'vscsi2' is not a trace format; known formats: ids, csv, oracle-general, lackey, vscsi, \
-             msr, alibaba, tencent, blkparse, parquet, plimsoll"
+             msr, alibaba, tencent, blkparse, twitter, mooncake, lcs, parquet, plimsoll"
         );
         for format in Format::all() {
             assert_eq!(format.name().parse::<Format>().unwrap(), format);
@@ -267,7 +283,7 @@ mod tests {
         let error = Format::IDS.check("t", &options).unwrap_err().to_string();
         assert_eq!(
             error,
-            "t: --device is not used by ids traces, only by: msr, alibaba, tencent, blkparse"
+            "t: --device is not used by ids traces, only by: msr, alibaba, tencent, blkparse, twitter, lcs"
         );
         assert!(Format::IDS.check("t", &Options::default()).is_ok());
     }

@@ -111,7 +111,8 @@ pub(crate) const ROW: FormatRow = FormatRow {
     may_be_csv: false,
     options: &[TraceOption::Instructions],
     opening: Opening::Stream(|input, name, options| {
-        Ok(Box::new(SpanSource::new(Reader::new(input, name, options))))
+        let reader = Reader::new(input, name, options);
+        Ok(Box::new(SpanSource::new(reader, options)))
     }),
     writer: None,
 };
@@ -124,7 +125,7 @@ mod tests {
     use AccessKind::{Read as R, Write as W};
 
     fn read(text: &str, options: &Options) -> Result<Vec<(u64, AccessKind)>, SourceError> {
-        let mut reader = SpanSource::new(Reader::new(text.as_bytes(), "t", options));
+        let mut reader = SpanSource::new(Reader::new(text.as_bytes(), "t", options), options);
         references_of(&mut reader)
     }
 

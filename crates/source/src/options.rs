@@ -26,6 +26,21 @@ pub struct Options {
     pub device: Option<String>,
     /// The event of a request that counts as its reference (`blkparse`).
     pub block_event: Option<BlockEvent>,
+    /// Whether batches have the references' times.
+    pub times: bool,
+    /// Whether batches have the referenced objects' sizes.
+    pub sizes: bool,
+    /// The groups whose numbers batches have, if any.
+    pub groups: Option<Grouping>,
+}
+
+/// What divides the references of a trace into groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grouping {
+    /// The device, volume, tenant or client; pages are then numbered within each device, as if it was read alone.
+    Device,
+    /// The request of several references; groups are numbered in the order of the requests, modulo 2^32.
+    Request,
 }
 
 /// An option of [`Options`] that not every format uses.
@@ -41,16 +56,28 @@ pub enum TraceOption {
     Device,
     /// [`Options::block_event`].
     Event,
+    /// [`Options::times`].
+    Times,
+    /// [`Options::sizes`].
+    Sizes,
+    /// [`Options::groups`] of devices.
+    ByDevice,
+    /// [`Options::groups`] of requests.
+    ByRequest,
 }
 
 impl TraceOption {
     /// Every option.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 9] = [
         Self::PageColumn,
         Self::OpColumn,
         Self::Instructions,
         Self::Device,
         Self::Event,
+        Self::Times,
+        Self::Sizes,
+        Self::ByDevice,
+        Self::ByRequest,
     ];
 
     /// The name on the command line.
@@ -62,6 +89,10 @@ impl TraceOption {
             Self::Instructions => "instructions",
             Self::Device => "device",
             Self::Event => "event",
+            Self::Times => "every",
+            Self::Sizes => "object-sizes",
+            Self::ByDevice => "by",
+            Self::ByRequest => "prefix",
         }
     }
 
@@ -72,6 +103,10 @@ impl TraceOption {
             Self::Instructions => options.instructions,
             Self::Device => options.device.is_some(),
             Self::Event => options.block_event.is_some(),
+            Self::Times => options.times,
+            Self::Sizes => options.sizes,
+            Self::ByDevice => options.groups == Some(Grouping::Device),
+            Self::ByRequest => options.groups == Some(Grouping::Request),
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! | bytes | field | read as | written as |
 //! |---|---|---|---|
-//! | 0..4 | `u32` time in seconds | ignored | 0: references have an order, not a clock |
+//! | 0..4 | `u32` time in seconds | time, if asked for | 0: references have an order, not a clock |
 //! | 4..12 | `u64` object | page | page |
-//! | 12..16 | `u32` size in bytes | ignored | page size |
+//! | 12..16 | `u32` size in bytes | size, if asked for | page size |
 //! | 16..24 | `i64` number of the object's next record, from 1; -1 for none | ignored | exactly that |
 //!
 //! Because each record contains the position of the next one, [`Records`] holds the trace in memory
@@ -15,12 +15,12 @@ use std::io::{self, Read, Write};
 
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
-use crate::SourceError;
 use crate::aligned::AlignedBuffer;
 use crate::lines::read_full;
 use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::writing::ContentWriter;
+use crate::{Options, SourceError, TraceOption};
 
 const RECORD_BYTES: usize = 24;
 const NO_NEXT: i64 = -1;
@@ -32,15 +32,19 @@ pub(crate) struct Reader<R> {
     buffer: AlignedBuffer,
     /// Bytes read so far.
     offset_bytes: u64,
+    with_times: bool,
+    with_sizes: bool,
 }
 
 impl<R: Read> Reader<R> {
-    pub(crate) fn new(input: R, name: &str) -> Self {
+    pub(crate) fn new(input: R, name: &str, options: &Options) -> Self {
         Self {
             input,
             name: name.to_owned(),
             buffer: AlignedBuffer::new(RECORD_BYTES * ReferenceBatch::CAPACITY),
             offset_bytes: 0,
+            with_times: options.times,
+            with_sizes: options.sizes,
         }
     }
 }
@@ -57,6 +61,21 @@ impl<R: Read> Source for Reader<R> {
             PageNumber(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
         });
         batch.extend(pages, std::iter::repeat(AccessKind::Unknown));
+        let word = |record: &[u8; RECORD_BYTES], at: usize| {
+            record[at..]
+                .first_chunk()
+                .copied()
+                .map_or(0, u32::from_le_bytes)
+        };
+        let details = batch.details_mut();
+        if self.with_times {
+            let times = records.iter().map(|record| u64::from(word(record, 0)));
+            details.times_us.extend(times.map(|time| time * 1_000_000));
+        }
+        if self.with_sizes {
+            let sizes = records.iter().map(|record| word(record, 12));
+            details.sizes_bytes.extend(sizes);
+        }
         self.offset_bytes += filled as u64;
         if let Err(source) = result {
             return Err(SourceError::Read {
@@ -119,8 +138,10 @@ pub(crate) const ROW: FormatRow = FormatRow {
     is_named: |last, before| is_own(last) || last == "bin" && before.is_some_and(is_own),
     is_head: |_| false,
     may_be_csv: false,
-    options: &[],
-    opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)))),
+    options: &[TraceOption::Times, TraceOption::Sizes],
+    opening: Opening::Stream(|input, name, options| {
+        Ok(Box::new(Reader::new(input, name, options)))
+    }),
     writer: Some(|page_size| {
         Ok(Box::new(Writer {
             records: Records::default(),
@@ -179,16 +200,36 @@ mod tests {
     fn the_object_is_the_page_and_all_else_is_ignored() {
         let bytes = [record(9, u64::MAX, 512, -1), record(9, 3, 0, 77)].concat();
         let mut batch = ReferenceBatch::new();
-        assert!(Reader::new(&bytes[..], "t").next_batch(&mut batch).unwrap());
+        assert!(
+            Reader::new(&bytes[..], "t", &Options::default())
+                .next_batch(&mut batch)
+                .unwrap()
+        );
         assert_eq!(batch.pages(), [PageNumber(u64::MAX), PageNumber(3)]);
         assert_eq!(batch.kinds(), [AccessKind::Unknown; 2]);
+    }
+
+    #[test]
+    fn time_and_size_are_read_if_asked_for() {
+        let bytes = [record(9, 1, 512, -1), record(u32::MAX, 3, 0, 77)].concat();
+        let options = Options {
+            times: true,
+            sizes: true,
+            ..Options::default()
+        };
+        let mut batch = ReferenceBatch::new();
+        let mut reader = Reader::new(&bytes[..], "t", &options);
+        assert!(reader.next_batch(&mut batch).unwrap());
+        let latest = u64::from(u32::MAX) * 1_000_000;
+        assert_eq!(batch.details().times_us, [9_000_000, latest]);
+        assert_eq!(batch.details().sizes_bytes, [512, 0]);
     }
 
     #[test]
     fn a_record_cut_short_is_named_with_its_offset() {
         let bytes = [record(1, 1, 1, 1), record(2, 2, 2, 2)].concat();
         let mut batch = ReferenceBatch::new();
-        let error = Reader::new(&bytes[..30], "t.bin")
+        let error = Reader::new(&bytes[..30], "t.bin", &Options::default())
             .next_batch(&mut batch)
             .unwrap_err();
         assert_eq!(batch.pages(), [PageNumber(1)]);

@@ -1,7 +1,8 @@
 //! `parquet`: a column of page numbers, and optionally one of operations.
 //!
 //! The pages are 32- or 64-bit integers, at the top level of the schema, never null. The
-//! operations are strings as in `csv`; null means unknown. All other columns are ignored.
+//! operations are strings as in `csv`; null means unknown. Times and sizes, if asked for, are integers in columns named
+//! `time_us` and `size_bytes`. All other columns are ignored.
 //!
 //! A parquet file is read from its end, so it must be a regular file: neither a pipe nor
 //! compressed as a whole. Row groups are read one after another and their columns
@@ -11,6 +12,7 @@
 //! file, an error is returned, and nothing is printed.
 
 mod pages;
+mod writing;
 
 use std::cell::Cell;
 use std::fs::File;
@@ -37,6 +39,10 @@ use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::{Column, Options, SourceError};
 use pages::{FOOTER_BYTES_MAX, PAGE_BYTES_MAX, Pages, is_footer};
+
+/// The columns of times and sizes.
+const TIME: &str = "time_us";
+const SIZE: &str = "size_bytes";
 
 /// The first and the last bytes of a parquet file.
 pub(crate) const MAGIC: [u8; 4] = *b"PAR1";
@@ -154,6 +160,8 @@ pub(crate) struct Reader {
     metadata: ParquetMetaData,
     page: Leaf,
     op: Option<Leaf>,
+    time: Option<Leaf>,
+    size: Option<Leaf>,
     next_group: usize,
     group: Option<Group>,
     /// Number of rows returned.
@@ -170,6 +178,8 @@ pub(crate) struct Reader {
 struct Group {
     page: ColumnReader,
     op: Option<ColumnReaderImpl<ByteArrayType>>,
+    time: Option<ColumnReader>,
+    size: Option<ColumnReader>,
     /// Number of rows left to read.
     rows: usize,
 }
@@ -201,7 +211,7 @@ impl Reader {
         let page = options.page_column.clone();
         let page = page.unwrap_or_else(|| Column::Name(PAGE.to_owned()));
         let op = options.op_column.clone();
-        let (page, op) = contained(|| {
+        let (page, op, time, size) = contained(|| {
             let integers = [Type::INT32, Type::INT64];
             let page = find(&metadata, &page, &integers)?
                 .ok_or_else(|| general(format!("there is no column {page}")))?;
@@ -214,7 +224,18 @@ impl Reader {
                 None => find(&metadata, &Column::Name(OP.to_owned()), &[Type::BYTE_ARRAY])
                     .unwrap_or(None),
             };
-            Ok((page, op))
+            let wanted = |name: &str, is_wanted: bool| {
+                if !is_wanted {
+                    return Ok(None);
+                }
+                let column = Column::Name(name.to_owned());
+                let found = find(&metadata, &column, &integers)?;
+                let missing = || general(format!("there is no column {column}"));
+                found.ok_or_else(missing).map(Some)
+            };
+            let time = wanted(TIME, options.times)?;
+            let size = wanted(SIZE, options.sizes)?;
+            Ok((page, op, time, size))
         })
         .map_err(failed)?;
         Ok(Self {
@@ -223,6 +244,8 @@ impl Reader {
             metadata,
             page,
             op,
+            time,
+            size,
             next_group: 0,
             group: None,
             rows: 0,
@@ -240,33 +263,13 @@ impl Reader {
             return self.next_group();
         };
         let wanted = group.rows.min(ReferenceBatch::CAPACITY - batch.len());
-        self.numbers.clear();
-        self.small_numbers.clear();
         let levels = &mut self.levels;
-        let read = match &mut group.page {
-            ColumnReader::Int64ColumnReader(column) => {
-                rows_of(column, wanted, &mut self.numbers, levels)?
-            }
-            ColumnReader::Int32ColumnReader(column) => {
-                rows_of(column, wanted, &mut self.small_numbers, levels)?
-            }
-            _ => return Err(general("its pages are no integers".to_owned())),
-        };
+        let (numbers, small) = (&mut self.numbers, &mut self.small_numbers);
+        let read = numbers_of(&mut group.page, self.page, wanted, numbers, small, levels)?;
         if read == 0 {
             return Err(general(format!("{} rows are missing", group.rows)));
         }
-        let unsigned = self.page.unsigned;
-        let small = self.small_numbers.iter().map(|&number| match unsigned {
-            true => i64::from(number.cast_unsigned()),
-            false => i64::from(number),
-        });
-        self.numbers.extend(small);
-        let whole = self.numbers.len() == read;
-        if !whole || !unsigned && self.numbers.iter().any(|&number| number < 0) {
-            return Err(general("a page is null or negative".to_owned()));
-        }
-        let pages = self
-            .numbers
+        let pages = numbers
             .iter()
             .map(|&number| PageNumber(number.cast_unsigned()));
         match (&mut group.op, self.op) {
@@ -296,6 +299,28 @@ impl Reader {
             }
             _ => batch.extend(pages, std::iter::repeat(AccessKind::Unknown)),
         }
+        let details = batch.details_mut();
+        if let (Some(column), Some(time)) = (&mut group.time, self.time) {
+            let times = numbers_of(column, time, read, numbers, small, levels)?;
+            details
+                .times_us
+                .extend(numbers.iter().map(|time| time.cast_unsigned()));
+            if times != read {
+                return Err(general("it has fewer times than pages".to_owned()));
+            }
+        }
+        if let (Some(column), Some(size)) = (&mut group.size, self.size) {
+            let sizes = numbers_of(column, size, read, numbers, small, levels)?;
+            let as_size = |&size| {
+                u32::try_from(size).map_err(|_| general("a size is 4 GiB or more".to_owned()))
+            };
+            for size in numbers.iter().map(as_size) {
+                details.sizes_bytes.push(size?);
+            }
+            if sizes != read {
+                return Err(general("it has fewer sizes than pages".to_owned()));
+            }
+        }
         group.rows -= read;
         self.rows += read as u64;
         Ok(true)
@@ -323,10 +348,14 @@ impl Reader {
             },
             None => None,
         };
+        let column = |leaf: Option<Leaf>| leaf.map(|leaf| self.column(group, leaf)).transpose();
+        let (time, size) = (column(self.time)?, column(self.size)?);
         let rows = usize::try_from(group.num_rows());
         self.group = Some(Group {
             page: self.column(group, self.page)?,
             op,
+            time,
+            size,
             rows: rows.map_err(|_| general("a row group has fewer than no rows".to_owned()))?,
         });
         self.next_group += 1;
@@ -438,6 +467,35 @@ fn find(
     }))
 }
 
+/// Replaces `numbers` by rows of a column of integers, all of which must be there and not negative.
+fn numbers_of(
+    column: &mut ColumnReader,
+    leaf: Leaf,
+    wanted: usize,
+    numbers: &mut Vec<i64>,
+    small_numbers: &mut Vec<i32>,
+    levels: &mut Vec<i16>,
+) -> ParquetResult<usize> {
+    numbers.clear();
+    small_numbers.clear();
+    let read = match column {
+        ColumnReader::Int64ColumnReader(column) => rows_of(column, wanted, numbers, levels)?,
+        ColumnReader::Int32ColumnReader(column) => rows_of(column, wanted, small_numbers, levels)?,
+        _ => return Err(general("its numbers are no integers".to_owned())),
+    };
+    let unsigned = leaf.unsigned;
+    let small = small_numbers.iter().map(|&number| match unsigned {
+        true => i64::from(number.cast_unsigned()),
+        false => i64::from(number),
+    });
+    numbers.extend(small);
+    let whole = numbers.len() == read;
+    if !whole || !unsigned && numbers.iter().any(|&number| number < 0) {
+        return Err(general("a page is null or negative".to_owned()));
+    }
+    Ok(read)
+}
+
 /// Reads rows of a column: its values and, if some may be null, which of the rows have one.
 fn rows_of<T: DataType>(
     column: &mut ColumnReaderImpl<T>,
@@ -456,7 +514,12 @@ pub(crate) const ROW: FormatRow = FormatRow {
     is_named: |last, _| last == "parquet",
     is_head: |head| head.bytes.starts_with(&MAGIC),
     may_be_csv: false,
-    options: &[TraceOption::PageColumn, TraceOption::OpColumn],
+    options: &[
+        TraceOption::PageColumn,
+        TraceOption::OpColumn,
+        TraceOption::Times,
+        TraceOption::Sizes,
+    ],
     opening: Opening::Seek {
         magic: &MAGIC,
         open: |file, length_bytes, name, progress, options| {
@@ -464,7 +527,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
             Ok(Box::new(reader))
         },
     },
-    writer: None,
+    writer: Some(|_| Ok(Box::new(writing::Writer::default()))),
 };
 
 #[cfg(test)]

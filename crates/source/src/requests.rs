@@ -3,24 +3,19 @@
 //! The page of byte `b` of a device is `device * 2^48 + b / page size`. Devices are
 //! numbered from 0 in the order of their first occurrence in the trace, so pages of
 //! different devices never overlap, and the pages of a trace of one device follow from
-//! its offsets. If only one device of a trace is read, its number is 0.
+//! its offsets. If only one device of a trace is read, its number is 0. If devices are asked for as groups, the number
+//! is the group instead, and the pages of every device follow from its offsets.
 //!
 //! A request that neither reads nor writes, or has no bytes, yields no reference and is counted.
 
-use std::collections::HashMap;
-
 use plimsoll_flow::{AccessKind, PageNumber, PageSize};
 
+use crate::devices::{DEVICE_BITS, Devices};
 use crate::spans::Span;
+use crate::{Grouping, Options};
 
 /// Bits of a page number that identify the page within its device.
-const PAGE_BITS: u32 = 48;
-
-/// Maximum number of devices in a trace: as many as the remaining bits can number.
-const DEVICES_MAX: usize = 1 << (u64::BITS - PAGE_BITS);
-
-/// Maximum length of a device's name in bytes.
-const DEVICE_BYTES_MAX: usize = 128;
+const PAGE_BITS: u32 = u64::BITS - DEVICE_BITS;
 
 /// Maximum length of a request in bytes: what 32 bits can represent, to bound the effect of one line.
 pub(crate) const REQUEST_BYTES_MAX: u64 = u32::MAX as u64;
@@ -41,21 +36,18 @@ pub(crate) struct Request<'a> {
 /// Converts requests to pages.
 pub(crate) struct Requests {
     page_size: PageSize,
-    /// The only device whose requests count.
-    only: Option<Vec<u8>>,
-    numbers: HashMap<Vec<u8>, u64>,
-    /// The device of the last request and its number.
-    last: (Vec<u8>, u64),
+    devices: Devices,
+    /// Whether the device is the group of a span instead of a part of its pages.
+    by_device: bool,
     skipped: u64,
 }
 
 impl Requests {
-    pub(crate) fn new(page_size: PageSize, only: Option<&str>) -> Self {
+    pub(crate) fn new(options: &Options) -> Self {
         Self {
-            page_size,
-            only: only.map(|device| device.as_bytes().to_vec()),
-            numbers: HashMap::new(),
-            last: (Vec::new(), 0),
+            page_size: options.page_size,
+            devices: Devices::new(options.device.as_deref()),
+            by_device: options.groups == Some(Grouping::Device),
             skipped: 0,
         }
     }
@@ -65,13 +57,18 @@ impl Requests {
         self.skipped
     }
 
+    /// Names of the devices so far, by number.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        self.devices.names()
+    }
+
     /// Returns the pages of a request, or `None` if it touches none.
     ///
     /// # Errors
     ///
     /// A description of the expected value, if no device can have such a request.
     pub(crate) fn place(&mut self, request: Request) -> Result<Option<Span>, String> {
-        let Some(device) = self.number_of(request.device)? else {
+        let Some(device) = self.devices.number_of(request.device)? else {
             return Ok(None);
         };
         let (Some(kind), Some(more)) = (request.kind, request.length_bytes.checked_sub(1)) else {
@@ -88,57 +85,25 @@ impl Requests {
                  pages of its device"
             ));
         };
-        let base = device << PAGE_BITS;
+        if self.by_device {
+            return Ok(Some(Span {
+                group: device,
+                ..span
+            }));
+        }
+        let base = u64::from(device) << PAGE_BITS;
         Ok(Some(Span {
             next: PageNumber(base | span.next.0),
             last: PageNumber(base | span.last.0),
             ..span
         }))
     }
-
-    /// Returns the number of a device, or `None` if its requests do not count.
-    fn number_of(&mut self, device: &[u8]) -> Result<Option<u64>, String> {
-        if let Some(only) = &self.only {
-            return Ok((only == device).then_some(0));
-        }
-        // Lengths are compared first: formats with one device use an empty name, and comparing empty
-        // slices by memcmp can cost 100 ns (a masked load from an invalid address).
-        let alike =
-            device.len() == self.last.0.len() && (device.is_empty() || device == self.last.0);
-        if alike && !self.numbers.is_empty() {
-            return Ok(Some(self.last.1));
-        }
-        let number = match self.numbers.get(device) {
-            Some(&number) => number,
-            None => self.add(device)?,
-        };
-        self.last.0.clear();
-        self.last.0.extend_from_slice(device);
-        self.last.1 = number;
-        Ok(Some(number))
-    }
-
-    fn add(&mut self, device: &[u8]) -> Result<u64, String> {
-        if device.len() > DEVICE_BYTES_MAX {
-            return Err(format!(
-                "the name of a device to have at most {DEVICE_BYTES_MAX} bytes"
-            ));
-        }
-        let number = self.numbers.len();
-        if number >= DEVICES_MAX {
-            return Err(format!(
-                "at most {DEVICES_MAX} devices; read the trace for one of them"
-            ));
-        }
-        let number = number as u64;
-        self.numbers.insert(device.to_vec(), number);
-        Ok(number)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::DEVICES_MAX;
 
     fn request(device: &str, offset_bytes: u64, length_bytes: u64) -> Request<'_> {
         Request {
@@ -156,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_request_touches_the_pages_its_bytes_lie_in() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         assert_eq!(pages(&mut requests, request("a", 0, 1)), Some((0, 0)));
         assert_eq!(pages(&mut requests, request("a", 4095, 2)), Some((0, 1)));
         assert_eq!(pages(&mut requests, request("a", 4096, 8192)), Some((1, 2)));
@@ -171,21 +136,40 @@ mod tests {
 
     #[test]
     fn pages_of_devices_never_meet() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         let page = |number: u64| Some(((number << 48) + 7, (number << 48) + 7));
         for (device, number) in [("a", 0), ("", 1), ("a", 0), ("b", 2), ("b", 2), ("", 1)] {
             let placed = pages(&mut requests, request(device, 7 << 12, 9));
             assert_eq!(placed, page(number), "{device}");
         }
-        let mut only = Requests::new(PageSize::FOUR_KIB, Some("b"));
+        let only_b = Options {
+            device: Some("b".to_owned()),
+            ..Options::default()
+        };
+        let mut only = Requests::new(&only_b);
         assert_eq!(pages(&mut only, request("a", 7 << 12, 9)), None);
         assert_eq!(pages(&mut only, request("b", 7 << 12, 9)), page(0));
         assert_eq!(only.skipped(), 0);
     }
 
     #[test]
+    fn devices_as_groups_have_the_pages_that_each_has_alone() {
+        let by_device = Options {
+            groups: Some(Grouping::Device),
+            ..Options::default()
+        };
+        let mut requests = Requests::new(&by_device);
+        for (device, group) in [("a", 0), ("", 1), ("a", 0), ("b", 2)] {
+            let span = requests.place(request(device, 7 << 12, 9)).unwrap();
+            let span = span.unwrap();
+            assert_eq!((span.next.0, span.last.0, span.group), (7, 7, group));
+        }
+        assert_eq!(requests.devices(), ["a", "", "b"]);
+    }
+
+    #[test]
     fn what_no_device_has_is_refused() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         let last = (1 << 60) - 1;
         assert!(requests.place(request("a", last, 1)).is_ok());
         for wrong in [
@@ -202,7 +186,7 @@ mod tests {
 
     #[test]
     fn there_are_as_many_devices_as_numbers() {
-        let mut requests = Requests::new(PageSize::FOUR_KIB, None);
+        let mut requests = Requests::new(&Options::default());
         for device in 0..DEVICES_MAX {
             let name = device.to_string();
             let page = (device as u64) << 48;

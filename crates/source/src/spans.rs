@@ -7,7 +7,7 @@
 
 use plimsoll_flow::{AccessKind, PageNumber, PageSize, ReferenceBatch, Source};
 
-use crate::SourceError;
+use crate::{Options, SourceError};
 
 /// Neighbouring pages that one access touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,10 @@ pub(crate) struct Span {
     /// The lowest page that has not been returned yet.
     pub(crate) next: PageNumber,
     pub(crate) last: PageNumber,
+    /// When it occurred, if times were asked for.
+    pub(crate) time_us: u64,
+    /// The number of its device, if groups were asked for.
+    pub(crate) group: u32,
 }
 
 impl Span {
@@ -25,6 +29,8 @@ impl Span {
             kind,
             next: page_size.page_of(first),
             last: page_size.page_of(last),
+            time_us: 0,
+            group: 0,
         }
     }
 }
@@ -38,13 +44,23 @@ pub(crate) trait Spans {
     fn skipped(&self) -> u64 {
         0
     }
+
+    /// See [`Trace::groups`](crate::Trace::groups).
+    fn groups(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
-/// A source that counts what it skipped.
+/// A source that counts what it skipped, and names the groups of its references.
 pub(crate) trait Reading: Source<Error = SourceError> {
     /// See [`Trace::skipped`](crate::Trace::skipped).
     fn skipped(&self) -> u64 {
         0
+    }
+
+    /// See [`Trace::groups`](crate::Trace::groups).
+    fn groups(&self) -> Vec<String> {
+        Vec::new()
     }
 }
 
@@ -53,13 +69,40 @@ pub(crate) struct SpanSource<S> {
     spans: S,
     /// The part of a span that did not fit into the batch.
     pending: Option<Span>,
+    with_times: bool,
+    with_groups: bool,
 }
 
 impl<S: Spans> SpanSource<S> {
-    pub(crate) fn new(spans: S) -> Self {
+    pub(crate) fn new(spans: S, options: &Options) -> Self {
         Self {
             spans,
             pending: None,
+            with_times: options.times,
+            with_groups: options.groups.is_some(),
+        }
+    }
+
+    /// Appends the pages of a span that fit into the batch; the others are pending.
+    fn push(&mut self, mut span: Span, batch: &mut ReferenceBatch) {
+        let before = batch.len();
+        batch.push(span.next, span.kind);
+        while span.next < span.last {
+            span.next.0 += 1;
+            if batch.is_full() {
+                self.pending = Some(span);
+                break;
+            }
+            batch.push(span.next, span.kind);
+        }
+        let added = batch.len() - before;
+        if self.with_times {
+            let times = std::iter::repeat_n(span.time_us, added);
+            batch.details_mut().times_us.extend(times);
+        }
+        if self.with_groups {
+            let groups = std::iter::repeat_n(span.group, added);
+            batch.details_mut().groups.extend(groups);
         }
     }
 }
@@ -70,22 +113,14 @@ impl<S: Spans> Source for SpanSource<S> {
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {
-            let mut span = match self.pending.take() {
+            let span = match self.pending.take() {
                 Some(span) => span,
                 None => match self.spans.next_span()? {
                     Some(span) => span,
                     None => break,
                 },
             };
-            batch.push(span.next, span.kind);
-            while span.next < span.last {
-                span.next.0 += 1;
-                if batch.is_full() {
-                    self.pending = Some(span);
-                    break;
-                }
-                batch.push(span.next, span.kind);
-            }
+            self.push(span, batch);
         }
         Ok(!batch.is_empty())
     }
@@ -95,11 +130,17 @@ impl<S: Spans> Reading for SpanSource<S> {
     fn skipped(&self) -> u64 {
         self.spans.skipped()
     }
+
+    fn groups(&self) -> Vec<String> {
+        self.spans.groups()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Grouping;
+    use plimsoll_flow::Details;
     use proptest::prelude::*;
 
     struct SpanList(std::vec::IntoIter<Span>);
@@ -114,7 +155,7 @@ mod tests {
     fn the_last_page_there_is_ends_a_span() {
         let size = PageSize::new(1).unwrap();
         let span = Span::of_bytes(AccessKind::Read, u64::MAX - 1, u64::MAX, size);
-        let mut source = SpanSource::new(SpanList(vec![span].into_iter()));
+        let mut source = SpanSource::new(SpanList(vec![span].into_iter()), &Options::default());
         let mut batch = ReferenceBatch::new();
         assert!(source.next_batch(&mut batch).unwrap());
         assert_eq!(batch.pages(), [u64::MAX - 1, u64::MAX].map(PageNumber));
@@ -132,17 +173,32 @@ mod tests {
                     kind: AccessKind::Write,
                     next: PageNumber(first.into()),
                     last: PageNumber(u64::from(first) + more),
+                    time_us: first.into(),
+                    group: first,
                 })
                 .collect();
-            let mut source = SpanSource::new(SpanList(listed.into_iter()));
+            let options = Options {
+                times: true,
+                groups: Some(Grouping::Device),
+                ..Options::default()
+            };
+            let mut source = SpanSource::new(SpanList(listed.into_iter()), &options);
             let mut batch = ReferenceBatch::new();
-            let mut pages = Vec::new();
+            let (mut pages, mut details) = (Vec::new(), Vec::new());
             let mut before_was_full = true;
             while source.next_batch(&mut batch).unwrap() {
                 prop_assert!(before_was_full && batch.len() <= ReferenceBatch::CAPACITY);
                 before_was_full = batch.is_full();
                 pages.extend(batch.pages().iter().map(|page| page.0));
+                let Details { times_us, groups, .. } = batch.details();
+                prop_assert_eq!(times_us.len(), batch.len());
+                details.extend(times_us.iter().copied().zip(groups.iter().copied()));
             }
+            let firsts = spans.iter().flat_map(|&(first, more)| {
+                let pages = usize::try_from(more + 1).unwrap();
+                std::iter::repeat_n((first.into(), first), pages)
+            });
+            prop_assert_eq!(details, firsts.collect::<Vec<_>>());
             let expected: Vec<_> = spans
                 .iter()
                 .flat_map(|&(first, more)| u64::from(first)..=u64::from(first) + more)

@@ -46,6 +46,12 @@ impl Trace<'_> {
         self.source.skipped()
     }
 
+    /// Names of the groups so far, by number: of the devices, if those were asked for. Requests have no names.
+    #[must_use]
+    pub fn groups(&self) -> Vec<String> {
+        self.source.groups()
+    }
+
     /// Returns a handle that shows the progress of reading from now on.
     #[must_use]
     pub fn progress(&self) -> Progress {
@@ -252,7 +258,7 @@ mod tests {
             error.to_string(),
             "prog: unknown format, it begins with '\\x7fELF\\x00'; \
              use --format with one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
-             blkparse, parquet, plimsoll"
+             blkparse, twitter, mooncake, lcs, parquet, plimsoll"
         );
         let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();
         assert!(

@@ -8,7 +8,7 @@
 //! | 12..14 | 0..2 | `u16` SCSI operation code | kind |
 //! | 14..16 | 2..4 | `u16` version, in the upper byte | checked |
 //! | 16..24 | 16..24 | `u64` block of 512 bytes | offset |
-//! | 24..32 | 24..32 | `u64` time in microseconds | ignored |
+//! | 24..32 | 24..32 | `u64` time in microseconds | time, if asked for |
 //! | | 32..40 | `u64` response time | ignored |
 //!
 //! Little endian, without a header: the version is the one found in all records at the
@@ -26,7 +26,7 @@ use crate::requests::{Request, Requests, SECTOR_BYTES};
 use crate::row::{FormatRow, Opening};
 use crate::spans::SpanSource;
 use crate::spans::{Span, Spans};
-use crate::{Options, SourceError};
+use crate::{Options, SourceError, TraceOption};
 
 /// Number of bytes read at a time.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -50,6 +50,7 @@ struct Command {
     operation: u16,
     length_bytes: u64,
     block: u64,
+    time_us: u64,
 }
 
 impl Version {
@@ -79,6 +80,7 @@ impl Version {
             operation: u16_at(operation)?,
             length_bytes: u32::from_le_bytes(*record.get(length..)?.first_chunk()?).into(),
             block: u64::from_le_bytes(*record.get(16..)?.first_chunk()?),
+            time_us: u64::from_le_bytes(*record.get(24..)?.first_chunk()?),
         })
     }
 
@@ -143,7 +145,10 @@ impl<R: Read> Reader<R> {
         Ok(Self {
             bytes,
             // A trace has only one disk, so there is no device to select.
-            requests: Requests::new(options.page_size, None),
+            requests: Requests::new(&Options {
+                page_size: options.page_size,
+                ..Options::default()
+            }),
             version,
         })
     }
@@ -177,8 +182,9 @@ impl<R: Read> Spans for Reader<R> {
             });
             let span = placed.map_err(|expected| self.bytes.unexpected(expected, record_bytes))?;
             self.bytes.take(record_bytes);
-            if span.is_some() {
-                return Ok(span);
+            if let Some(span) = span {
+                let time_us = command.time_us;
+                return Ok(Some(Span { time_us, ..span }));
             }
         }
     }
@@ -194,11 +200,10 @@ pub(crate) const ROW: FormatRow = FormatRow {
     is_named: |last, _| last == "vscsi",
     is_head: |head| is_head(head.bytes),
     may_be_csv: false,
-    options: &[],
+    options: &[TraceOption::Times],
     opening: Opening::Stream(|input, name, options| {
-        Ok(Box::new(SpanSource::new(Reader::new(
-            input, name, options,
-        )?)))
+        let reader = Reader::new(input, name, options)?;
+        Ok(Box::new(SpanSource::new(reader, options)))
     }),
     writer: None,
 };
@@ -246,7 +251,7 @@ mod tests {
             page_size: PageSize::new(1024).unwrap(),
             ..Options::default()
         };
-        let mut source = SpanSource::new(Reader::new(bytes, "t.vscsi", &options)?);
+        let mut source = SpanSource::new(Reader::new(bytes, "t.vscsi", &options)?, &options);
         let all = references_of(&mut source)?;
         Ok((all, source.skipped()))
     }

@@ -1,4 +1,4 @@
-//! Writing traces: `ids`, `csv`, `oracle-general` and `plimsoll`, plain, gzip or zstd.
+//! Writing traces: `ids`, `csv`, `oracle-general`, `parquet` and `plimsoll`, plain, gzip or zstd.
 //!
 //! A file gets its final name only when it is complete: until then it has a temporary name
 //! in the same directory, and is removed if the writer is dropped. Data is not synced, so after a
@@ -257,6 +257,7 @@ mod tests {
             ("t.csv.gz", true),
             ("t.oracleGeneral.bin.zst", false),
             ("t.unknown", false),
+            ("t.parquet", true),
             ("t.plimsoll", true),
             ("t.plimsoll.gz", true),
         ] {
@@ -283,6 +284,63 @@ mod tests {
                 .collect();
             assert!(read == expected, "{name}");
         }
+    }
+
+    #[test]
+    fn parquet_keeps_times_sizes_and_unknown_kinds_in_several_row_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        let mut writer = create(&path, None, PageSize::default()).unwrap();
+        let mut expected = Vec::new();
+        let mut batch = ReferenceBatch::new();
+        for index in 0..1_100_000_u64 {
+            let kinds = [AccessKind::Read, AccessKind::Unknown, AccessKind::Write];
+            let kind = kinds[usize::try_from(index % 3).unwrap()];
+            let size = u32::MAX - u32::try_from(index % 7).unwrap();
+            expected.push((PageNumber(u64::MAX - index % 10), kind, index * 3, size));
+            batch.push(expected[expected.len() - 1].0, kind);
+            batch.details_mut().times_us.push(index * 3);
+            batch.details_mut().sizes_bytes.push(size);
+            if batch.is_full() {
+                writer.write(&batch).unwrap();
+                batch.advance();
+            }
+        }
+        writer.write(&batch).unwrap();
+        writer.finish().unwrap();
+        let options = Options {
+            times: true,
+            sizes: true,
+            ..Options::default()
+        };
+        let mut trace = open(&path, &options).unwrap();
+        let mut read = Vec::new();
+        while trace.next_batch(&mut batch).unwrap() {
+            let details = batch.details();
+            let kinds = batch.kinds().iter().zip(&details.times_us);
+            let rest = kinds.zip(&details.sizes_bytes);
+            let rows = batch.pages().iter().zip(rest);
+            read.extend(rows.map(|(&page, ((&kind, &time), &size))| (page, kind, time, size)));
+        }
+        assert!(read == expected);
+    }
+
+    #[test]
+    fn parquet_of_references_without_times_has_no_column_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.parquet");
+        let mut writer = create(&path, None, PageSize::default()).unwrap();
+        writer.write(&batch_of(7)).unwrap();
+        writer.finish().unwrap();
+        let options = Options {
+            times: true,
+            ..Options::default()
+        };
+        let error = open(&path, &options).err().unwrap().to_string();
+        assert!(
+            error.ends_with("row 0: there is no column 'time_us'"),
+            "{error}"
+        );
     }
 
     fn files_in(folder: &Path) -> Vec<String> {

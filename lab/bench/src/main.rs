@@ -22,9 +22,11 @@ mod python;
 mod random;
 mod reading;
 mod registered;
+mod simulation;
 mod threads;
 mod trap;
 mod turns;
+mod volumes;
 mod workload;
 mod yardsticks;
 
@@ -62,6 +64,10 @@ enum Part {
     Threads,
     /// Traces from files in the page cache
     Reading,
+    /// Eviction policies on samples of traces beside full simulation
+    Simulation(simulation::Args),
+    /// Curves of 4030 volumes from one reading beside that of one volume
+    Volumes,
     /// Whole processes from a trace's file to its curve
     File(file::Args),
     /// A process of `file` beside which ours are measured
@@ -118,6 +124,8 @@ fn main() -> anyhow::Result<()> {
         Some(Part::Estimators) => estimators::run(&cli, &mut out),
         Some(Part::Threads) => threads::run(&cli, &mut out),
         Some(Part::Reading) => reading::run(&cli, &mut out),
+        Some(Part::Simulation(args)) => simulation::run(&cli, args, &mut out),
+        Some(Part::Volumes) => volumes::run(&cli, &mut out),
         Some(Part::File(args)) => file::run(&cli, args, &mut out),
         Some(Part::FileYardstick(args)) => file::run_yardstick(args, &mut out),
         Some(Part::Long) => long::run(&mut out),
@@ -144,6 +152,7 @@ fn main() -> anyhow::Result<()> {
             threads::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
             file::run(&cli, &file::Args::default(), &mut out)?;
+            volumes::run(&cli, &mut out)?;
             long::run(&mut out)?;
             bands::run(&cli, &bands::Args::default(), &mut out)?;
             trap::run(&mut out)?;

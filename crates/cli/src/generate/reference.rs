@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use plimsoll_actuator::registry::ACTUATORS;
 use plimsoll_estimator::live::LIVE_ESTIMATORS;
 use plimsoll_estimator::registry::{ALGORITHMS, METHODS, OptionSpec};
+use plimsoll_estimator::simulation::CACHE_POLICIES;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_source::Format;
@@ -47,6 +48,14 @@ pub(super) fn page() -> String {
             let options = options(row.options);
             [row.name, row.help, &options, row.cost, row.source].map(str::to_owned)
         }),
+    );
+    table(
+        &mut page,
+        "Simulated eviction policies (`mrc --cache-policy`)",
+        ["policy", "evicts", "source"],
+        CACHE_POLICIES
+            .iter()
+            .map(|row| [row.name, row.help, row.source].map(str::to_owned)),
     );
     table(
         &mut page,

@@ -7,8 +7,8 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
 use plimsoll_estimator::CounterStacksOptions;
 use plimsoll_estimator::registry::{
-    ALGORITHMS, Algorithm, BuildError, BuiltEstimator, OptionKind, OptionSpec, OptionValue,
-    Settings, algorithm, options,
+    ALGORITHMS, Algorithm, BuildError, BuiltEstimator, BuiltSizedEstimator, OptionKind, OptionSpec,
+    OptionValue, Settings, algorithm, options,
 };
 use plimsoll_flow::PageSize;
 use plimsoll_output::bail_usage;
@@ -226,6 +226,52 @@ impl EstimatorArgs {
             all.push(row.build(&settings).map_err(usage)?);
         }
         Ok(all)
+    }
+
+    /// Builds the chosen estimator for objects with sizes.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an option that it does not take, and for an estimator of pages alone.
+    pub(super) fn build_sized(&self) -> anyhow::Result<BuiltSizedEstimator> {
+        self.check()?;
+        let Choice::One(row) = self.estimator else {
+            bail_usage!("--object-sizes: name one estimator");
+        };
+        // Options of sizes belong to estimators of pages.
+        let settings = self.settings(PageSize::default());
+        let built = row.build_sized(&settings);
+        Ok(built.map_err(|error| UsageError(error.to_string()))?)
+    }
+
+    /// The rate and the seed of a sample; other options are refused.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an option of an estimator that is neither.
+    pub(super) fn sample(&self, default_rate: f64) -> anyhow::Result<(f64, u64)> {
+        let (mut rate, mut seed) = (default_rate, 0);
+        for (option, value) in &self.options.0 {
+            match *value {
+                GivenValue::Value(OptionValue::Rate(given)) => rate = given,
+                GivenValue::Value(OptionValue::Seed(given)) => seed = given,
+                _ => bail_usage!("--{}: a sample takes only rate and seed", option.name),
+            }
+        }
+        Ok((rate, seed))
+    }
+
+    /// Builds the one estimator that was chosen.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build), and that several were chosen.
+    pub(super) fn build_one(&self, page_size: PageSize) -> anyhow::Result<BuiltEstimator> {
+        let mut all = self.build(page_size)?;
+        match (all.pop(), &*all) {
+            (Some(one), []) => Ok(one),
+            _ => bail_usage!("--estimator all prints no curve; name one"),
+        }
     }
 
     /// Refuses options that the chosen estimator does not take.

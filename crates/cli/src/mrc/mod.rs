@@ -7,8 +7,12 @@
 mod choice;
 mod compare;
 mod input;
+mod prefix;
 mod recorded;
 mod report;
+mod several;
+mod simulated;
+mod sized;
 
 use std::io::Write;
 use std::path::Path;
@@ -21,6 +25,8 @@ use crate::trace_args::TraceArgs;
 use choice::EstimatorArgs;
 use input::{curve_of, read};
 use report::ViewArgs;
+use several::SeveralArgs;
+use simulated::SimulationArgs;
 
 /// Print the miss-ratio curve of a recorded trace.
 ///
@@ -38,6 +44,16 @@ pub struct Args {
     /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references
     #[arg(long, value_name = "WINDOW")]
     window: Option<StreamWindow>,
+    #[command(flatten)]
+    several: SeveralArgs,
+    #[command(flatten)]
+    simulation: SimulationArgs,
+    /// Use the objects' sizes: curves over bytes, by requests and by requested bytes (estimators lru and shards)
+    #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy"])]
+    object_sizes: bool,
+    /// Count a block as a hit only if all earlier blocks of its request hit: key-value caches of language models (exact)
+    #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy", "object_sizes"])]
+    prefix: bool,
     #[command(flatten)]
     view: ViewArgs,
 }
@@ -58,7 +74,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .with_context(|| format!("cannot read '{}'", path.display()))?,
     };
     if let Some(stream) = recorded {
-        if !args.estimator.is_default() || args.compare {
+        if !args.estimator.is_default() || args.compare || !args.is_of_whole_trace() {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",
                 trace.trace.display()
@@ -71,6 +87,21 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             "--window: '{}' is no stream recorded by --stream",
             trace.trace.display()
         );
+    }
+    if args.simulation.is_given() {
+        return simulated::run(&args.simulation, trace, &args.estimator, view, out);
+    }
+    if args.prefix {
+        return prefix::run(trace, &args.estimator, view, out);
+    }
+    if args.object_sizes {
+        return sized::run(trace, &args.estimator, view, out);
+    }
+    if !args.several.is_one() {
+        if args.compare {
+            bail_usage!("--compare takes the whole trace: leave out --by and --every");
+        }
+        return several::run(&args.several, trace, &args.estimator, view, out);
     }
     let estimators = args.estimator.build(trace.page_bytes)?;
     if args.compare || args.estimator.is_all() {
@@ -95,6 +126,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// Whether there is one curve of an estimator alone.
+    fn is_of_whole_trace(&self) -> bool {
+        self.several.is_one() && !self.simulation.is_given() && !self.object_sizes && !self.prefix
+    }
+
     /// Refuses to replace the trace by what is computed from it.
     fn check_files(&self) -> anyhow::Result<()> {
         let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());

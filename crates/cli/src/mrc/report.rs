@@ -69,8 +69,22 @@ impl ViewArgs {
         self.output.write(&content, out)
     }
 
+    /// The number of points given, or a default.
+    pub(super) fn points_or(&self, default: usize) -> usize {
+        self.points.map_or(default, NonZeroUsize::get)
+    }
+
+    /// The sizes given, rising.
+    pub(super) fn sizes(&self, page_size: PageSize) -> Vec<PageCount> {
+        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
+        let mut sizes: Vec<_> = sizes.collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
     /// Cuts the curve down to the selected points.
-    fn select(
+    pub(super) fn select(
         &self,
         curve: &MissRatioCurve,
         page_size: PageSize,
@@ -80,13 +94,9 @@ impl ViewArgs {
                 Format::Table => POINTS_OF_TABLE,
                 _ => POINTS,
             };
-            return Ok(curve.thinned(self.points.map_or(default, NonZeroUsize::get)));
+            return Ok(curve.thinned(self.points_or(default)));
         }
-        let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
-        let mut sizes: Vec<_> = sizes.collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        Ok(curve.at_sizes(&sizes)?)
+        Ok(curve.at_sizes(&self.sizes(page_size))?)
     }
 }
 

@@ -6,3 +6,4 @@ pub(crate) mod footprint;
 pub(crate) mod ghost;
 pub(crate) mod lru;
 pub(crate) mod shards;
+pub(crate) mod sized;

@@ -24,9 +24,11 @@
 
 mod filtered;
 mod parallel;
+mod prefix;
 
 pub use filtered::FilteredLru;
 pub use parallel::ParallelLru;
+pub use prefix::PrefixLru;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 

@@ -72,7 +72,8 @@ pub(crate) struct Bursts {
     /// Number of the stretch, from 0, and its length in bursts.
     stretch: u64,
     weight: u64,
-    /// By replicate, in turn: weights of references by distance, and those censored.
+    /// By replicate, in turn: weights of references by distance, and those censored. Empty for one without a burst, so that
+    /// thousands of short streams need little memory.
     groups: Vec<Vec<Risk>>,
 }
 
@@ -114,13 +115,13 @@ impl Bursts {
             rest: 0,
             stretch: 0,
             weight: 1,
-            groups: vec![vec![Risk::default(); distance_max + 1]; REPLICATES],
+            groups: vec![Vec::new(); REPLICATES],
         }
     }
 
     /// The largest distance measured.
     pub(crate) fn distance_max(&self) -> usize {
-        self.groups[0].len() - 1
+        self.length / LENGTH
     }
 
     /// Processes the next pages of the stream.
@@ -158,8 +159,9 @@ impl Bursts {
         }
         let mask = self.places.len() - 1;
         let group = usize::try_from(self.stretch % REPLICATES as u64).unwrap_or(0);
+        let distance_max = self.distance_max();
         let group = &mut self.groups[group];
-        let distance_max = group.len() - 1;
+        group.resize(distance_max + 1, Risk::default());
         let hash = self.hash;
         let home_of = |page: PageNumber| {
             #[expect(clippy::cast_possible_truncation, reason = "only the low bits count")]
@@ -208,7 +210,7 @@ impl Bursts {
     /// Returns the shares of all references that reach each distance, and those of
     /// every replicate, `None` if it had no burst.
     pub(crate) fn reaching(&self) -> Shares {
-        let mut all = vec![(0.0, 0.0); self.groups[0].len()];
+        let mut all = vec![(0.0, 0.0); self.distance_max() + 1];
         let (mut sum, mut squares) = (0.0, 0.0);
         let parts = self.groups.iter().map(|group| {
             let weights = group.iter();
@@ -238,8 +240,8 @@ impl Bursts {
     /// Returns the possible difference between the share of references that miss and the share that reaches, from size
     /// 0 on.
     pub(crate) fn unseen(&self) -> Vec<UnseenShare> {
-        let risks = (0..self.groups[0].len()).map(|distance| {
-            let risks = self.groups.iter().map(|group| group[distance]);
+        let risks = (0..=self.distance_max()).map(|distance| {
+            let risks = self.groups.iter().filter_map(|group| group.get(distance));
             risks.fold((0.0, 0.0), |(ended, cut_off), risk| {
                 (ended + risk.ended as f64, cut_off + risk.cut_off as f64)
             })
