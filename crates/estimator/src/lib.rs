@@ -5,6 +5,7 @@
 //! | `curve/` | curves of a whole stream, where first references miss at every size | [`Estimator`] | [`registry::ALGORITHMS`] |
 //! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
+//! | `partial/` | curves of streams that are observed in slices, which are merged later | [`Partial`] | rows of [`registry::ALGORITHMS`] |
 //! | `parts/` | shared components | | |
 //!
 //! Three kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
@@ -41,6 +42,7 @@ mod curve;
 mod error;
 mod estimator;
 pub mod live;
+mod partial;
 mod parts;
 pub mod registry;
 pub mod working_set;
@@ -59,3 +61,4 @@ pub use curve::shards::{FixedSizeShards, Shards};
 pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
+pub use partial::{ParsedPartial, Partial, PartialError, SliceOf};

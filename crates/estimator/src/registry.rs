@@ -20,6 +20,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
 use plimsoll_flow::{PageCount, PageSize};
 
+use crate::partial::SliceOf;
 use crate::working_set::{
     Pml, PmlOptions, Prl, PrlOptions, Sampling, SamplingOptions, TouchedOptions, TouchedPages,
     WorkingSetEstimator,
@@ -170,6 +171,14 @@ pub enum BuildError {
         /// Its description.
         help: &'static str,
     },
+    /// The estimator must see a stream as a whole.
+    #[error("{algorithm} has no partial states; {others} have")]
+    Indivisible {
+        /// The estimator.
+        algorithm: &'static str,
+        /// Those that have.
+        others: String,
+    },
     /// The algorithm rejects its options.
     #[error(transparent)]
     Refused(#[from] EstimatorError),
@@ -191,6 +200,8 @@ pub struct Algorithm {
     /// The paper, by its key in `docs/papers.md`.
     pub source: &'static str,
     make: fn(&Options) -> Result<BuiltEstimator, EstimatorError>,
+    /// What its partial states are of, if a stream may be observed in slices that are merged later.
+    slice: Option<fn(&Options) -> SliceOf>,
 }
 
 /// The options of one row: given values or defaults.
@@ -355,6 +366,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("exact LRU, {threads} threads");
             built(label, ParallelLru::new(threads))
         },
+        slice: Some(|_| SliceOf::Lru),
     },
     Algorithm {
         name: "shards",
@@ -368,6 +380,10 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("SHARDS at rate {}", share(rate));
             built(label, Shards::new(rate, options.seed())?)
         },
+        slice: Some(|options| SliceOf::Shards {
+            rate: options.rate(),
+            seed: options.seed(),
+        }),
     },
     Algorithm {
         name: "shards-max",
@@ -381,6 +397,10 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("SHARDS of {pages} pages");
             built(label, FixedSizeShards::new(pages, options.seed()))
         },
+        slice: Some(|options| SliceOf::ShardsMax {
+            max_samples: options.count("max-samples"),
+            seed: options.seed(),
+        }),
     },
     Algorithm {
         name: "aet",
@@ -397,6 +417,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("AET of {} of the pages", share(rate));
             built(label, SpatialAet::new(rate, options.seed())?)
         },
+        slice: None,
     },
     Algorithm {
         name: "counter-stacks",
@@ -415,6 +436,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let stacks = CounterStacks::new(options).map_err(EstimatorError::from)?;
             built("Counter Stacks", stacks)
         },
+        slice: None,
     },
     Algorithm {
         name: "footprint",
@@ -424,6 +446,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         cost: "O(1) a reference; 4 to 24 bytes a page",
         source: "[Xiang13]",
         make: |_| built("average footprint", AverageFootprint::new()),
+        slice: None,
     },
     Algorithm {
         name: "ghost",
@@ -456,6 +479,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             let label = format!("ghost behind {direct} pages");
             built(label, ghost.map_err(EstimatorError::from)?)
         },
+        slice: None,
     },
 ];
 
@@ -470,7 +494,7 @@ fn built(
 }
 
 /// A share, written as a fraction 1/n if it is one.
-fn share(share: f64) -> String {
+pub(crate) fn share(share: f64) -> String {
     let parts = (1.0 / share).round();
     if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
         format!("1/{parts}")
@@ -526,9 +550,7 @@ impl Algorithm {
     /// [`BuildError::NotTaken`] if the algorithm does not take it.
     pub fn option(&self, name: &str) -> Result<&'static OptionSpec, BuildError> {
         named(self.options, name).ok_or_else(|| {
-            let takers = ALGORITHMS.iter();
-            let takers = takers.filter(|row| named(row.options, name).is_some());
-            let takers: Vec<_> = takers.map(|row| row.name).collect();
+            let takers = names(|row| named(row.options, name).is_some());
             let reason = match name {
                 "rate" if self.is_exact => {
                     let takers = takers.join(" and ");
@@ -570,6 +592,26 @@ impl Algorithm {
         let options = Options::new(self.name, self.options, settings)?;
         Ok((self.make)(&options)?)
     }
+
+    /// What partial states of the algorithm with these settings are of. Settings that it does not take are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if it has none, or if an option is missing.
+    pub fn slice(&self, settings: &Settings) -> Result<SliceOf, BuildError> {
+        let options = Options::new(self.name, self.options, settings)?;
+        let slice = self.slice.ok_or_else(|| BuildError::Indivisible {
+            algorithm: self.name,
+            others: names(|row| row.slice.is_some()).join(", "),
+        })?;
+        Ok(slice(&options))
+    }
+}
+
+/// The names of some rows.
+fn names(which: impl Fn(&Algorithm) -> bool) -> Vec<&'static str> {
+    let rows = ALGORITHMS.iter().filter(|row| which(row));
+    rows.map(|row| row.name).collect()
 }
 
 /// Input of a working-set estimator.
