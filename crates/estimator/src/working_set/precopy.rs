@@ -1,15 +1,22 @@
 //! The course of a live migration by pre-copy: rounds, pages copied, and how long the VM is stopped.
 //!
-//! The first round copies all pages, each later one those that were written during the round before. When the rest can
-//! be copied within the longest stop that is allowed, the VM is stopped for it (QEMU); Xen stops it after a number of rounds at the
-//! latest. A round's length follows from its pages and the bandwidth, and the pages written meanwhile from
-//! the VM's [`WriteCurve`].
+//! The first round copies all pages, each later one those that were written during the round before, until what is left is
+//! little enough to be copied while the VM is stopped. A round's length follows from its pages and the bandwidth, and the
+//! pages written meanwhile from the VM's [`WriteCurve`].
+//!
+//! A page that a round leaves and that is written again is copied once: of the pages written within a time, the share that is written
+//! again within the next follows from the same curve.
+//!
+//! **QEMU** looks for written pages whenever the rest of a round could be copied within the longest stop that is allowed, in steps of
+//! 50 ms: so a round always leaves some pages, on average those of that time less half a step, copies for a step at least, and stops the VM when these and
+//! the written ones together take no longer than allowed. A stop is therefore rarely much shorter than allowed. **Xen** copies rounds
+//! completely, and stops the VM when at most 50 pages are left, or after five rounds.
 //!
 //! If writing keeps pace with copying, rounds come to a length at which as many pages are written as are copied: then more
 //! rounds change nothing, and the migration does not end by itself.
 //!
 //! Not here: that a VM may write more slowly while it is copied; pages that are compressed or all zero, which the caller
-//! leaves out.
+//! leaves out; the time for the state of devices.
 
 use std::time::Duration;
 
@@ -20,10 +27,44 @@ use super::written::WriteCurve;
 pub struct PrecopyOptions {
     /// Pages copied per second, above 0.
     pub pages_per_second: f64,
-    /// The longest stop that is allowed.
-    pub stop_max: Duration,
+    /// Number of pages for which the VM is stopped.
+    pub stop_pages: f64,
+    /// Number of pages, at most those, that a round leaves to the next, on average,
+    pub left_pages: f64,
+    /// and number that it copies at least.
+    pub round_pages_min: f64,
     /// Number of rounds after which the VM is stopped in any case; `None` if never.
     pub rounds_max: Option<u32>,
+}
+
+/// QEMU looks for written pages after sending for so long.
+const QEMU_STEP_SECONDS: f64 = 0.05;
+
+impl PrecopyOptions {
+    /// QEMU's rule, which stops a VM no longer than `stop_max` as far as can be foreseen.
+    #[must_use]
+    pub fn qemu(pages_per_second: f64, stop_max: Duration) -> Self {
+        let seconds = stop_max.as_secs_f64();
+        Self {
+            pages_per_second,
+            stop_pages: pages_per_second * seconds,
+            left_pages: pages_per_second * (seconds - QEMU_STEP_SECONDS / 2.0).max(0.0),
+            round_pages_min: pages_per_second * QEMU_STEP_SECONDS,
+            rounds_max: None,
+        }
+    }
+
+    /// The rule of Xen 4.7.
+    #[must_use]
+    pub fn xen(pages_per_second: f64) -> Self {
+        Self {
+            pages_per_second,
+            stop_pages: 50.0,
+            left_pages: 0.0,
+            round_pages_min: 0.0,
+            rounds_max: Some(5),
+        }
+    }
 }
 
 /// The predicted course of a migration.
@@ -33,7 +74,7 @@ pub struct Precopy {
     pub round_pages: Vec<f64>,
     /// Pages copied while it is stopped; if the migration does not end, those that are always left.
     pub stopped_pages: f64,
-    /// Whether it ends by itself.
+    /// Whether it ends by itself, or by the maximum of rounds.
     pub ends: bool,
     /// Time while the VM runs, and while it is stopped.
     pub running_seconds: f64,
@@ -49,27 +90,41 @@ impl Precopy {
     }
 }
 
-/// A migration ends only if rounds get shorter: by this share of their pages at least.
+/// A migration ends only if less and less is left: less by this share of what a round copies.
 const SHORTER_MIN: f64 = 0.01;
+
+/// The share of the pages written within a time that are written again within the time after it.
+fn written_again(writes: &WriteCurve, seconds: f64, after: f64) -> f64 {
+    let [first, second, both] =
+        [seconds, after, seconds + after].map(|time| writes.pages_within(time));
+    ((first + second - both) / first.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
+}
 
 /// Predicts the migration of a VM of `pages` pages.
 #[must_use]
 pub fn precopy(pages: u64, writes: &WriteCurve, options: &PrecopyOptions) -> Precopy {
     let all = pages as f64;
     let seconds_of = |pages: f64| pages / options.pages_per_second;
-    let stop_max = options.stop_max.as_secs_f64();
     let (mut rest, mut ends) = (all, true);
     let mut round_pages = Vec::new();
-    while seconds_of(rest) > stop_max {
+    while rest > options.stop_pages {
         let is_last = |max: u32| round_pages.len() >= max as usize;
         if options.rounds_max.is_some_and(is_last) {
             break;
         }
-        round_pages.push(rest);
-        let written = writes.pages_within(seconds_of(rest)).clamp(0.0, all);
-        let is_shorter = written < rest * (1.0 - SHORTER_MIN);
-        rest = written;
-        if !is_shorter && options.rounds_max.is_none() && seconds_of(rest) > stop_max {
+        let copied = (rest - options.left_pages)
+            .max(options.round_pages_min)
+            .min(rest);
+        round_pages.push(copied);
+        let written = writes.pages_within(seconds_of(copied)).clamp(0.0, all);
+        let again = match round_pages[..] {
+            [.., before, _] => written_again(writes, seconds_of(before), seconds_of(copied)),
+            _ => written / all,
+        };
+        let before = rest;
+        rest = ((rest - copied) * (1.0 - again) + written).min(all);
+        let is_shorter = rest < before - SHORTER_MIN * copied;
+        if !is_shorter && options.rounds_max.is_none() && rest > options.stop_pages {
             ends = false;
             break;
         }
@@ -117,78 +172,90 @@ mod tests {
             written.curve().unwrap()
         }
 
-        /// Copies it from a time on, page by page in sets, as a migration does.
-        fn migrated(&self, start: f64, options: &PrecopyOptions) -> Option<(usize, u64, f64)> {
-            let (mut now, mut rest, mut copied, mut rounds) = (start, RAM_PAGES, 0, 0);
+        /// Copies it from a time on, page by page in sets, in steps of 50 ms as QEMU does.
+        fn migrated(&self, start: f64, pages_per_second: f64, stop_max: f64) -> Option<Copied> {
+            let mut rest: BTreeSet<u64> = (0..RAM_PAGES).collect();
+            let step_pages = (pages_per_second * 0.05) as usize;
+            let stop_pages = (pages_per_second * stop_max) as usize;
+            let (mut now, mut looked, mut at, mut copied, mut rounds) = (start, start, 0, 0, 0);
             loop {
-                let takes = rest as f64 / options.pages_per_second;
-                if takes <= options.stop_max.as_secs_f64() {
-                    return Some((rounds, copied + rest, takes));
+                for _ in 0..step_pages.min(rest.len()) {
+                    let next = rest.range(at..).next().or(rest.first());
+                    at = *next.unwrap();
+                    rest.remove(&at);
+                    copied += 1;
                 }
-                if rounds == 100 {
+                now += 0.05;
+                if rest.len() <= stop_pages {
+                    rest.extend(&self.writes[self.tick(looked)..self.tick(now)]);
+                    looked = now;
+                    rounds += 1;
+                    if rest.len() <= stop_pages {
+                        let stopped = rest.len() as f64 / pages_per_second;
+                        return Some((rounds, (copied + rest.len()) as f64, stopped));
+                    }
+                }
+                if now > start + 40.0 {
                     return None;
                 }
-                rounds += 1;
-                copied += rest;
-                let pages = &self.writes[self.tick(now)..self.tick(now + takes)];
-                now += takes;
-                rest = pages.iter().collect::<BTreeSet<_>>().len() as u64;
             }
         }
     }
 
-    fn options(pages_per_second: f64) -> PrecopyOptions {
-        PrecopyOptions {
-            pages_per_second,
-            stop_max: Duration::from_millis(30),
-            rounds_max: None,
-        }
+    /// Rounds, pages, and seconds while it is stopped.
+    type Copied = (usize, f64, f64);
+
+    fn within(found: f64, expected: f64, share: f64) -> bool {
+        (found - expected).abs() <= share * expected
     }
 
     #[test]
     fn a_migration_goes_as_its_simulation_page_by_page() {
-        let hot = zipf(30_000, 0.9, 1).take(4_000_000);
-        let even = uniform(20_000, 2).take(4_000_000);
-        let sequential = (0..12_000_u64).cycle().take(4_000_000);
-        let streams: [Vec<u64>; 3] = [hot.collect(), even.collect(), sequential.collect()];
-        let mut several_rounds = 0;
-        for (stream, writes) in streams.into_iter().enumerate() {
-            for writes_per_second in [2_000.0, 10_000.0, 30_000.0] {
+        let hot: Vec<u64> = zipf(30_000, 0.9, 1).take(1_000_000).collect();
+        let even: Vec<u64> = uniform(20_000, 2).take(1_000_000).collect();
+        let sequential: Vec<u64> = (0..12_000_u64).cycle().take(1_000_000).collect();
+        let (mut several_rounds, mut endless) = (0, 0);
+        for (stream, writes) in [hot, even, sequential].iter().enumerate() {
+            for writes_per_second in [500.0, 2_000.0, 8_000.0, 20_000.0] {
+                let writes = writes.clone();
                 let vm = Vm {
-                    writes: writes.clone(),
+                    writes,
                     writes_per_second,
                 };
                 let curve = vm.curve(4.0, 0.01);
-                for pages_per_second in [25_000.0, 50_000.0, 200_000.0] {
-                    let options = options(pages_per_second);
+                for pages_per_second in [12_500.0, 25_000.0, 50_000.0] {
+                    let stop_max = Duration::from_millis(300);
+                    let options = PrecopyOptions::qemu(pages_per_second, stop_max);
                     let found = precopy(RAM_PAGES, &curve, &options);
-                    let case = format!(
-                        "stream {stream}, {writes_per_second}, {pages_per_second}: {found:?}"
-                    );
                     // Observed before; migrated after that.
-                    let Some((rounds, pages, stopped)) = vm.migrated(5.0, &options) else {
+                    let copied = vm.migrated(5.0, pages_per_second, 0.3);
+                    let case = format!(
+                        "stream {stream}, {writes_per_second}, {pages_per_second}: {found:?}, {copied:?}"
+                    );
+                    let Some((rounds, pages, stopped)) = copied else {
+                        endless += 1;
                         assert!(!found.ends, "{case}");
                         continue;
                     };
-                    assert!(found.ends, "{case}");
-                    assert!(
-                        found.round_pages.len().abs_diff(rounds) <= 1,
-                        "{rounds}, {case}"
-                    );
-                    let error = (found.pages() / pages as f64 - 1.0).abs();
-                    assert!(error < 0.05, "{pages}, {case}");
-                    // The pages that happen to be left at the end depend on the number of rounds.
-                    if found.round_pages.len() == rounds {
-                        assert!(
-                            (found.stopped_seconds - stopped).abs() < 0.2 * stopped + 0.001,
-                            "{stopped}, {case}"
-                        );
+                    // At the edge, the sizes of steps decide.
+                    if found.ends {
+                        // If rounds shrink slowly, how many there are depends on the last pages of each.
+                        if writes_per_second * 2.0 <= pages_per_second {
+                            assert!(found.round_pages.len().abs_diff(rounds) <= 1, "{case}");
+                        }
+                        assert!(within(found.pages(), pages, 0.2), "{case}");
+                        assert!(within(found.stopped_seconds, stopped, 0.2), "{case}");
+                    } else {
+                        assert!(rounds > 5, "{case}");
                     }
                     several_rounds += u32::from(rounds > 2);
                 }
             }
         }
-        assert!(several_rounds > 5, "{several_rounds}");
+        assert!(
+            several_rounds > 5 && endless > 1,
+            "{several_rounds}, {endless}"
+        );
     }
 
     #[test]
@@ -198,13 +265,13 @@ mod tests {
             writes_per_second: 100_000.0,
         };
         let curve = vm.curve(4.0, 0.01);
-        let endless = options(20_000.0);
-        assert!(!precopy(RAM_PAGES, &curve, &endless).ends);
-        let limited = PrecopyOptions {
-            rounds_max: Some(5),
-            ..endless
-        };
-        let found = precopy(RAM_PAGES, &curve, &limited);
+        let found = precopy(
+            RAM_PAGES,
+            &curve,
+            &PrecopyOptions::qemu(20_000.0, Duration::from_millis(300)),
+        );
+        assert!(!found.ends, "{found:?}");
+        let found = precopy(RAM_PAGES, &curve, &PrecopyOptions::xen(20_000.0));
         assert!(found.ends && found.round_pages.len() == 5, "{found:?}");
         assert!(found.stopped_seconds > 1.0, "{found:?}");
     }
@@ -214,13 +281,20 @@ mod tests {
         let mut written = WrittenPages::new();
         written.scan(&[], Duration::from_millis(10));
         let curve = written.curve().unwrap();
-        let found = precopy(RAM_PAGES, &curve, &options(25_000.0));
+        let found = precopy(RAM_PAGES, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!(
             (found.round_pages, found.stopped_pages),
             (vec![50_000.0], 0.0)
         );
         assert!((found.running_seconds - 2.0).abs() < 1e-9);
-        let found = precopy(100, &curve, &options(25_000.0));
-        assert_eq!((found.round_pages, found.stopped_pages), (vec![], 100.0));
+        let found = precopy(40, &curve, &PrecopyOptions::xen(25_000.0));
+        assert_eq!((found.round_pages, found.stopped_pages), (vec![], 40.0));
+        let found = precopy(
+            RAM_PAGES,
+            &curve,
+            &PrecopyOptions::qemu(25_000.0, Duration::from_millis(300)),
+        );
+        assert_eq!(found.round_pages.len(), 1);
+        assert!(within(found.stopped_seconds, 0.275, 1e-9), "{found:?}");
     }
 }
