@@ -96,7 +96,7 @@ def _needs_start(estimator: str, options: dict[str, Option]) -> bool:
 
 
 def _rows(path: str) -> Iterator[int]:
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     with pq.ParquetFile(path) as file:
         yield from (file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))
@@ -110,7 +110,7 @@ def _references(part: Slice, reading: dict[str, Any]) -> int:
 
 
 def _batches(part: Slice, reading: dict[str, Any]) -> Iterator[Any]:
-    import pyarrow.parquet as pq
+    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
 
     if part.row_groups is None:
         yield from read_trace(part.path, **reading)

@@ -66,8 +66,8 @@ struct Estimate {
     schema: u32,
     vm: String,
     ram_bytes: u64,
-    /// What is copied in the first round: RAM that was ever touched.
-    resident_bytes: u64,
+    /// Share of it that is not all zero, by a sample; the rest takes no time to copy.
+    share_with_contents: f64,
     bandwidth_bits_per_second: f64,
     observed_seconds: f64,
     /// Share of the VM's CPU time that observing took.
@@ -106,7 +106,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let Verb::Estimate(args) = &args.verb;
     let stop = stop_flag()?;
     let vm = plimsoll_vm::find(&args.vm)?;
-    let resident: u64 = vm.ram_states()?.iter().map(|ram| ram.resident_bytes).sum();
+    let share = vm.share_with_contents()?;
     let config = TraceConfig {
         allow_namespaced: args.allow_namespaced,
         ..TraceConfig::default()
@@ -114,7 +114,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let times = (args.observe.get(), args.scan_interval.get());
     let seen = writes(&vm, times, &config, &stop)?;
     let seen = seen.context("interrupted before the first scan: nothing was observed")?;
-    let estimate = Estimate::new(vm.id.0.clone(), resident, &seen, args);
+    let estimate = Estimate::new(vm.id.0.clone(), share, &seen, args);
     match args.form.output {
         TextFormat::Table => Ok(out.write_all(estimate.to_text(args.downtime.get()).as_bytes())?),
         TextFormat::Csv => Ok(out.write_all(estimate.to_csv().as_bytes())?),
@@ -123,10 +123,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Estimate {
-    fn new(vm: String, resident_bytes: u64, seen: &ObservedWrites, args: &EstimateArgs) -> Self {
+    fn new(vm: String, share: f64, seen: &ObservedWrites, args: &EstimateArgs) -> Self {
         let pages_per_second = args.bandwidth / 8.0 / PAGE_BYTES as f64;
         let options = PrecopyOptions::qemu(pages_per_second, args.downtime.get());
-        let course = precopy(resident_bytes / PAGE_BYTES, &seen.curve, &options);
+        let course = precopy(seen.ram.0, share, &seen.curve, &options);
         let observed_seconds = seen.curve.observed_seconds();
         let doublings =
             (0..).map(|power| args.scan_interval.get().as_secs_f64() * f64::from(1_u32 << power));
@@ -149,7 +149,7 @@ impl Estimate {
             schema: SCHEMA,
             vm,
             ram_bytes: seen.ram.0 * PAGE_BYTES,
-            resident_bytes,
+            share_with_contents: share,
             bandwidth_bits_per_second: args.bandwidth,
             observed_seconds,
             overhead_ratio: seen.overhead_ratio,
@@ -211,9 +211,9 @@ impl Estimate {
                 )
             });
         format!(
-            "{}: {} of {} in use, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{}\n{end}\n",
+            "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{}\n{end}\n",
             printable(&self.vm),
-            size(self.resident_bytes as f64),
+            self.share_with_contents * 100.0,
             size(self.ram_bytes as f64),
             self.observed_seconds,
             self.overhead_ratio * 100.0,

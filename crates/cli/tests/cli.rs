@@ -781,3 +781,45 @@ fn what_is_no_partial_state_and_options_that_do_not_fit_are_refused() {
         "{complaint}"
     );
 }
+
+#[test]
+fn the_hot_pages_of_a_run_cover_the_next_run_of_the_workload() {
+    let desk = Desk::new();
+    for (name, seed) in [("before", 1), ("next", 2)] {
+        desk.stdout(&format!(
+            "trace generate zipf --pages 20000 --references 400000 --seed {seed} --out {name}.plimsoll"
+        ));
+    }
+    // All that the run used, and a list of 1.3 times the pages that the next one uses.
+    let of = |top: &str| -> serde_json::Value {
+        let line =
+            format!("report hot --from before.plimsoll --check next.plimsoll --top {top} -o json");
+        serde_json::from_str(&desk.text(&line)).unwrap()
+    };
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let used = of("1G")["check"]["used_bytes"].as_u64().unwrap();
+    let check = of(&(used * 13 / 10).to_string());
+    assert!(number(&check["bytes"]) <= 1.3 * used as f64);
+    assert!(number(&check["check"]["uses_covered"]) >= 0.9, "{check}");
+    assert!(number(&check["check"]["pages_covered"]) >= 0.9, "{check}");
+
+    let list = desk.text("report hot --from before.plimsoll --top 16K -o csv");
+    let lines: Vec<_> = list.lines().collect();
+    assert_eq!(
+        (lines.len(), lines[0]),
+        (5, "begin_bytes,length_bytes,intervals,uses")
+    );
+    // Used in each of the four intervals.
+    assert!(
+        lines[1..].iter().all(|line| line.contains(",4096,4,")),
+        "{list}"
+    );
+    let text = desk.text("report hot --from before.plimsoll --check next.plimsoll --top 16K");
+    assert!(
+        text.starts_with("before.plimsoll: 16 KiB of the "),
+        "{text}"
+    );
+    desk.complaint("report hot", 2);
+    desk.complaint("report hot --from empty.ids", 1);
+    desk.complaint("report hot web --from loop.ids", 2);
+}

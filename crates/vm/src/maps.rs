@@ -107,13 +107,11 @@ pub struct RamState {
     pub locked: bool,
     /// Some of it is registered with a userfaultfd, by another tracer or a migration.
     pub userfaultfd: bool,
-    /// Bytes of it that are in memory and mapped.
-    pub resident_bytes: u64,
 }
 
 /// Returns the state of a mapping from the text of `/proc/PID/smaps`.
 ///
-/// Lines that are neither a mapping, its flags nor its resident size are ignored.
+/// Lines that are neither a mapping nor its flags are ignored.
 #[must_use]
 pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
     let ram_end = ram.address.saturating_add(ram.len_bytes);
@@ -129,13 +127,6 @@ pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
                     }
                 }
             }
-        } else if let Some(resident) = line.strip_prefix("Rss:") {
-            let kib = resident.split_ascii_whitespace().next();
-            let kib = kib
-                .and_then(|kib| kib.parse::<u64>().ok())
-                .filter(|_| within);
-            let bytes = kib.unwrap_or(0).saturating_mul(1024);
-            state.resident_bytes = state.resident_bytes.saturating_add(bytes);
         } else if let Some(entry) = MapEntry::parse(line) {
             within = entry.start < ram_end && ram.address < entry.end;
         }
@@ -382,10 +373,8 @@ mod tests {
         let smaps = "\
 1000-3000 rw-s 00000000 00:01 5 /memfd:a (deleted)
 Size:                  8 kB
-Rss:                   4 kB
 VmFlags: rd wr sh mr mw me ms sd 
 3000-5000 rw-s 00002000 00:01 5 /memfd:a (deleted)
-Rss:                   8 kB
 VmFlags: rd wr sh mr mw me ms lo ui sd 
 ";
         let ram = |address, len_bytes| RamMapping {
@@ -394,15 +383,10 @@ VmFlags: rd wr sh mr mw me ms lo ui sd
             file_offset_bytes: 0,
             backing: RamBacking::SharedMemfd,
         };
-        let first = RamState {
-            resident_bytes: 4096,
-            ..RamState::default()
-        };
-        assert_eq!(ram_state(smaps, &ram(0x1000, 0x2000)), first);
+        assert_eq!(ram_state(smaps, &ram(0x1000, 0x2000)), RamState::default());
         let both = RamState {
             locked: true,
             userfaultfd: true,
-            resident_bytes: 12_288,
         };
         assert_eq!(ram_state(smaps, &ram(0x1000, 0x4000)), both);
     }

@@ -15,8 +15,7 @@
 //! If writing keeps pace with copying, rounds come to a length at which as many pages are written as are copied: then more
 //! rounds change nothing, and the migration does not end by itself.
 //!
-//! Not here: that a VM may write more slowly while it is copied; pages that are compressed or all zero, which the caller
-//! leaves out; the time for the state of devices.
+//! Not here: that a VM may write more slowly while it is copied; compression; the time for the state of devices.
 
 use std::time::Duration;
 
@@ -100,10 +99,15 @@ fn written_again(writes: &WriteCurve, seconds: f64, after: f64) -> f64 {
     ((first + second - both) / first.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
 }
 
-/// Predicts the migration of a VM of `pages` pages.
+/// Predicts the migration of a VM of `pages` pages, of which a share is not all zero: copying the others takes no time.
 #[must_use]
-pub fn precopy(pages: u64, writes: &WriteCurve, options: &PrecopyOptions) -> Precopy {
-    let all = pages as f64;
+pub fn precopy(
+    pages: u64,
+    share_with_contents: f64,
+    writes: &WriteCurve,
+    options: &PrecopyOptions,
+) -> Precopy {
+    let all = pages as f64 * share_with_contents;
     let seconds_of = |pages: f64| pages / options.pages_per_second;
     let (mut rest, mut ends) = (all, true);
     let mut round_pages = Vec::new();
@@ -112,7 +116,13 @@ pub fn precopy(pages: u64, writes: &WriteCurve, options: &PrecopyOptions) -> Pre
         if options.rounds_max.is_some_and(is_last) {
             break;
         }
-        let copied = (rest - options.left_pages)
+        // The pages that the first round leaves are as any.
+        let share = if round_pages.is_empty() {
+            share_with_contents
+        } else {
+            1.0
+        };
+        let copied = (rest - options.left_pages * share)
             .max(options.round_pages_min)
             .min(rest);
         round_pages.push(copied);
@@ -226,7 +236,7 @@ mod tests {
                 for pages_per_second in [12_500.0, 25_000.0, 50_000.0] {
                     let stop_max = Duration::from_millis(300);
                     let options = PrecopyOptions::qemu(pages_per_second, stop_max);
-                    let found = precopy(RAM_PAGES, &curve, &options);
+                    let found = precopy(RAM_PAGES, 1.0, &curve, &options);
                     // Observed before; migrated after that.
                     let copied = vm.migrated(5.0, pages_per_second, 0.3);
                     let case = format!(
@@ -267,11 +277,12 @@ mod tests {
         let curve = vm.curve(4.0, 0.01);
         let found = precopy(
             RAM_PAGES,
+            1.0,
             &curve,
             &PrecopyOptions::qemu(20_000.0, Duration::from_millis(300)),
         );
         assert!(!found.ends, "{found:?}");
-        let found = precopy(RAM_PAGES, &curve, &PrecopyOptions::xen(20_000.0));
+        let found = precopy(RAM_PAGES, 1.0, &curve, &PrecopyOptions::xen(20_000.0));
         assert!(found.ends && found.round_pages.len() == 5, "{found:?}");
         assert!(found.stopped_seconds > 1.0, "{found:?}");
     }
@@ -281,16 +292,17 @@ mod tests {
         let mut written = WrittenPages::new();
         written.scan(&[], Duration::from_millis(10));
         let curve = written.curve().unwrap();
-        let found = precopy(RAM_PAGES, &curve, &PrecopyOptions::xen(25_000.0));
+        let found = precopy(RAM_PAGES, 1.0, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!(
             (found.round_pages, found.stopped_pages),
             (vec![50_000.0], 0.0)
         );
         assert!((found.running_seconds - 2.0).abs() < 1e-9);
-        let found = precopy(40, &curve, &PrecopyOptions::xen(25_000.0));
+        let found = precopy(40, 1.0, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!((found.round_pages, found.stopped_pages), (vec![], 40.0));
         let found = precopy(
             RAM_PAGES,
+            1.0,
             &curve,
             &PrecopyOptions::qemu(25_000.0, Duration::from_millis(300)),
         );
