@@ -64,18 +64,20 @@ def curve(
     """
     if not ray.is_initialized():
         ray.init()
+    # Its types do not follow a function through `map`.
+    remote: Any = ray.remote
     reading = {"page_bytes": page_bytes, **(read or {})}
     parts = [part for path in trace for part in ([path] if isinstance(path, Slice) else slices(path))]
     begins: Sequence[Optional[int]] = [None] * len(parts)
     if starts is not None:
         begins = starts
     elif _needs_start(estimator, options):
-        count = ray.remote(_references)
+        count = remote(_references)
         counts = ray.get([count.remote(part, reading) for part in parts])
         begins = [0, *accumulate(counts)][:-1]
     if len(begins) != len(parts):
         raise OptionError(f"starts: there are {len(begins)} of them for {len(parts)} slices")
-    map_slice, merge_parts, finish_parts = map(ray.remote, (_map, _merge, _finish))
+    map_slice, merge_parts, finish_parts = map(remote, (_map, _merge, _finish))
     found = [
         map_slice.remote(part, reading, estimator, {"start": start, "page_bytes": page_bytes, **options})
         for part, start in zip(parts, begins)
@@ -85,7 +87,7 @@ def curve(
     return Curve.from_json(ray.get(finish_parts.remote(*found)))
 
 
-def _needs_start(estimator: str, options: dict[str, Option]) -> bool:
+def _needs_start(estimator: str, options: dict[str, Any]) -> bool:
     try:
         map_batch([], estimator, **options)
         return False

@@ -593,6 +593,12 @@ impl Algorithm {
         Ok((self.make)(&options)?)
     }
 
+    /// Whether a stream may be observed in slices, whose partial states are merged.
+    #[must_use]
+    pub fn has_slices(&self) -> bool {
+        self.slice.is_some()
+    }
+
     /// What partial states of the algorithm with these settings are of. Settings that it does not take are ignored.
     ///
     /// # Errors
@@ -602,7 +608,7 @@ impl Algorithm {
         let options = Options::new(self.name, self.options, settings)?;
         let slice = self.slice.ok_or_else(|| BuildError::Indivisible {
             algorithm: self.name,
-            others: names(|row| row.slice.is_some()).join(", "),
+            others: names(Self::has_slices).join(", "),
         })?;
         Ok(slice(&options))
     }
@@ -870,7 +876,11 @@ mod tests {
         let pages: Vec<_> = uniform(1_000, 1).take(200_000).collect();
         let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
         for row in ALGORITHMS {
+            assert_eq!(row.slice(&settings).is_ok(), row.has_slices());
             let mut built = row.build(&settings).unwrap();
+            if let Ok(slice) = row.slice(&settings) {
+                assert_eq!(slice.to_string(), built.label);
+            }
             built.estimator.observe(&batch_of(pages.iter().copied()));
             let curve = built.estimator.curve().unwrap();
             if row.is_exact {
