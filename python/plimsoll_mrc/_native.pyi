@@ -1,5 +1,5 @@
 from os import PathLike
-from typing import Any, Iterator, Mapping, Optional, Union, final
+from typing import Any, Iterable, Iterator, Mapping, Optional, Union, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ __all__ = [
     "WorkingSetEstimator",
     "__version__",
     "estimators",
+    "finish",
+    "map_batch",
+    "merge",
     "plan",
     "read_trace",
     "working_set_estimators",
@@ -112,6 +115,16 @@ class Trace(Iterator[NDArray[np.uint64]]):
 
 def estimators() -> dict[str, EstimatorRow]: ...
 def working_set_estimators() -> dict[str, WorkingSetEstimatorRow]: ...
+def map_batch(
+    refs: References,
+    estimator: str = "shards",
+    *,
+    start: Optional[int] = None,
+    page_bytes: int = 4096,
+    **options: Option,
+) -> bytes: ...
+def merge(parts: Iterable[bytes]) -> bytes: ...
+def finish(part: bytes) -> Curve: ...
 def read_trace(
     path: Union[str, PathLike[str]],
     format: Optional[str] = None,

@@ -21,6 +21,10 @@ class EmptyError(CurveError):
     """No reference was observed (or sampled), so there is no curve."""
 
 
+class PartialError(PlimsollError, ValueError):
+    """Bytes that are no partial state, or partial states that do not follow each other."""
+
+
 class TraceError(PlimsollError):
     """A trace cannot be read further. The references before that were returned."""
 

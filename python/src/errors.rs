@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::io;
 
+use plimsoll_estimator::PartialError;
 use plimsoll_estimator::registry::BuildError;
 use plimsoll_flow::{CurveError, PageSizeError};
 use plimsoll_policy::registry::OptionError;
@@ -20,6 +21,7 @@ mod python {
     import_exception!(plimsoll_mrc.errors, EmptyError);
     import_exception!(plimsoll_mrc.errors, InfeasibleError);
     import_exception!(plimsoll_mrc.errors, OptionError);
+    import_exception!(plimsoll_mrc.errors, PartialError);
     import_exception!(plimsoll_mrc.errors, PlanError);
     import_exception!(plimsoll_mrc.errors, ReferencesError);
     import_exception!(plimsoll_mrc.errors, TraceError);
@@ -51,6 +53,11 @@ pub(crate) fn option(text: String) -> PyErr {
     python::OptionError::new_err(text)
 }
 
+/// What is no partial state.
+pub(crate) fn partial(text: String) -> PyErr {
+    python::PartialError::new_err(text)
+}
+
 /// A plan without what it needs.
 pub(crate) fn plan(text: String) -> PyErr {
     python::PlanError::new_err(text)
@@ -59,6 +66,18 @@ pub(crate) fn plan(text: String) -> PyErr {
 impl From<BuildError> for Raised {
     fn from(error: BuildError) -> Self {
         Self(option(error.to_string()))
+    }
+}
+
+impl From<PartialError> for Raised {
+    fn from(error: PartialError) -> Self {
+        match error {
+            PartialError::Curve(error) => error.into(),
+            PartialError::Refused(_) | PartialError::NeedsStart { .. } => {
+                Self(option(error.to_string()))
+            }
+            error => Self(partial(error.to_string())),
+        }
     }
 }
 

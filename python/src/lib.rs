@@ -6,6 +6,7 @@
 //! | `working_set` | `WorkingSetEstimator`, `working_set_estimators` | `plimsoll_estimator::registry::METHODS` |
 //! | `curve` | `Curve`, `Point` | `plimsoll_flow::MissRatioCurve` |
 //! | `trace` | `Trace`, `read_trace` | `plimsoll_source` |
+//! | `partial` | `map_batch`, `merge`, `finish` | `plimsoll_estimator::Partial` |
 //! | `plan` | `plan` | `plimsoll_protocol::plan` |
 //!
 //! `references` reads page numbers out of numpy arrays and Arrow data, `options` values as users write them, and
@@ -19,6 +20,7 @@ mod curve;
 mod errors;
 mod estimator;
 mod options;
+mod partial;
 mod plan;
 mod references;
 mod sys;
@@ -33,6 +35,8 @@ mod _native {
     use crate::curve::{Curve, Point};
     #[pymodule_export]
     use crate::estimator::{Estimator, estimators};
+    #[pymodule_export]
+    use crate::partial::{finish, map_batch, merge};
     #[pymodule_export]
     use crate::plan::plan;
     #[pymodule_export]

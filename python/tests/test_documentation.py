@@ -52,6 +52,11 @@ def test_there_are_examples():
     assert {"plimsoll_mrc", "mrc", "Estimator", "Curve", "WorkingSetEstimator", "read_trace"} <= set(with_examples)
 
 
+def test_the_guide_of_slices_runs():
+    failures, examples = doctest.testfile(str(GUIDE.with_name("scale.md")), module_relative=False)
+    assert examples > 5 and failures == 0
+
+
 def test_the_guide_runs(folder):
     failures, examples = doctest.testfile(str(GUIDE), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert examples > 20 and failures == 0

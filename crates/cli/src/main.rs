@@ -14,6 +14,7 @@ mod generate;
 mod hcache;
 mod lab;
 mod live;
+mod migrate;
 mod mrc;
 mod plan;
 mod run;
@@ -58,6 +59,7 @@ enum Verb {
     Top(top::Args),
     Report(report::Args),
     Whatif(whatif::Args),
+    Migrate(migrate::Args),
     Apply(apply::Args),
     Rollback(rollback::Args),
     Explain(explain::Args),
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
         Verb::Top(args) => top::run(args, &mut out),
         Verb::Report(args) => report::run(args, &mut out),
         Verb::Whatif(args) => whatif::run(args, &mut out),
+        Verb::Migrate(args) => migrate::run(args, &mut out),
         Verb::Apply(args) => apply::run(args, &mut out),
         Verb::Rollback(args) => rollback::run(args, &mut out),
         Verb::Explain(args) => explain::run(args, &mut out),

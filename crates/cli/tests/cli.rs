@@ -874,3 +874,162 @@ fn parquet_keeps_what_curves_by_time_need() {
         "{complaint}"
     );
 }
+
+#[test]
+fn partial_states_of_slices_merge_to_the_curve_of_the_trace() {
+    let desk = Desk::new();
+    desk.stdout("trace generate zipf --pages 30000 --references 200000 --out all.ids");
+    let all = fs::read_to_string(desk.path("all.ids")).unwrap();
+    let lines: Vec<_> = all.lines().collect();
+    let starts = [0, 50_001, 120_000, lines.len()];
+    for (name, pair) in ["a", "b", "c"].iter().zip(starts.windows(2)) {
+        let slice = lines[pair[0]..pair[1]].join("\n");
+        fs::write(desk.path(&format!("{name}.ids")), slice).unwrap();
+    }
+    for options in [
+        "lru",
+        "shards --rate 0.1 --seed 3",
+        "shards --rate 1/2000",
+        "shards-max --max-samples 100",
+    ] {
+        let options = format!("--estimator {options}");
+        for (name, start) in ["a", "b", "c"].iter().zip(starts) {
+            let line = format!("mrc {name}.ids {options} --start {start} --partial {name}.part");
+            assert_eq!(desk.text(&line), "");
+        }
+        let text = |line: &str| desk.text(&format!("{line} -o csv"));
+        let expected = text(&format!("mrc all.ids {options}"));
+        assert_eq!(text("mrc --merge a.part b.part c.part"), expected);
+        assert_eq!(desk.text("mrc --merge b.part c.part --partial bc.part"), "");
+        assert_eq!(text("mrc --merge a.part bc.part"), expected);
+        let table = desk.text("mrc --merge a.part bc.part");
+        let plain = desk.text(&format!("mrc all.ids {options}"));
+        let after_name = |table: &str| table.split_once('\n').unwrap().1.to_owned();
+        assert_eq!(after_name(&table), after_name(&plain));
+
+        let complaint = desk.complaint("mrc --merge a.part c.part", 1);
+        let expected = "'c.part': it begins at reference 120000 of the trace, and those before it end at 50001";
+        assert!(complaint.contains(expected), "{complaint}");
+        let complaint = desk.complaint("mrc --merge b.part c.part", 1);
+        assert!(complaint.contains("the first 50001 references of the trace are missing"));
+    }
+}
+
+#[test]
+fn what_is_no_partial_state_and_options_that_do_not_fit_are_refused() {
+    let desk = Desk::new();
+    desk.stdout("mrc loop.ids --partial loop.part");
+    desk.stdout("mrc loop.ids --estimator shards --start 0 --partial other.part");
+    for (line, code, expected) in [
+        (
+            "mrc --merge loop.ids",
+            1,
+            "'loop.ids': this is no partial state of a curve",
+        ),
+        (
+            "mrc --merge loop.part none.part",
+            1,
+            "cannot read 'none.part'",
+        ),
+        (
+            "mrc --merge loop.part other.part",
+            1,
+            "'other.part': the first is of exact LRU",
+        ),
+        (
+            "mrc --merge loop.part --estimator aet",
+            2,
+            "omit its options",
+        ),
+        (
+            "mrc --merge loop.part --partial loop.part",
+            2,
+            "would be lost",
+        ),
+        (
+            "mrc --merge loop.part other.part --partial other.part",
+            2,
+            "would be lost",
+        ),
+        ("mrc loop.ids --partial loop.ids", 2, "would be lost"),
+        (
+            "mrc loop.ids --estimator shards --partial x.part",
+            2,
+            "(--start N)",
+        ),
+        (
+            "mrc loop.ids --estimator aet --partial x.part",
+            2,
+            "aet has no partial states; lru, shards, shards-max have",
+        ),
+        (
+            "mrc loop.ids --threads 2 --partial x.part",
+            2,
+            "several slices at once",
+        ),
+        (
+            "mrc loop.ids --estimator all --partial x.part",
+            2,
+            "choose one estimator",
+        ),
+        (
+            "mrc loop.ids --partial x.part --out y",
+            2,
+            "writes no curve",
+        ),
+    ] {
+        let complaint = desk.complaint(line, code);
+        assert!(complaint.contains(expected), "{line}: {complaint}");
+        assert!(!desk.path("x.part").exists(), "{line}");
+    }
+    let mut damaged = fs::read(desk.path("loop.part")).unwrap();
+    damaged[100] ^= 1;
+    fs::write(desk.path("loop.part"), damaged).unwrap();
+    let complaint = desk.complaint("mrc --merge loop.part", 1);
+    assert!(
+        complaint.contains("'loop.part': the partial state is damaged"),
+        "{complaint}"
+    );
+}
+
+#[test]
+fn the_hot_pages_of_a_run_cover_the_next_run_of_the_workload() {
+    let desk = Desk::new();
+    for (name, seed) in [("before", 1), ("next", 2)] {
+        desk.stdout(&format!(
+            "trace generate zipf --pages 20000 --references 400000 --seed {seed} --out {name}.plimsoll"
+        ));
+    }
+    // All that the run used, and a list of 1.3 times the pages that the next one uses.
+    let of = |top: &str| -> serde_json::Value {
+        let line =
+            format!("report hot --from before.plimsoll --check next.plimsoll --top {top} -o json");
+        serde_json::from_str(&desk.text(&line)).unwrap()
+    };
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let used = of("1G")["check"]["used_bytes"].as_u64().unwrap();
+    let check = of(&(used * 13 / 10).to_string());
+    assert!(number(&check["bytes"]) <= 1.3 * used as f64);
+    assert!(number(&check["check"]["uses_covered"]) >= 0.9, "{check}");
+    assert!(number(&check["check"]["pages_covered"]) >= 0.9, "{check}");
+
+    let list = desk.text("report hot --from before.plimsoll --top 16K -o csv");
+    let lines: Vec<_> = list.lines().collect();
+    assert_eq!(
+        (lines.len(), lines[0]),
+        (5, "begin_bytes,length_bytes,intervals,uses")
+    );
+    // Used in each of the four intervals.
+    assert!(
+        lines[1..].iter().all(|line| line.contains(",4096,4,")),
+        "{list}"
+    );
+    let text = desk.text("report hot --from before.plimsoll --check next.plimsoll --top 16K");
+    assert!(
+        text.starts_with("before.plimsoll: 16 KiB of the "),
+        "{text}"
+    );
+    desk.complaint("report hot", 2);
+    desk.complaint("report hot --from empty.ids", 1);
+    desk.complaint("report hot web --from loop.ids", 2);
+}

@@ -6,6 +6,7 @@
 //! | `live/` | curves of a running VM in windows and by samples, where first references are censored, not misses | [`live::LiveEstimator`] | [`live::LIVE_ESTIMATORS`] |
 //! | `simulation/` | miss ratios of eviction policies at chosen sizes | [`simulation::CachePolicy`] | [`simulation::CACHE_POLICIES`] |
 //! | `working_set/` | sizes without a curve, from pages that were logged or touched | [`working_set::WorkingSetEstimator`] | [`registry::METHODS`] |
+//! | `partial/` | curves of streams that are observed in slices, which are merged later | [`Partial`] | rows of [`registry::ALGORITHMS`] |
 //! | `parts/` | shared components | | |
 //!
 //! [`ByGroup`] runs one of them for each device of a trace.
@@ -45,6 +46,7 @@ mod curve;
 mod error;
 mod estimator;
 pub mod live;
+mod partial;
 mod parts;
 pub mod registry;
 pub mod simulation;
@@ -66,3 +68,4 @@ pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
+pub use partial::{ParsedPartial, Partial, PartialError, SliceOf};

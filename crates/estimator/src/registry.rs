@@ -20,6 +20,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
 use plimsoll_flow::{PageCount, PageSize};
 
+use crate::partial::SliceOf;
 use crate::working_set::{
     Pml, PmlOptions, Prl, PrlOptions, Sampling, SamplingOptions, TouchedOptions, TouchedPages,
     WorkingSetEstimator,
@@ -178,6 +179,14 @@ pub enum BuildError {
         /// Its description.
         help: &'static str,
     },
+    /// The estimator must see a stream as a whole.
+    #[error("{algorithm} has no partial states; {others} have")]
+    Indivisible {
+        /// The estimator.
+        algorithm: &'static str,
+        /// Those that have.
+        others: String,
+    },
     /// The algorithm rejects its options.
     #[error(transparent)]
     Refused(#[from] EstimatorError),
@@ -204,6 +213,8 @@ pub struct Algorithm {
     make: Make<BuiltEstimator>,
     /// Makes the estimator for objects with sizes, if there is one.
     make_sized: Option<Make<BuiltSizedEstimator>>,
+    /// What its partial states are of, if a stream may be observed in slices that are merged later.
+    slice: Option<fn(&Options) -> SliceOf>,
 }
 
 /// The options of one row: given values or defaults.
@@ -374,6 +385,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
                 estimator: SizedLru::exact(),
             })
         }),
+        slice: Some(|_| SliceOf::Lru),
     },
     Algorithm {
         name: "shards",
@@ -394,6 +406,10 @@ pub const ALGORITHMS: &[Algorithm] = &[
                 estimator: SizedLru::sampled(rate, options.seed())?,
             })
         }),
+        slice: Some(|options| SliceOf::Shards {
+            rate: options.rate(),
+            seed: options.seed(),
+        }),
     },
     Algorithm {
         name: "shards-max",
@@ -408,6 +424,10 @@ pub const ALGORITHMS: &[Algorithm] = &[
             built(label, FixedSizeShards::new(pages, options.seed()))
         },
         make_sized: None,
+        slice: Some(|options| SliceOf::ShardsMax {
+            max_samples: options.count("max-samples"),
+            seed: options.seed(),
+        }),
     },
     Algorithm {
         name: "aet",
@@ -425,6 +445,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             built(label, SpatialAet::new(rate, options.seed())?)
         },
         make_sized: None,
+        slice: None,
     },
     Algorithm {
         name: "counter-stacks",
@@ -444,6 +465,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             built("Counter Stacks", stacks)
         },
         make_sized: None,
+        slice: None,
     },
     Algorithm {
         name: "footprint",
@@ -454,6 +476,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         source: "[Xiang13]",
         make: |_| built("average footprint", AverageFootprint::new()),
         make_sized: None,
+        slice: None,
     },
     Algorithm {
         name: "ghost",
@@ -487,6 +510,8 @@ pub const ALGORITHMS: &[Algorithm] = &[
             built(label, ghost.map_err(EstimatorError::from)?)
         },
         make_sized: None,
+
+        slice: None,
     },
 ];
 
@@ -501,7 +526,7 @@ fn built(
 }
 
 /// A share, written as a fraction 1/n if it is one.
-fn share(share: f64) -> String {
+pub(crate) fn share(share: f64) -> String {
     let parts = (1.0 / share).round();
     if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
         format!("1/{parts}")
@@ -557,9 +582,7 @@ impl Algorithm {
     /// [`BuildError::NotTaken`] if the algorithm does not take it.
     pub fn option(&self, name: &str) -> Result<&'static OptionSpec, BuildError> {
         named(self.options, name).ok_or_else(|| {
-            let takers = ALGORITHMS.iter();
-            let takers = takers.filter(|row| named(row.options, name).is_some());
-            let takers: Vec<_> = takers.map(|row| row.name).collect();
+            let takers = names(|row| named(row.options, name).is_some());
             let reason = match name {
                 "rate" if self.is_exact => {
                     let takers = takers.join(" and ");
@@ -623,6 +646,32 @@ impl Algorithm {
         };
         Ok(make(&Options::new(self.name, self.options, settings)?)?)
     }
+
+    /// Whether a stream may be observed in slices, whose partial states are merged.
+    #[must_use]
+    pub fn has_slices(&self) -> bool {
+        self.slice.is_some()
+    }
+
+    /// What partial states of the algorithm with these settings are of. Settings that it does not take are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`] if it has none, or if an option is missing.
+    pub fn slice(&self, settings: &Settings) -> Result<SliceOf, BuildError> {
+        let options = Options::new(self.name, self.options, settings)?;
+        let slice = self.slice.ok_or_else(|| BuildError::Indivisible {
+            algorithm: self.name,
+            others: names(Self::has_slices).join(", "),
+        })?;
+        Ok(slice(&options))
+    }
+}
+
+/// The names of some rows.
+fn names(which: impl Fn(&Algorithm) -> bool) -> Vec<&'static str> {
+    let rows = ALGORITHMS.iter().filter(|row| which(row));
+    rows.map(|row| row.name).collect()
 }
 
 /// Input of a working-set estimator.
@@ -881,7 +930,11 @@ mod tests {
         let pages: Vec<_> = uniform(1_000, 1).take(200_000).collect();
         let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
         for row in ALGORITHMS {
+            assert_eq!(row.slice(&settings).is_ok(), row.has_slices());
             let mut built = row.build(&settings).unwrap();
+            if let Ok(slice) = row.slice(&settings) {
+                assert_eq!(slice.to_string(), built.label);
+            }
             built.estimator.observe(&batch_of(pages.iter().copied()));
             let curve = built.estimator.curve().unwrap();
             if row.is_exact {

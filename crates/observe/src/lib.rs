@@ -15,6 +15,7 @@
 //! | [`selftest`] | a guest with known accesses, traced by each backend and compared with the truth |
 //! | [`wss`] | working sets of page logs and traces by each estimator |
 //! | [`compare`] | working sets of one running VM by every available method |
+//! | [`writes()`] | distinct pages written within a time |
 //!
 //! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ mod limits;
 pub mod page_log;
 pub mod selftest;
 mod vcpu_share;
+mod writes;
 pub mod wss;
 
 use std::sync::atomic::AtomicBool;
@@ -49,6 +51,7 @@ use plimsoll_trap::{
 use plimsoll_vm::{QemuVm, VmError};
 
 pub use limits::FullTracingLimit;
+pub use writes::{ObservedWrites, writes};
 
 use follow::Follower;
 use heat::Heat;

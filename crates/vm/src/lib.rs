@@ -25,6 +25,7 @@ mod bare_guest;
 mod block_reads;
 mod command_line;
 mod console;
+mod contents;
 mod error;
 mod guest_stats;
 mod identity;

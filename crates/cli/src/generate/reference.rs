@@ -43,10 +43,18 @@ pub(super) fn page() -> String {
     table(
         &mut page,
         "Offline estimators (`mrc --estimator`)",
-        ["estimator", "method", "options", "cost", "source"],
+        [
+            "estimator",
+            "method",
+            "options",
+            "cost",
+            "in slices (`--partial`)",
+            "source",
+        ],
         ALGORITHMS.iter().map(|row| {
             let options = options(row.options);
-            [row.name, row.help, &options, row.cost, row.source].map(str::to_owned)
+            let slices = if row.has_slices() { "yes" } else { "no" };
+            [row.name, row.help, &options, row.cost, slices, row.source].map(str::to_owned)
         }),
     );
     table(

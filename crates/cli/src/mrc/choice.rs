@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgMatches, Command, FromArgMatches, value_parser};
-use plimsoll_estimator::CounterStacksOptions;
 use plimsoll_estimator::registry::{
     ALGORITHMS, Algorithm, BuildError, BuiltEstimator, BuiltSizedEstimator, OptionKind, OptionSpec,
     OptionValue, Settings, algorithm, options,
 };
+use plimsoll_estimator::{CounterStacksOptions, SliceOf};
 use plimsoll_flow::PageSize;
 use plimsoll_output::bail_usage;
 use plimsoll_output::exit::UsageError;
@@ -272,6 +272,24 @@ impl EstimatorArgs {
             (Some(one), []) => Ok(one),
             _ => bail_usage!("--estimator all prints no curve; name one"),
         }
+    }
+
+    /// What the partial states of the chosen estimator are of.
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an estimator without, and for an option that it does not take, needs or refuses.
+    pub(super) fn slice(&self, page_size: PageSize) -> anyhow::Result<SliceOf> {
+        self.check()?;
+        let Choice::One(row) = self.estimator else {
+            bail_usage!("--partial: choose one estimator");
+        };
+        let settings = self.settings(page_size);
+        if settings.get("threads").is_some() {
+            bail_usage!("--threads: a slice is read by one thread; read several slices at once");
+        }
+        let slice = row.slice(&settings);
+        slice.map_err(|error| UsageError(format!("--partial: {error}")).into())
     }
 
     /// Refuses options that the chosen estimator does not take.

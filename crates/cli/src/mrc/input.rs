@@ -28,10 +28,16 @@ pub(super) fn curve_of(
     estimator: &mut dyn Estimator,
     references: u64,
 ) -> anyhow::Result<MissRatioCurve> {
-    estimator.curve().map_err(|error| match error {
+    let curve = estimator.curve();
+    curve.map_err(|error| no_curve(trace, error, references))
+}
+
+/// Why so many references of a trace have no curve.
+pub(super) fn no_curve(trace: &TraceArgs, error: CurveError, references: u64) -> anyhow::Error {
+    match error {
         CurveError::Empty if references > 0 => anyhow::anyhow!(
             "none of the trace's {references} references was sampled: a higher --rate sees more"
         ),
         error => anyhow::Error::new(error).context(format!("no curve of '{}'", trace.label())),
-    })
+    }
 }

@@ -2,11 +2,12 @@
 //!
 //! Reads the trace once, batch by batch, into the chosen estimator, and prints
 //! the curve as a table, CSV, JSON or a picture. Memory is the estimator's alone.
-//! `--compare` puts estimators beside the exact curve instead.
+//! `--compare` puts estimators beside the exact curve instead, and `--partial` and `--merge` cut the work into slices.
 
 mod choice;
 mod compare;
 mod input;
+mod partial;
 mod prefix;
 mod recorded;
 mod report;
@@ -24,6 +25,7 @@ use plimsoll_output::bail_usage;
 use crate::trace_args::TraceArgs;
 use choice::EstimatorArgs;
 use input::{curve_of, read};
+use partial::PartialArgs;
 use report::ViewArgs;
 use several::SeveralArgs;
 use simulated::SimulationArgs;
@@ -55,6 +57,8 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy", "object_sizes"])]
     prefix: bool,
     #[command(flatten)]
+    partial: PartialArgs,
+    #[command(flatten)]
     view: ViewArgs,
 }
 
@@ -68,6 +72,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;
     let (trace, view) = (&args.trace, &args.view);
+    if args.partial.is_given() {
+        return args.run_partial(out);
+    }
     let recorded = match &*trace.trace {
         path if path == Path::new("-") => None,
         path => CounterStream::open_file(path)
@@ -131,12 +138,38 @@ impl Args {
         self.several.is_one() && !self.simulation.is_given() && !self.object_sizes && !self.prefix
     }
 
+    /// Maps a slice or merges partial states.
+    fn run_partial(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let Self {
+            trace,
+            estimator,
+            partial,
+            view,
+            ..
+        } = self;
+        partial.check(view)?;
+        if partial.is_merge() {
+            if !estimator.is_default() {
+                bail_usage!("--merge: partial states have their estimator: omit its options");
+            }
+            return partial.merge(trace, view, out);
+        }
+        match partial.path() {
+            Some(path) => partial.map(trace, estimator.slice(trace.page_bytes)?, path),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses to replace the trace by what is computed from it.
     fn check_files(&self) -> anyhow::Result<()> {
         let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
         let trace = canonical(&self.trace.trace);
         let output = self.view.output.path();
-        for (option, path) in [("--out", output), ("--stream", self.estimator.stream())] {
+        for (option, path) in [
+            ("--out", output),
+            ("--stream", self.estimator.stream()),
+            ("--partial", self.partial.path()),
+        ] {
             if trace.is_some() && path.and_then(canonical) == trace {
                 bail_usage!("{option}: that is the trace, which would be lost");
             }

@@ -16,6 +16,7 @@ mod first_touch;
 mod hostile;
 mod libvirt;
 mod limits;
+mod migrate;
 mod misses;
 mod nemeses;
 mod nemesis;

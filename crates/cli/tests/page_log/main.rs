@@ -4,12 +4,14 @@
 mod rig;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::time::Duration;
 
 use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record, Walk};
 use plimsoll_pagelog::ring::Ring;
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
-use rig::{Machine, Qemu, each_qemu, ground};
+use rig::{Machine, PLIMSOLL, Qemu, each_qemu, ground};
+use serde_json::Value;
 
 /// Instructions of an interval.
 const INTERVAL: u64 = 10_000_000;
@@ -275,6 +277,60 @@ fn a_repeatable_machine_gives_the_same_log_again() {
         assert!(one.len() > 100_000, "{}", one.len());
         let differs = one.iter().zip(&other).position(|(one, other)| one != other);
         assert_eq!((differs, one.len()), (None, other.len()));
+    }
+}
+
+#[test]
+fn the_hot_pages_of_a_run_cover_the_next_run_of_the_guest() {
+    let Some(ground) = ground() else { return };
+    let qemu = Qemu::of_the_system();
+    let folder = tempfile::tempdir().unwrap();
+    let [before, next] = [
+        ("before", "workload=zipf mib=32 alpha=0.8 seconds=12 seed=1"),
+        ("next", "workload=zipf mib=32 alpha=0.8 seconds=12 seed=2"),
+    ]
+    .map(|(name, workload)| {
+        let log = folder.path().join(name);
+        let machine = Machine {
+            memory_mib: 256,
+            workload,
+            ..arrays()
+        };
+        // What is used after the array is there: as if the machine, which is the same up to then, were resumed from a
+        // snapshot of that time.
+        ground.record_in(&log, &qemu, &machine, "--interval 10M --between-marks");
+        log
+    });
+    let list = |top: u64| -> Value {
+        let mut command = Command::new(PLIMSOLL);
+        command.args([
+            "report",
+            "hot",
+            "-o",
+            "json",
+            "--top",
+            &top.to_string(),
+            "--from",
+        ]);
+        command.arg(&before).arg("--check").arg(&next);
+        let output = command.output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let used = list(1 << 40)["check"]["used_bytes"].as_u64().unwrap();
+    for share in [100, 130] {
+        let found = list(used * share / 100);
+        let covered = |key: &str| found["check"][key].as_f64().unwrap();
+        let (uses, pages) = (covered("uses_covered"), covered("pages_covered"));
+        println!("{share} % of {used} bytes: {uses:.4} of its walks, {pages:.4} of its pages");
+        assert!(
+            share == 100 || (uses >= 0.9 && pages >= 0.9),
+            "{uses} {pages}"
+        );
     }
 }
 

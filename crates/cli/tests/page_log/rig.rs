@@ -12,7 +12,7 @@ use plimsoll_skip::{Lack, guests_wanted, skip};
 use rustix::process::Signal;
 
 /// The program under test.
-const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
+pub const PLIMSOLL: &str = env!("CARGO_BIN_EXE_plimsoll");
 /// QEMU 10, beside the system's own, in the folder of the guests' image.
 const QEMU_10: &str = "qemu-10";
 /// Longest run of a guest, in s: on a busy machine they are slow.
@@ -157,18 +157,24 @@ impl Ground {
         words.map(|word| (*word).to_owned()).collect()
     }
 
-    /// Records a machine from its start to its end.
-    pub fn record(&self, qemu: &Qemu, machine: &Machine, options: &str) -> Run {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("log");
+    /// Records a machine from its start to its end in a file; returns what was said.
+    pub fn record_in(&self, log: &Path, qemu: &Qemu, machine: &Machine, options: &str) -> String {
         let mut command = with_patience(PLIMSOLL);
-        command.arg("run").arg("--page-log").arg(&log);
+        command.arg("run").arg("--page-log").arg(log);
         command.arg("--plugin").arg(self.plugin(qemu));
         command.args(options.split(' ')).arg("--");
         command.args(self.command_line(qemu, machine));
         let (code, out, errors) = Guest::start(&mut command).end();
         assert_eq!(code, Some(0), "{out}{errors}");
         assert!(out.contains("plimsoll: done "), "{out}");
+        out
+    }
+
+    /// Records a machine from its start to its end.
+    pub fn record(&self, qemu: &Qemu, machine: &Machine, options: &str) -> Run {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let out = self.record_in(&log, qemu, machine, options);
         let mut reader = LogReader::open(&log).unwrap();
         let description = reader.description().clone();
         let (mut records, mut batch) = (Vec::new(), Vec::new());

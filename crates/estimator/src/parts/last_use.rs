@@ -222,6 +222,18 @@ impl LastUse {
         young.chain(self.elders.values().copied())
     }
 
+    /// All pages with their times, in unspecified order; as for [`replace_batch`](Self::replace_batch), all times are below
+    /// [`NEVER`].
+    pub(crate) fn uses(&self) -> impl Iterator<Item = (u32, PageNumber)> {
+        debug_assert!(self.base == 0 && self.elders.is_empty());
+        let array = self.array.iter().zip(0..);
+        let buckets = self.buckets.iter();
+        let bucketed = buckets.flat_map(|bucket| bucket.times.iter().zip(bucket.pages));
+        let uses = array.chain(bucketed);
+        uses.filter(|&(&time, _)| time != NEVER)
+            .map(|(&time, page)| (time, PageNumber(page)))
+    }
+
     /// Removes all pages, keeping the memory.
     pub(crate) fn clear(&mut self) {
         self.array.fill(NEVER);

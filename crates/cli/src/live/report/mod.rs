@@ -2,10 +2,12 @@
 
 mod compare;
 mod heatmap;
+mod hot;
 mod mrc;
 mod overhead;
 mod promises;
 mod rightsize;
+mod uses;
 mod wss;
 
 use std::io::Write;
@@ -28,6 +30,7 @@ enum Report {
     Mrc(mrc::Args),
     Wss(wss::Args),
     Heatmap(heatmap::Args),
+    Hot(hot::Args),
     Rightsize(rightsize::Args),
     Overhead(overhead::Args),
     Promises(promises::Args),
@@ -67,6 +70,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Report::Mrc(args) => mrc::run(args, out),
         Report::Wss(args) => wss::run(args, out),
         Report::Heatmap(args) => heatmap::run(args, out),
+        Report::Hot(args) => hot::run(args, out),
         Report::Rightsize(args) => rightsize::run(args, out),
         Report::Overhead(args) => overhead::run(args, out),
         Report::Promises(args) => promises::run(args, out),

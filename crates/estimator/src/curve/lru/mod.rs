@@ -20,15 +20,18 @@
 //!
 //! Source: [Mattson70] for stack distances, [Olken81] for counting them in a tree.
 //! Cost: O(log pages) per reference; 17 to 25 bytes per page, and 8 for each possible distance.
-//! Not here: sampling (`shards`, `window`), several processors (`parallel`).
+//! Not here: sampling (`shards`, `window`), several processors (`parallel`), parts of a stream
+//! that are merged later (`slice`).
 
 mod filtered;
 mod parallel;
 mod prefix;
+mod slice;
 
 pub use filtered::FilteredLru;
 pub use parallel::ParallelLru;
 pub use prefix::PrefixLru;
+pub(crate) use slice::LruSlice;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
@@ -127,6 +130,13 @@ impl LruStack {
         self.last_use.replace_batch(block, now, &mut self.before);
         self.times.replace(&self.before, distances);
         rest
+    }
+
+    /// All pages in the order of their last use, the earliest first.
+    pub(crate) fn in_order(&self) -> Vec<PageNumber> {
+        let mut uses: Vec<_> = self.last_use.uses().collect();
+        uses.sort_unstable();
+        uses.into_iter().map(|(_, page)| page).collect()
     }
 
     /// Number of distinct pages ever touched.
@@ -244,6 +254,14 @@ impl Distances {
     fn lengthen(&mut self, distances: usize) {
         self.reuses.resize(distances, 0);
         sys::advise_huge(&mut self.reuses);
+    }
+
+    /// Adds reuses that were counted by distance.
+    fn add_reuses(&mut self, reuses: &[u64]) {
+        self.add(&Self {
+            reuses: reuses.to_vec(),
+            references: reuses.iter().sum(),
+        });
     }
 
     /// Adds the counts of another histogram.

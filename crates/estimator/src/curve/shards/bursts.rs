@@ -19,23 +19,14 @@
 
 use plimsoll_flow::PageNumber;
 
+use crate::curve::shards::schedule::Schedule;
 use crate::parts::access_bits::AccessBits;
 use crate::parts::hash::PageHash;
-use crate::parts::mix::mix;
 use crate::parts::steps::{REPLICATES, UnseenShare};
 use crate::parts::sys::{Work, prefetch, vectorised};
 
 /// Positions prefetched ahead of their use.
 const PREFETCHED: usize = 8;
-
-/// Length of a burst in references, per page of the largest distance.
-const LENGTH: usize = 8;
-
-/// Maximum length of a stretch, in bursts.
-const STRETCH_MAX: u64 = 128;
-
-/// Stretches grow by a burst at a time with bursts of this many references, and faster with longer ones.
-const GROWTH_REFERENCES: usize = 4096;
 
 /// An event not observed in `n` samples is less frequent than this over `n`, with 95 % confidence.
 const UNSEEN: f64 = 3.0;
@@ -56,19 +47,15 @@ pub(crate) struct Shares {
 #[derive(Debug, Clone)]
 pub(crate) struct Bursts {
     hash: PageHash,
-    seed: u64,
-    /// Length of a burst in references.
-    length: usize,
+    schedule: Schedule,
     /// The burst's pages so far.
     pages: Vec<PageNumber>,
     /// The last position of each page in `pages`, plus 1; 0 for a free slot. Twice as many slots as references in a
     /// burst.
     places: Vec<u32>,
     order: AccessBits,
-    /// References to skip before the burst begins or continues.
+    /// References to skip before the burst begins.
     skip: u64,
-    /// References between the burst and the end of its stretch.
-    rest: u64,
     /// Number of the stretch, from 0, and its length in bursts.
     stretch: u64,
     weight: u64,
@@ -106,13 +93,11 @@ impl Bursts {
     pub(crate) fn new(seed: u64, distance_max: usize) -> Self {
         Self {
             hash: PageHash::salted(),
-            seed,
-            length: distance_max * LENGTH,
+            schedule: Schedule::new(seed, distance_max),
             pages: Vec::new(),
             places: Vec::new(),
             order: AccessBits::default(),
             skip: 0,
-            rest: 0,
             stretch: 0,
             weight: 1,
             groups: vec![Vec::new(); REPLICATES],
@@ -121,12 +106,12 @@ impl Bursts {
 
     /// The largest distance measured.
     pub(crate) fn distance_max(&self) -> usize {
-        self.length / LENGTH
+        self.schedule.distance_max()
     }
 
     /// Processes the next pages of the stream.
     pub(crate) fn observe(&mut self, mut pages: &[PageNumber]) {
-        if self.length == 0 {
+        if self.schedule.burst_references() == 0 {
             return;
         }
         loop {
@@ -138,24 +123,37 @@ impl Bursts {
             if pages.is_empty() {
                 return;
             }
-            let wanted = self.length - self.pages.len();
-            let (now, later) = pages.split_at(wanted.min(pages.len()));
-            vectorised(BurstPages {
-                bursts: self,
-                pages: now,
-            });
-            pages = later;
-            if self.pages.len() == self.length {
-                self.next_stretch();
-            }
+            pages = self.follow(pages);
         }
+    }
+
+    /// Processes pages of the next bursts only, as [`Schedule`] selects them from the stream.
+    pub(crate) fn observe_selected(&mut self, mut pages: &[PageNumber]) {
+        while !pages.is_empty() {
+            pages = self.follow(pages);
+        }
+    }
+
+    /// Processes pages up to the end of the burst, and returns the others.
+    fn follow<'a>(&mut self, pages: &'a [PageNumber]) -> &'a [PageNumber] {
+        let length = self.schedule.burst_references();
+        let (now, later) = pages.split_at(pages.len().min(length - self.pages.len()));
+        vectorised(BurstPages {
+            bursts: self,
+            pages: now,
+        });
+        if self.pages.len() == length {
+            self.next_stretch();
+        }
+        later
     }
 
     #[inline(always)]
     fn look_at(&mut self, pages: &[PageNumber]) {
         if self.places.is_empty() {
-            self.places.resize((2 * self.length).next_power_of_two(), 0);
-            self.pages.reserve_exact(self.length);
+            let length = self.schedule.burst_references();
+            self.places.resize((2 * length).next_power_of_two(), 0);
+            self.pages.reserve_exact(length);
         }
         let mask = self.places.len() - 1;
         let group = usize::try_from(self.stretch % REPLICATES as u64).unwrap_or(0);
@@ -198,13 +196,10 @@ impl Bursts {
         self.pages.clear();
         self.places.fill(0);
         self.order.clear();
+        let end = self.schedule.burst(self.stretch).end;
         self.stretch += 1;
-        let growth = (self.length / GROWTH_REFERENCES).max(1) as u64;
-        self.weight = (self.stretch.saturating_mul(growth) + 1).min(STRETCH_MAX);
-        let room = (self.weight - 1) * self.length as u64;
-        let before = mix(self.seed ^ mix(self.stretch)) % (room + 1);
-        self.skip = self.rest + before;
-        self.rest = room - before;
+        self.weight = self.schedule.weight(self.stretch);
+        self.skip = self.schedule.burst(self.stretch).start - end;
     }
 
     /// Returns the shares of all references that reach each distance, and those of

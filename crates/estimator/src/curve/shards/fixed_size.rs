@@ -30,7 +30,7 @@ use crate::parts::hash::PageSample;
 const WHOLE_BITS: u32 = 8;
 
 /// The distance in pages up to which bursts are used.
-const NEAR: usize = 512;
+pub(super) const NEAR: usize = 512;
 
 /// Fixed-size SHARDS.
 ///
@@ -49,7 +49,7 @@ const NEAR: usize = 512;
 /// ```
 #[derive(Debug, Clone)]
 pub struct FixedSizeShards {
-    pages: PagesSampled,
+    pub(super) pages: PagesSampled,
 }
 
 impl FixedSizeShards {

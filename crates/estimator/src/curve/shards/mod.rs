@@ -70,9 +70,12 @@ mod bursts;
 mod fixed_size;
 mod reuses;
 mod sampled_stack;
+mod schedule;
+mod slice;
 pub(crate) mod witness;
 
 pub use fixed_size::FixedSizeShards;
+pub(crate) use slice::{FixedRateSlice, FixedSizeSlice};
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
@@ -157,6 +160,18 @@ fn near_for(rate: f64) -> usize {
     } else {
         near.max(NEAR_MIN)
     }
+}
+
+/// The distance in the sample up to which references are near at a rate, if bursts that measure distances up to
+/// `distance_max` are used at it.
+fn near_at(distance_max: usize, rate: f64) -> Option<f64> {
+    (rate < 1.0 && burst_distance(distance_max, rate) >= NEAR_DISTANCE_MIN)
+        .then_some(distance_max as f64 * rate - 0.5)
+}
+
+/// The distance in the sample of the largest that bursts measure.
+fn burst_distance(distance_max: usize, rate: f64) -> f64 {
+    distance_max as f64 * rate - 0.5 + 0.5
 }
 
 /// Number of references by which a slot is prefetched, and by which the times in it are.
@@ -282,6 +297,29 @@ impl PagesSampled {
         self.references += pages.len() as u64;
     }
 
+    /// Processes a part of the stream from which all references to sampled pages were selected before, by their hashes,
+    /// and those of bursts, if bursts are used at the present rate. No page may be dropped that bursts begin or end with.
+    fn observe_selected(&mut self, references: u64, hashes: &[u64], of_bursts: &[PageNumber]) {
+        if self.scale().near.is_some() {
+            self.burst_references += references;
+            self.bursts.observe_selected(of_bursts);
+        }
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for hashes in hashes.chunks(FILTER_PAGES) {
+            chosen.clear();
+            let placed = (0..).zip(hashes);
+            chosen.extend(placed.map(|(place, &hash)| SampledPage { place, hash }));
+            vectorised(ChosenPages {
+                pages: self,
+                chosen: &chosen,
+                count: hashes.len(),
+            });
+        }
+        self.count_collected();
+        self.chosen = chosen;
+        self.references += references;
+    }
+
     /// Processes the sampled ones of `count` references. Returns the range of all references that lay within bursts.
     #[inline(always)]
     fn observe_chosen(&mut self, chosen: &[SampledPage], count: usize) -> Range<usize> {
@@ -320,7 +358,6 @@ impl PagesSampled {
     /// Weight of a reference at the current rate.
     fn scale(&self) -> Scale {
         let rate = self.sample.rate();
-        let near = self.bursts.distance_max() as f64 * rate - 0.5;
         let count = 1.0 / rate;
         let excess = count - 1.0;
         Scale {
@@ -329,7 +366,7 @@ impl PagesSampled {
             #[expect(clippy::cast_possible_truncation, reason = "in digits only")]
             weight: excess as f32,
             own: count * excess,
-            near: (rate < 1.0 && near + 0.5 >= NEAR_DISTANCE_MIN).then_some(near),
+            near: near_at(self.bursts.distance_max(), rate),
         }
     }
 

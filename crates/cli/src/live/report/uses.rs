@@ -1,0 +1,84 @@
+//! The pages used in a run, interval by interval: from a page log or from a trace in any format.
+//!
+//! Not here: what follows from them.
+
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use plimsoll_flow::{PageNumber, PageSize, ReferenceBatch, Source as _};
+use plimsoll_observe::wss::begins_as_page_log;
+use plimsoll_pagelog::RecordSource as _;
+use plimsoll_pagelog::log::LogReader;
+use plimsoll_pagelog::record::Record;
+
+/// What is passed on of a run, in order.
+#[derive(Debug)]
+pub(super) enum Uses<'a> {
+    /// Pages, in order. Of a page log these are those of page walks: each page used at least once in an interval.
+    Pages(&'a [PageNumber]),
+    /// An interval ended.
+    IntervalEnds,
+}
+
+/// Passes on the uses of a run, and returns their page size. A trace's intervals have `interval` references, a page log has
+/// its own. Pages of a page log are numbered as the guest's frames, without the hole below 4 GiB.
+///
+/// # Errors
+///
+/// Why the file cannot be read, or not further; what came before has been passed on.
+pub(super) fn uses_of(
+    path: &Path,
+    interval: NonZeroU64,
+    mut each: impl FnMut(Uses<'_>),
+) -> anyhow::Result<PageSize> {
+    if begins_as_page_log(path) {
+        return of_log(path, each);
+    }
+    let options = plimsoll_source::Options::default();
+    let page_size = options.page_size;
+    let mut trace = plimsoll_source::open(path, &options)?;
+    let mut batch = ReferenceBatch::new();
+    let mut left = interval.get();
+    while trace.next_batch(&mut batch)? {
+        let mut pages = batch.pages();
+        while !pages.is_empty() {
+            let now = usize::try_from(left).unwrap_or(usize::MAX).min(pages.len());
+            let (of_this, rest) = pages.split_at(now);
+            each(Uses::Pages(of_this));
+            left -= now as u64;
+            if left == 0 {
+                each(Uses::IntervalEnds);
+                left = interval.get();
+            }
+            pages = rest;
+        }
+    }
+    Ok(page_size)
+}
+
+fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<PageSize> {
+    let mut log = LogReader::open(path)?;
+    let description = log.description().clone();
+    let frames = PageSize::FOUR_KIB.bytes();
+    let below_4g = description.below_4g_bytes / frames;
+    // RAM goes on at 4 GiB.
+    let hole = (4 << 30) / frames - below_4g.min((4 << 30) / frames);
+    let mut batch = Vec::new();
+    let mut pages = Vec::new();
+    while log.next_batch(&mut batch)? {
+        for record in &batch {
+            match record {
+                Record::Walk(walk) if walk.frame.0 < below_4g => pages.push(walk.frame),
+                Record::Walk(walk) => pages.push(PageNumber(walk.frame.0 - hole)),
+                Record::Interval { .. } => {
+                    each(Uses::Pages(&pages));
+                    each(Uses::IntervalEnds);
+                    pages.clear();
+                }
+                _ => {}
+            }
+        }
+    }
+    each(Uses::Pages(&pages));
+    Ok(PageSize::FOUR_KIB)
+}

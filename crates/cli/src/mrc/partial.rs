@@ -1,0 +1,120 @@
+//! Partial states: one for each slice of a trace, and the curve of the whole trace from all of them.
+//!
+//! Slices are mapped by independent processes, on any machines, and merged in the order of the trace.
+
+use std::fs;
+use std::io::{BufWriter, IntoInnerError, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use plimsoll_estimator::{Partial, PartialError, SliceOf};
+use plimsoll_output::exit::UsageError;
+use plimsoll_output::{AtomicFile, bail_usage};
+
+use super::input::{no_curve, read};
+use super::report::ViewArgs;
+use crate::trace_args::TraceArgs;
+
+/// Options of partial states. Flatten them into a verb's `Args`.
+#[derive(Debug, clap::Args)]
+pub struct PartialArgs {
+    /// Instead of a curve, write the partial state of this slice of a trace, for --merge (lru, shards, shards-max)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "stream", "window"])]
+    partial: Option<PathBuf>,
+    /// References of the trace before this slice; required by shards at rates from 1/1024 on, otherwise for checks alone
+    #[arg(long, value_name = "N", requires = "partial", conflicts_with = "merge")]
+    start: Option<u64>,
+    /// Merge the partial states of a trace's slices, given in order: print the curve of the trace, or write a partial state
+    #[arg(long, conflicts_with_all = ["compare", "stream", "window"])]
+    merge: bool,
+    /// With --merge: the other partial states, in order
+    #[arg(value_name = "PART", requires = "merge")]
+    others: Vec<PathBuf>,
+}
+
+impl PartialArgs {
+    /// Whether a partial state is written or read.
+    pub(super) fn is_given(&self) -> bool {
+        self.merge || self.partial.is_some()
+    }
+
+    /// Whether partial states are read instead of a trace.
+    pub(super) fn is_merge(&self) -> bool {
+        self.merge
+    }
+
+    /// Where a partial state is written, if anywhere.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.partial.as_deref()
+    }
+
+    /// Reads a slice and writes its partial state.
+    pub(super) fn map(&self, trace: &TraceArgs, of: SliceOf, path: &Path) -> anyhow::Result<()> {
+        let mut partial = Partial::new(of, trace.page_bytes, self.start).map_err(|error| {
+            let error = match error {
+                PartialError::NeedsStart { .. } => format!("{error} (--start N)"),
+                _ => error.to_string(),
+            };
+            UsageError(error)
+        })?;
+        let mut source = trace.open()?;
+        read(&mut source, |batch| partial.observe(batch.pages()))?;
+        write(partial, path)
+    }
+
+    /// Merges partial states, and prints the curve of the whole or writes the merged state.
+    pub(super) fn merge(
+        &self,
+        trace: &TraceArgs,
+        view: &ViewArgs,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let mut merged = with_bytes(&trace.trace, Partial::from_bytes)?;
+        for path in &self.others {
+            with_bytes(path, |bytes| merged.append(Partial::parse(bytes)?))?;
+        }
+        if let Some(path) = &self.partial {
+            return write(merged, path);
+        }
+        let trace = TraceArgs {
+            page_bytes: merged.page_size(),
+            ..trace.clone()
+        };
+        let references = merged.references();
+        let curve = merged.curve().map_err(|error| match error {
+            PartialError::Curve(error) => no_curve(&trace, error, references),
+            error => anyhow::Error::new(error).context(format!("no curve of '{}'", trace.label())),
+        })?;
+        view.write(&trace, merged.of().to_string(), references, &curve, out)
+    }
+
+    /// Refuses to replace what is merged, and options that nothing uses.
+    pub(super) fn check(&self, view: &ViewArgs) -> anyhow::Result<()> {
+        if self.partial.is_some() && view.output.path().is_some() {
+            bail_usage!("--out: --partial writes no curve");
+        }
+        let canonical = |path: &Path| path.canonicalize().ok();
+        let target = self.path().and_then(canonical);
+        if target.is_some() && self.others.iter().any(|path| canonical(path) == target) {
+            bail_usage!("--partial: that is one of those to be merged, which would be lost");
+        }
+        Ok(())
+    }
+}
+
+/// Calls a function with the bytes of a file, which its error names.
+fn with_bytes<T>(
+    path: &Path,
+    f: impl FnOnce(&[u8]) -> Result<T, PartialError>,
+) -> anyhow::Result<T> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
+    f(&bytes).with_context(|| format!("'{}'", path.display()))
+}
+
+fn write(partial: Partial, path: &Path) -> anyhow::Result<()> {
+    let not_written = || format!("cannot write '{}'", path.display());
+    let mut file = BufWriter::new(AtomicFile::create(path)?);
+    partial.write(&mut file).with_context(not_written)?;
+    let file = file.into_inner().map_err(IntoInnerError::into_error);
+    file.with_context(not_written)?.persist()
+}
