@@ -2,7 +2,7 @@
 
 use plimsoll_skip::{Lack, skip};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
@@ -1032,4 +1032,62 @@ fn the_hot_pages_of_a_run_cover_the_next_run_of_the_workload() {
     desk.complaint("report hot", 2);
     desk.complaint("report hot --from empty.ids", 1);
     desk.complaint("report hot web --from loop.ids", 2);
+}
+
+#[test]
+fn a_stream_is_followed_by_the_curve_of_its_last_window() {
+    let desk = Desk::new();
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args("mrc - --follow --every 200ms --window 600ms --estimator lru -o json".split(' '))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stream = follower.stdin.take().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut next =
+        || -> serde_json::Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    // A loop over 8 pages, and then nothing: it is in the window, and then it is not.
+    for _ in 0..10 {
+        stream.write_all(b"1\n2\n3\n4\n5\n6\n7\n8\n").unwrap();
+    }
+    let mut seen = next();
+    while seen["references"] != 80 {
+        seen = next();
+    }
+    let points = seen["curve"]["points"].as_array().unwrap();
+    assert_eq!(points.last().unwrap()["size_pages"], 8);
+    assert_eq!(points.last().unwrap()["miss_ratio"], 0.1);
+    while seen["references"] != 0 {
+        seen = next();
+    }
+    assert!(
+        seen["curve"].is_null() && seen["window_ms"].as_u64().unwrap() >= 500,
+        "{seen}"
+    );
+    // The last line need not be ended. The end of the stream is shown, and ends the program.
+    stream.write_all(b"9\n9").unwrap();
+    drop(stream);
+    while seen["references"] != 2 {
+        seen = next();
+    }
+    assert!(follower.wait().unwrap().success());
+
+    fs::write(desk.path("wrong.ids"), "1\n2\nx\n").unwrap();
+    let complaint = desk.complaint("mrc wrong.ids --follow --every 1s", 1);
+    assert!(complaint.contains("line 3"), "{complaint}");
+    let table = desk.text("mrc loop.ids --follow --every 1m --sizes 2,4");
+    assert!(
+        table.contains("100.00 %") && table.contains("1.00 %"),
+        "{table}"
+    );
+    for wrong in [
+        "mrc - --follow",
+        "mrc - --follow --every 1s --window 0..9",
+        "mrc - --follow --every 1s --window 1h",
+        "mrc - --follow --every 1s --format csv",
+        "mrc loop.ids --window 5m",
+    ] {
+        desk.complaint(wrong, 2);
+    }
 }

@@ -39,6 +39,21 @@ pub struct CurveJson {
     pub points: Vec<PointJson>,
 }
 
+/// The curve of the last while of a stream: a line of `mrc --follow -o json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FollowedCurve {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// End of the window.
+    pub unix_ms: u64,
+    /// Its length.
+    pub window_ms: u64,
+    /// References in it.
+    pub references: u64,
+    /// Their curve; `null` if none was sampled.
+    pub curve: Option<CurveJson>,
+}
+
 /// A step of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

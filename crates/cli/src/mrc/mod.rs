@@ -6,6 +6,7 @@
 
 mod choice;
 mod compare;
+mod follow;
 mod input;
 mod partial;
 mod prefix;
@@ -17,13 +18,16 @@ mod sized;
 
 use std::io::Write;
 use std::path::Path;
+use std::str::FromStr;
 
 use anyhow::Context as _;
 use plimsoll_estimator::{CounterStream, StreamWindow};
 use plimsoll_output::bail_usage;
+use plimsoll_protocol::size::Interval;
 
 use crate::trace_args::TraceArgs;
 use choice::EstimatorArgs;
+use follow::FollowArgs;
 use input::{curve_of, read};
 use partial::PartialArgs;
 use report::ViewArgs;
@@ -43,9 +47,11 @@ pub struct Args {
     /// Compare with the exact curve: error, speed and memory of the estimator, or of all of them
     #[arg(long)]
     compare: bool,
-    /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references
+    /// Print the curve of this part of a recorded stream of counters: FROM..TO, in references. With --follow, of the last TIME: 5m
     #[arg(long, value_name = "WINDOW")]
-    window: Option<StreamWindow>,
+    window: Option<WindowArg>,
+    #[command(flatten)]
+    follow: FollowArgs,
     #[command(flatten)]
     several: SeveralArgs,
     #[command(flatten)]
@@ -62,6 +68,24 @@ pub struct Args {
     view: ViewArgs,
 }
 
+/// The part of a stream of which the curve is.
+#[derive(Debug, Clone)]
+enum WindowArg {
+    Counters(StreamWindow),
+    Time(Interval),
+}
+
+impl FromStr for WindowArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(time) => Ok(Self::Time(time)),
+            Err(_) => text.parse().map(Self::Counters),
+        }
+    }
+}
+
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
@@ -72,6 +96,16 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;
     let (trace, view) = (&args.trace, &args.view);
+    if args.follow.is_given() {
+        return args.run_follow(out);
+    }
+    let window = match args.window {
+        None => None,
+        Some(WindowArg::Counters(window)) => Some(window),
+        Some(WindowArg::Time(time)) => {
+            bail_usage!("--window {time}: a length of time needs --follow")
+        }
+    };
     if args.partial.is_given() {
         return args.run_partial(out);
     }
@@ -87,9 +121,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 trace.trace.display()
             );
         }
-        return recorded::show(trace, &stream, args.window, view, out);
+        return recorded::show(trace, &stream, window, view, out);
     }
-    if args.window.is_some() {
+    if window.is_some() {
         bail_usage!(
             "--window: '{}' is no stream recorded by --stream",
             trace.trace.display()
@@ -136,6 +170,20 @@ impl Args {
     /// Whether there is one curve of an estimator alone.
     fn is_of_whole_trace(&self) -> bool {
         self.several.is_one() && !self.simulation.is_given() && !self.object_sizes && !self.prefix
+    }
+
+    fn run_follow(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let window = match self.window {
+            None => None,
+            Some(WindowArg::Time(time)) => Some(time),
+            Some(WindowArg::Counters(_)) => {
+                bail_usage!("--window: with --follow it is a length of time, such as 5m")
+            }
+        };
+        let Some(every) = self.several.every() else {
+            bail_usage!("--follow needs --every");
+        };
+        follow::run(every, window, &self.trace, &self.estimator, &self.view, out)
     }
 
     /// Maps a slice or merges partial states.

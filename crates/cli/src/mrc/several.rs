@@ -53,6 +53,11 @@ impl SeveralArgs {
     pub(super) fn is_one(&self) -> bool {
         self.by.is_none() && self.every.is_none()
     }
+
+    /// Length of an interval of time.
+    pub(super) fn every(&self) -> Option<Interval> {
+        self.every
+    }
 }
 
 /// The curve of a device or of an interval.
