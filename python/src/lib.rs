@@ -5,6 +5,7 @@
 //! | `estimator` | `Estimator`, `estimators` | `plimsoll_estimator::registry::ALGORITHMS` |
 //! | `working_set` | `WorkingSetEstimator`, `working_set_estimators` | `plimsoll_estimator::registry::METHODS` |
 //! | `curve` | `Curve`, `Point` | `plimsoll_flow::MissRatioCurve` |
+//! | `simulation` | `Simulation`, `cache_policies`, `object_mrc` | `plimsoll_estimator::simulation::CACHE_POLICIES`, `plimsoll_estimator::SizedLru` |
 //! | `trace` | `Trace`, `read_trace` | `plimsoll_source` |
 //! | `plan` | `plan` | `plimsoll_protocol::plan` |
 //!
@@ -21,6 +22,7 @@ mod estimator;
 mod options;
 mod plan;
 mod references;
+mod simulation;
 mod sys;
 mod trace;
 mod working_set;
@@ -35,6 +37,8 @@ mod _native {
     use crate::estimator::{Estimator, estimators};
     #[pymodule_export]
     use crate::plan::plan;
+    #[pymodule_export]
+    use crate::simulation::{Simulation, cache_policies, object_mrc};
     #[pymodule_export]
     use crate::trace::{Trace, read_trace};
     #[pymodule_export]
