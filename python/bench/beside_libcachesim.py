@@ -62,6 +62,8 @@ def simulated(path, sizes, policy=lcs.LRU, with_sizes=False):
 
 
 def compare_policies(name, path, pages, sizes):
+    # libcachesim refuses S3-FIFO in fewer than 10 pages, and admits none with W-TinyLFU in fewer than 100.
+    sizes = sizes[sizes >= 100]
     full = pm.Simulation(rate=1).update(pages)
     sample = pm.Simulation(rate=0.1).update(pages)
     for policy, theirs in POLICIES.items():
