@@ -6,20 +6,23 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from . import Vm
-from ._types import EstimatorRow, Option, References, Share, Size, Sizes, WorkingSetEstimatorRow
+from ._types import CachePolicyRow, EstimatorRow, Option, References, Share, Size, Sizes, WorkingSetEstimatorRow
 
 __all__ = [
     "Curve",
     "Estimator",
     "Point",
+    "Simulation",
     "Trace",
     "WorkingSet",
     "WorkingSetEstimator",
     "__version__",
+    "cache_policies",
     "estimators",
     "finish",
     "map_batch",
     "merge",
+    "object_mrc",
     "plan",
     "read_trace",
     "working_set_estimators",
@@ -80,6 +83,16 @@ class Estimator:
     def smallest_size(self) -> int: ...
 
 @final
+class Simulation:
+    def __new__(cls, rate: float = 0.1, *, seed: int = 0, page_bytes: int = 4096) -> Self: ...
+    def update(self, refs: References) -> Self: ...
+    def miss_ratios(self, policy: str, sizes: Sizes) -> NDArray[np.float64]: ...
+    @property
+    def references(self) -> int: ...
+    @property
+    def footprint_pages(self) -> int: ...
+
+@final
 class WorkingSet:
     @property
     def size_pages(self) -> int: ...
@@ -113,6 +126,10 @@ class Trace(Iterator[NDArray[np.uint64]]):
     @property
     def skipped(self) -> int: ...
 
+def cache_policies() -> dict[str, CachePolicyRow]: ...
+def object_mrc(
+    objects: References, sizes: References, *, rate: float = 1.0, seed: int = 0
+) -> tuple[Curve, Curve]: ...
 def estimators() -> dict[str, EstimatorRow]: ...
 def working_set_estimators() -> dict[str, WorkingSetEstimatorRow]: ...
 def map_batch(

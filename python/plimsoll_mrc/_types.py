@@ -21,6 +21,11 @@ class OptionRow(TypedDict):
     default: Optional[str]
 
 
+class CachePolicyRow(TypedDict):
+    help: str
+    source: str
+
+
 class EstimatorRow(TypedDict):
     help: str
     options: Dict[str, OptionRow]

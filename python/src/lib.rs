@@ -5,6 +5,7 @@
 //! | `estimator` | `Estimator`, `estimators` | `plimsoll_estimator::registry::ALGORITHMS` |
 //! | `working_set` | `WorkingSetEstimator`, `working_set_estimators` | `plimsoll_estimator::registry::METHODS` |
 //! | `curve` | `Curve`, `Point` | `plimsoll_flow::MissRatioCurve` |
+//! | `simulation` | `Simulation`, `cache_policies`, `object_mrc` | `plimsoll_estimator::simulation::CACHE_POLICIES`, `plimsoll_estimator::SizedLru` |
 //! | `trace` | `Trace`, `read_trace` | `plimsoll_source` |
 //! | `partial` | `map_batch`, `merge`, `finish` | `plimsoll_estimator::Partial` |
 //! | `plan` | `plan` | `plimsoll_protocol::plan` |
@@ -23,6 +24,7 @@ mod options;
 mod partial;
 mod plan;
 mod references;
+mod simulation;
 mod sys;
 mod trace;
 mod working_set;
@@ -39,6 +41,8 @@ mod _native {
     use crate::partial::{finish, map_batch, merge};
     #[pymodule_export]
     use crate::plan::plan;
+    #[pymodule_export]
+    use crate::simulation::{Simulation, cache_policies, object_mrc};
     #[pymodule_export]
     use crate::trace::{Trace, read_trace};
     #[pymodule_export]

@@ -1,5 +1,7 @@
 """What Python computes is what `plimsoll` computes, bit for bit."""
 
+import csv
+
 import numpy as np
 import pytest
 from conftest import REQUIRED, curve_of_cli, plan_of_cli, plimsoll
@@ -65,3 +67,39 @@ def test_a_plan_is_that_of_the_command_line(folder, zipf):
         given = [flag for key, value in options.items() for flag in ("--" + key.replace("_", "-"), value)]
         of_cli = plan_of_cli("web.json", "db.json", "--total", "210M", "--policy", policy, *given, *flags)
         assert pm.plan(vms, "210M", policy=policy, **options) == of_cli
+
+
+def rows_of_cli(*args):
+    return list(csv.DictReader(plimsoll("mrc", *args, "-o", "csv").splitlines()))
+
+
+@pytest.mark.parametrize("rate", [1, 0.2])
+def test_policies_are_simulated_as_by_the_command_line(zipf_trace, zipf, rate):
+    policies = list(pm.cache_policies())
+    sizes = [100, 3_000, 20_000]
+    flags = ["--cache-policy", ",".join(policies), "--rate", rate, "--seed", 5, "--sizes", ",".join(map(str, sizes))]
+    rows = rows_of_cli(zipf_trace, *flags)
+    simulation = pm.Simulation(rate, seed=5).update(zipf)
+    ratios = [ratio for policy in policies for ratio in simulation.miss_ratios(policy, sizes)]
+    assert ratios == [float(row["miss_ratio"]) for row in rows]
+    assert simulation.references == len(zipf)
+    with pytest.raises(pm.errors.OptionError, match="there is no policy 'belady', only fifo, lru"):
+        simulation.miss_ratios("belady", sizes)
+
+
+@pytest.mark.parametrize("rate", [1, 0.1])
+def test_objects_with_sizes_have_the_curves_of_the_command_line(folder, zipf, rate):
+    records = np.zeros(len(zipf), [("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next", "<i8")])
+    records["object"] = zipf
+    records["size"] = 1 + zipf % 9_973
+    records.tofile(folder / "objects.oracleGeneral")
+    sizes = [100_000, 10_000_000]
+    flags = ["--estimator", "shards", "--rate", rate, "--seed", 5, "--sizes", ",".join(map(str, sizes))]
+    rows = rows_of_cli("objects.oracleGeneral", "--object-sizes", *flags)
+    curves = pm.object_mrc(zipf, records["size"], rate=rate, seed=5)
+    for curve, column in zip(curves, ["miss_ratio", "byte_miss_ratio"]):
+        assert curve.at_sizes(sizes).ratios.tolist() == [float(row[column]) for row in rows]
+    with pytest.raises(pm.errors.ReferencesError, match="there are 2 objects and 1 sizes"):
+        pm.object_mrc([1, 2], [3])
+    with pytest.raises(pm.errors.ReferencesError, match="4 GiB or more"):
+        pm.object_mrc([1], [1 << 32])
