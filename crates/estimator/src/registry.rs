@@ -20,7 +20,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
 use plimsoll_flow::{PageCount, PageSize};
 
-use crate::partial::SliceOf;
+use crate::partial::{SliceOf, share};
 use crate::working_set::{
     Pml, PmlOptions, Prl, PrlOptions, Sampling, SamplingOptions, TouchedOptions, TouchedPages,
     WorkingSetEstimator,
@@ -523,16 +523,6 @@ fn built(
         label: label.into(),
         estimator: Box::new(estimator),
     })
-}
-
-/// A share, written as a fraction 1/n if it is one.
-pub(crate) fn share(share: f64) -> String {
-    let parts = (1.0 / share).round();
-    if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
-        format!("1/{parts}")
-    } else {
-        share.to_string()
-    }
 }
 
 /// The row with this name.

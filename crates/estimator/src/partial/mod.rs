@@ -31,7 +31,6 @@ use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, PageSize};
 use crate::curve::lru::LruSlice;
 use crate::curve::shards::{FixedRateSlice, FixedSizeSlice};
 use crate::error::EstimatorError;
-use crate::registry::share;
 
 /// The estimator that a partial state is of, with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,6 +61,16 @@ impl fmt::Display for SliceOf {
             Self::Shards { rate, .. } => write!(f, "SHARDS at rate {}", share(*rate)),
             Self::ShardsMax { max_samples, .. } => write!(f, "SHARDS of {max_samples} pages"),
         }
+    }
+}
+
+/// A share, written as a fraction 1/n if it is one.
+pub(crate) fn share(share: f64) -> String {
+    let parts = (1.0 / share).round();
+    if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
+        format!("1/{parts}")
+    } else {
+        share.to_string()
     }
 }
 
