@@ -175,6 +175,8 @@ def test_dask_gives_the_same_curve(stream, files, monkeypatch, name):
 
 @pytest.mark.filterwarnings("default")
 def test_spark_gives_the_same_curve(stream, files):
+    # Some 400 MB, so not among the packages of the extra `test`.
+    pytest.importorskip("pyspark", reason="pyspark is not installed (extra `spark`)")
     if subprocess.run(["sh", "-c", "java -version"], capture_output=True).returncode:
         pytest.skip("Spark needs a Java runtime: apt install default-jre-headless")
     # In a process of its own, which takes the JVM with it.
