@@ -121,7 +121,6 @@ fn small(line: &str, goal: Goal, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
     let mut random = Random(seed);
-    let mut share = move || random.below(1_000_000) as f64 / 1e6;
     let mut fleet = Fleet {
         slots: SLOTS,
         hosts: Vec::new(),
@@ -129,7 +128,7 @@ fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
         notes: Vec::new(),
     };
     for host in 0..hosts {
-        let small = share() < 0.5;
+        let small = random.chance(0.5);
         // Of small fleets, hosts are small as well.
         let scale = if vms < 30 { 12 } else { 1 };
         let memory = if small { 230 * GIB } else { 460 * GIB } / scale;
@@ -140,9 +139,10 @@ fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
             capacity,
         });
         for vm in 0..vms {
-            let gib = [4.0, 8.0, 8.0, 16.0, 16.0, 32.0][(share() * 6.0) as usize % 6];
-            let (base, rise, hour) = (gib * (0.15 + 0.55 * share()), 0.8 * share(), 24.0 * share());
-            let processors = 0.05 + 1.45 * share();
+            let gib: u32 = [4, 8, 8, 16, 16, 32][random.below(6)];
+            let mut share = || random.below(1_000_000) as f64 / 1e6;
+            let base = f64::from(gib) * (0.15 + 0.55 * share());
+            let (rise, hour, processors) = (0.8 * share(), 24.0 * share(), 0.05 + 1.45 * share());
             let wave = |slot: usize| {
                 let angle = (slot as f64 - hour) / 24.0 * std::f64::consts::TAU;
                 angle.cos().max(0.0)
@@ -153,12 +153,22 @@ fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
                 name: format!("vm-{host}-{vm}"),
                 uuid: None,
                 host,
-                size_bytes: (gib * f64::from(1 << 30)) as u64,
-                need: memory.chain(time).map(|value| value as u32).collect(),
+                size_bytes: u64::from(gib) << 30,
+                need: memory.chain(time).map(units).collect(),
                 known_ratio: 1.0,
                 processors_known: true,
             });
         }
     }
     fleet
+}
+
+/// Units of memory or of a processor.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a few thousand"
+)]
+fn units(value: f64) -> u32 {
+    value as u32
 }
