@@ -91,6 +91,7 @@ impl Processes for HostProcesses {
     fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
         let target = TraceTarget {
             pid: vm.pid,
+            is_vm: true,
             ram: vm.ram.clone(),
             locked: is_locked,
             // Our own tracers would be among them.

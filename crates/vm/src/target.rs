@@ -6,6 +6,8 @@
 //! | `cgroup:PATH` | the control group and all below it |
 //! | anything else | a VM, by its name or UUID |
 
+use std::fmt;
+
 use plimsoll_flow::VmId;
 
 use crate::VmError;
@@ -92,6 +94,19 @@ impl Target {
         match self {
             Self::Vm(vm) => Some(vm),
             Self::Process(_) | Self::Group(_) => None,
+        }
+    }
+}
+
+/// Its kind and its name.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vm(vm) => write!(f, "VM {}", vm.id),
+            Self::Process(process) => {
+                write!(f, "process {} ({})", process.process.pid, process.name)
+            }
+            Self::Group(group) => write!(f, "control group {}", group.directory.display()),
         }
     }
 }

@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use crate::process::WINDOW_PAGES;
 use crate::rate::{RateRule, SCALE_MAX};
 
 /// Number of scans wanted in a window: each page in use is found touched about eight times.
@@ -55,23 +54,32 @@ pub struct ScanControl {
     interval: Duration,
     interval_max: Duration,
     is_interval_fixed: bool,
+    /// The scale is a multiple of it.
+    step: u32,
 }
 
 impl ScanControl {
-    /// Starts at one page in `scale`, rounded up to what keeps tracked pages apart, and at `interval`, which
-    /// stays if it is given.
-    pub fn new(rule: RateRule, scale: u32, interval: Option<Duration>, period: Duration) -> Self {
+    /// Starts at one page in `scale`, rounded up to a multiple of `step`, which keeps tracked pages apart, and at `interval`,
+    /// which stays if it is given.
+    pub fn new(
+        rule: RateRule,
+        scale: u32,
+        interval: Option<Duration>,
+        period: Duration,
+        step: u32,
+    ) -> Self {
         let interval_max = (period / SCANS_MIN).max(INTERVAL_MIN);
         Self {
             rule,
-            scale: whole_windows(scale),
+            scale: multiple(scale, step),
             interval: interval.unwrap_or(INTERVAL_FIRST.min(interval_max)),
             interval_max,
             is_interval_fixed: interval.is_some(),
+            step,
         }
     }
 
-    /// T: one page in this many is tracked; a multiple of 16.
+    /// T: one page in this many is tracked; a multiple of the step.
     pub fn scale(&self) -> u32 {
         self.scale
     }
@@ -112,14 +120,14 @@ impl ScanControl {
                 reason = "clamped to 1..=SCALE_MAX before the cast"
             )]
             let scale = (f64::from(self.scale) * factor).clamp(1.0, f64::from(SCALE_MAX)) as u32;
-            self.scale = whole_windows(scale);
+            self.scale = multiple(scale, self.step);
         }
     }
 }
 
-/// Rounds up to whole windows of fault-around.
-fn whole_windows(scale: u32) -> u32 {
-    scale.clamp(1, SCALE_MAX).next_multiple_of(WINDOW_PAGES)
+/// Rounds up.
+fn multiple(scale: u32, step: u32) -> u32 {
+    scale.clamp(1, SCALE_MAX).next_multiple_of(step)
 }
 
 #[cfg(test)]
@@ -150,7 +158,7 @@ mod tests {
 
     #[test]
     fn an_idle_vm_is_not_scanned_ever_more_closely() {
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         let before = control.interval();
         for _ in 0..10 {
             control.adapt(&WindowCost {
@@ -168,7 +176,7 @@ mod tests {
     #[test]
     fn a_loop_is_scanned_eight_times_a_pass_within_the_budget() {
         for (pages, pass) in [(60_000.0, 0.05), (8_000.0, 0.02), (60_000.0, 1.0)] {
-            let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+            let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
             for _ in 0..10 {
                 control.adapt(&cost_of_loop(&control, pages, pass));
             }
@@ -182,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_rate_too_dear_is_kept_where_a_coarser_one_would_see_too_little() {
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         let dear = WindowCost {
             scans: 4,
             touches: 200,
@@ -211,10 +219,10 @@ mod tests {
             budget_seconds: Some(0.05),
         };
         let given = Duration::from_millis(3);
-        let mut control = ScanControl::new(RateRule::Fixed, 20, Some(given), PERIOD);
+        let mut control = ScanControl::new(RateRule::Fixed, 20, Some(given), PERIOD, 16);
         control.adapt(&idle);
         assert_eq!((control.scale(), control.interval()), (32, given));
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         for _ in 0..10 {
             control.adapt(&idle);
         }
