@@ -24,7 +24,7 @@ pub enum Requirement {
     SharedRam,
     /// All RAM is shared or private memory, not huge pages or a file.
     SmallPages,
-    /// Any memory.
+    /// Any memory but huge pages of hugetlbfs.
     Memory,
     /// A kernel that tracks idle pages, for this caller.
     IdleTracking,
@@ -60,7 +60,7 @@ impl Requirement {
                 let is_small = |backing: &_| is_shared(backing) || *backing == RamBacking::Private;
                 check_backing(target, is_small)
             }
-            Self::Memory => check_backing(target, |_| true),
+            Self::Memory => check_backing(target, |backing| *backing != RamBacking::HugeTlb),
             Self::IdleTracking => check_tracking(),
             Self::Unlocked if target.locked => Err(Refusal::Locked),
             Self::NoSwap => target.check_swap(),

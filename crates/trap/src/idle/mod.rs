@@ -19,7 +19,7 @@
 //! is freed loses its mark; when it is in use again, its group is checked anew.
 //! **Compound pages** (transparent huge pages) have one mark. A sampled page in one counts as touched when any part of it was.
 //!
-//! **Interval.** Wall time, set by the rule of accessed-page scans (`scans::control`), as is the rate. Drawing a sample is a part of the
+//! **Interval.** Wall time, set by the rule of accessed-page scans for looks that are dear (`scans::control`), as is the rate. Drawing a sample is a part of the
 //! cost; where it takes more than [`DRAWING`] of the budget, a sample is kept for several periods.
 //!
 //! Cost: about 2 to 3 µs of the tracer for each page and look; a touched page costs its process one access bit that the
@@ -115,7 +115,7 @@ pub const ROW: BackendRow = BackendRow {
     }),
 };
 
-/// Refuses a host whose kernel does not track idle pages, a caller who may not, and pages that another program tracks.
+/// Refuses a host whose kernel does not track idle pages, and a caller who may not see which are idle.
 pub fn check_tracking() -> Result<(), Refusal> {
     open_frames(false)?;
     let no_frames = || Refusal::NoPrivilege {
@@ -127,13 +127,7 @@ pub fn check_tracking() -> Result<(), Refusal> {
     let address = std::hint::black_box(&here).as_ptr().addr() as u64;
     let entry = File::open("/proc/self/pagemap").and_then(|file| word(&file, address / PAGE_BYTES));
     let is_seen = entry.is_ok_and(|entry| PagemapEntry(entry).frame().is_some());
-    if !is_seen {
-        return Err(no_frames());
-    }
-    match other_user() {
-        Some(by) => Err(Refusal::IdleMarksInUse { by }),
-        None => Ok(()),
-    }
+    if is_seen { Ok(()) } else { Err(no_frames()) }
 }
 
 fn open_frames(has_groups: bool) -> Result<Frames, Refusal> {
@@ -476,6 +470,9 @@ struct IdleScanner {
 
 impl IdleScanner {
     fn new(pages: Pages, touch_cost: TouchCost, config: &TraceConfig) -> Result<Self, TrapError> {
+        if let Some(by) = other_user() {
+            return Err(Refusal::IdleMarksInUse { by }.into());
+        }
         Ok(Self {
             frames: open_frames(matches!(pages, Pages::Group(_)))?,
             pages,
@@ -485,7 +482,8 @@ impl IdleScanner {
                 config.scan_interval,
                 config.period,
                 1,
-            ),
+            )
+            .for_dear_looks(config.period),
             touch_cost,
             watched: Vec::new(),
             drawn: Drawn::default(),
@@ -709,6 +707,7 @@ impl Backend for IdleScanner {
         self.control.adapt(&WindowCost {
             scans: window.looks,
             touches: window.touches,
+            watched_pages: tracked - drawn.swapped,
             distinct_pages,
             arm_seconds: arm_time.as_secs_f64(),
             scan_seconds: (window.look_time + window.fault_time).as_secs_f64(),
