@@ -5,6 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use plimsoll_trap::parse_iomem;
 use plimsoll_vm::{
     BlockReads, CgroupMount, CommandLine, ConsoleEvent, ControlGroup, FileSystems, MemoryPressure,
     guest_ram, parse_maps, parse_members, process_ram, ram_state,
@@ -25,6 +26,8 @@ fuzz_target!(|data: &[u8]| {
         CgroupMount::parse(&text),
     );
     assert!(parse_members(&text).all(|pid| pid != 0));
+    let memory = parse_iomem(&text);
+    assert!(memory.windows(2).all(|pair| pair[0].end <= pair[1].start));
     let Ok(entries) = parse_maps(&text) else {
         return;
     };
