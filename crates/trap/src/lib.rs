@@ -31,6 +31,7 @@ mod claim;
 mod config;
 mod error;
 mod first_touch;
+mod frames;
 mod hot_set;
 mod idle;
 mod inject;
@@ -64,7 +65,8 @@ pub use choice::{BackendSetting, CURVE_ERROR, Candidate, Choice, CurveCost, Verd
 pub use config::TraceConfig;
 pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};
-pub use idle::{damon_thread, parse_iomem};
+pub use frames::parse_iomem;
+pub use idle::damon_thread;
 pub use inject::assess_injection;
 pub use placement::HandlerCpu;
 pub use rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};

@@ -10,7 +10,7 @@ use plimsoll_flow::RamBacking;
 
 use crate::claim::Claim;
 use crate::config::TraceConfig;
-use crate::idle::check_tracking;
+use crate::frames::check_tracking;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
 use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
-use crate::idle::{Frames, PagemapEntry, word};
+use crate::frames::{Frames, PagemapEntry, word};
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};

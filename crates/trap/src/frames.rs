@@ -10,6 +10,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use crate::ram::PAGE_BYTES;
+use crate::refusal::Refusal;
 use crate::sys::usize_of;
 
 /// Bytes of a word in all of these files.
@@ -170,6 +172,32 @@ impl Frames {
     }
 }
 
+/// Refuses a host whose kernel does not track idle pages, and a caller who may not see which are idle.
+pub fn check_tracking() -> Result<(), Refusal> {
+    open_frames(false)?;
+    let no_frames = || Refusal::NoPrivilege {
+        what: "see in which frames pages lie (CAP_SYS_ADMIN)".to_owned(),
+        source: io::Error::from_raw_os_error(libc::EPERM),
+    };
+    // Of a page of ours that is present, since it was just written.
+    let here = [1_u64; 1];
+    let address = std::hint::black_box(&here).as_ptr().addr() as u64;
+    let entry = File::open("/proc/self/pagemap").and_then(|file| word(&file, address / PAGE_BYTES));
+    let is_seen = entry.is_ok_and(|entry| PagemapEntry(entry).frame().is_some());
+    if is_seen { Ok(()) } else { Err(no_frames()) }
+}
+
+/// Opens the files of the kernel about frames, with those about control groups if `has_groups`.
+pub fn open_frames(has_groups: bool) -> Result<Frames, Refusal> {
+    Frames::open(has_groups).map_err(|(path, source)| match source.kind() {
+        io::ErrorKind::NotFound => Refusal::NoIdleTracking { missing: path },
+        _ => Refusal::NoPrivilege {
+            what: format!("open {path}"),
+            source,
+        },
+    })
+}
+
 /// The word `index` of a file.
 pub fn word(file: &File, index: u64) -> io::Result<u64> {
     let mut bytes = [0; size_of::<u64>()];
@@ -188,7 +216,6 @@ pub fn ranges_of_memory() -> io::Result<Vec<std::ops::Range<u64>>> {
 /// are ignored; for an ordinary user all addresses are 0, and there is no range.
 #[must_use]
 pub fn parse_iomem(text: &str) -> Vec<std::ops::Range<u64>> {
-    const PAGE_BYTES: u64 = 4096;
     let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
     for line in text.lines() {
         // Lines of what lies within are indented.

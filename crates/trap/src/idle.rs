@@ -29,8 +29,6 @@
 //! Linux does not flush TLBs for it, so a page in use all the time may look idle until its entry is evicted. Accesses by devices
 //! set no accessed bit either.
 
-mod frames;
-
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
@@ -50,6 +48,9 @@ use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Scan, Sink,
 use crate::claim::Claim;
 use crate::config::TraceConfig;
 use crate::error::TrapError;
+use crate::frames::{
+    BITMAP, Frames, PagemapEntry, Unit, check_tracking, open_frames, ranges_of_memory, word,
+};
 use crate::process::{TracedProcess, cpu_time};
 use crate::ram::{PAGE_BYTES, RamLayout};
 use crate::rate::RateRule;
@@ -59,10 +60,6 @@ use crate::sample::Sample;
 use crate::scans::control::{ScanControl, WindowCost};
 use crate::target::{GroupTarget, TraceTarget};
 use crate::trial::{TouchCost, Toucher, measure_idle_cost};
-
-pub use frames::parse_iomem;
-use frames::{BITMAP, Unit, ranges_of_memory};
-pub(crate) use frames::{Frames, PagemapEntry, word};
 
 /// Longest wait without checking the stop flag.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -114,31 +111,6 @@ pub const ROW: BackendRow = BackendRow {
         },
     }),
 };
-
-/// Refuses a host whose kernel does not track idle pages, and a caller who may not see which are idle.
-pub fn check_tracking() -> Result<(), Refusal> {
-    open_frames(false)?;
-    let no_frames = || Refusal::NoPrivilege {
-        what: "see in which frames pages lie (CAP_SYS_ADMIN)".to_owned(),
-        source: io::Error::from_raw_os_error(libc::EPERM),
-    };
-    // Of a page of ours that is present, since it was just written.
-    let here = [1_u64; 1];
-    let address = std::hint::black_box(&here).as_ptr().addr() as u64;
-    let entry = File::open("/proc/self/pagemap").and_then(|file| word(&file, address / PAGE_BYTES));
-    let is_seen = entry.is_ok_and(|entry| PagemapEntry(entry).frame().is_some());
-    if is_seen { Ok(()) } else { Err(no_frames()) }
-}
-
-fn open_frames(has_groups: bool) -> Result<Frames, Refusal> {
-    Frames::open(has_groups).map_err(|(path, source)| match source.kind() {
-        io::ErrorKind::NotFound => Refusal::NoIdleTracking { missing: path },
-        _ => Refusal::NoPrivilege {
-            what: format!("open {path}"),
-            source,
-        },
-    })
-}
 
 /// Refuses a group if the kernel does not report to which group pages are charged, or where memory is.
 fn check_charges(_: &GroupTarget) -> Result<(), Refusal> {
