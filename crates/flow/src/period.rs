@@ -27,16 +27,20 @@ pub enum TraceMethod {
     /// Random pages are made inaccessible one after another, each until its next access, which traps.
     #[cfg_attr(feature = "serde", serde(rename = "first-touch"))]
     FirstTouches,
+    /// Sampled pages are marked idle, and looks find which are no longer.
+    #[cfg_attr(feature = "serde", serde(rename = "idle"))]
+    IdlePages,
 }
 
 impl TraceMethod {
     /// All methods.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Traps,
         Self::AccessedPageScans,
         Self::WriteScans,
         Self::SampledPages,
         Self::FirstTouches,
+        Self::IdlePages,
     ];
 
     /// Whether accesses trap, so that they are counted in [`TrapCounts`]; otherwise scans find them.
@@ -54,6 +58,7 @@ impl TraceMethod {
             Self::WriteScans => "write-scan",
             Self::SampledPages => "sample",
             Self::FirstTouches => "first-touch",
+            Self::IdlePages => "idle",
         }
     }
 }
@@ -130,6 +135,13 @@ pub struct ScanCounts {
     /// Mean number of tracked pages touched between two scans. Their order is unknown, so no smaller
     /// memory can be resolved.
     pub resolution_pages: u32,
+    /// Tracked pages that were swapped out when the sample was drawn. This and the following counts are those of idle
+    /// page tracking, zero for other methods.
+    pub swapped_pages: u64,
+    /// Tracked pages that lie in huge pages, of which all count as touched when a part is.
+    pub huge_pages: u64,
+    /// Tracked pages of the page cache or of shared memory.
+    pub cache_pages: u64,
 }
 
 /// Losses of the tracer in a period.

@@ -142,7 +142,9 @@ impl TracingArgs {
             BackendSetting::Method(method) => vec![BackendRow::of(method)],
             BackendSetting::Auto => {
                 let rows = BACKENDS.iter().copied();
-                rows.filter(|row| row.curve_cost.is_some()).collect()
+                // Those with a cost for VMs, the others for other targets.
+                rows.filter(|row| row.curve_cost.is_some() || row.any_process)
+                    .collect()
             }
         };
         let given = [

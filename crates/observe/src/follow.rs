@@ -1,4 +1,7 @@
-//! A backend on a VM that may change while it is observed.
+//! A backend on a VM, a process or a control group that may change while it is observed.
+//!
+//! The memory of a process changes all the time, and executing another program exchanges it; groups come and go below a
+//! control group. Their backend covers in each period what there is at its beginning.
 //!
 //! RAM and virtual CPUs may be added and removed: the backend is then attached anew, so that a period covers the RAM
 //! and CPUs that exist at its beginning. While QEMU receives, sends or saves the VM's memory ([`Transfer`]) no backend
@@ -9,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::Period;
+use plimsoll_flow::{PageCount, PageSize, Period};
 use plimsoll_trap::{
     Backend, BackendRow, Refusal, Sink, TouchCost, Toucher, TraceConfig, TrapError,
 };
-use plimsoll_vm::{QemuVm, Transfer, TransferWatch, VmError};
+use plimsoll_vm::{HostMemory, RamState, Target, Transfer, TransferWatch, VmError};
 
-use crate::target_of;
+use crate::{group_of, process_target, target_of};
 
 /// Time limit of an exchange with a monitor.
 pub const MONITOR_MAX: Duration = Duration::from_millis(300);
@@ -25,11 +28,13 @@ const QUIET: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(40);
 /// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);
+/// Number of changes of a process's memory while a backend attaches to it.
+const CHANGES_MAX: u32 = 5;
 
 /// A backend that is attached anew when its VM changes.
 #[derive(Debug)]
 pub struct Follower {
-    vm: QemuVm,
+    target: Target,
     row: &'static BackendRow,
     config: TraceConfig,
     /// `None` while QEMU has exclusive use of the memory.
@@ -39,18 +44,19 @@ pub struct Follower {
     periods: u64,
     /// Until this time the monitor is not queried.
     quiet: Option<Instant>,
-    watch: TransferWatch,
+    /// Of a VM.
+    watch: Option<TransferWatch>,
 }
 
 impl Follower {
-    /// Attaches to a VM, unless QEMU has exclusive use of its memory.
+    /// Attaches, unless QEMU has exclusive use of a VM's memory.
     pub fn attach(
-        vm: &QemuVm,
+        target: &Target,
         row: &'static BackendRow,
         config: &TraceConfig,
     ) -> Result<Self, crate::ObserveError> {
         let mut follower = Self {
-            vm: vm.clone(),
+            target: target.clone(),
             row,
             config: config.clone(),
             backend: None,
@@ -61,11 +67,24 @@ impl Follower {
             ram_pages: 0,
             periods: 0,
             quiet: None,
-            watch: TransferWatch::new(vm.pid),
+            watch: target.vm().map(|vm| TransferWatch::new(vm.pid)),
         };
-        let attached = follower.check_transfer().and_then(|()| follower.reattach());
+        let mut attached = follower.check_transfer().and_then(|()| follower.reattach());
+        for _ in 1..CHANGES_MAX {
+            if target.vm().is_some() || attached.is_ok() {
+                break;
+            }
+            // The memory of a process may change at any time.
+            attached = match attached.map_err(|error| follower.explain(error)) {
+                Err(TrapError::RamChanged { .. }) => {
+                    follower.has_changed();
+                    follower.reattach()
+                }
+                other => other,
+            };
+        }
         attached.map_err(|source| crate::ObserveError::Trace {
-            vm: vm.id.clone(),
+            target: target.to_string(),
             source,
         })?;
         Ok(follower)
@@ -73,8 +92,11 @@ impl Follower {
 
     /// Refuses while QEMU has exclusive use of the memory; detaches first.
     fn check_transfer(&mut self) -> Result<(), TrapError> {
+        let Target::Vm(vm) = &self.target else {
+            return Ok(());
+        };
         let monitor = self.quiet.is_none_or(|until| Instant::now() >= until);
-        let transfer = self.vm.transfer(monitor.then_some(MONITOR_MAX));
+        let transfer = vm.transfer(monitor.then_some(MONITOR_MAX));
         let transfer = transfer.unwrap_or_else(|error| {
             if !matches!(error, VmError::QmpConnect { .. }) {
                 self.quiet = Some(Instant::now() + QUIET);
@@ -97,26 +119,79 @@ impl Follower {
         })
     }
 
-    /// Whether RAM or CPUs were added or removed; updates the VM's description.
+    /// The error of a target that has ended.
+    fn gone(&self) -> TrapError {
+        match &self.target {
+            Target::Vm(vm) => TrapError::VmGone { pid: vm.pid },
+            Target::Process(process) => TrapError::ProcessGone {
+                pid: process.process.pid,
+            },
+            Target::Group(group) => TrapError::GroupGone {
+                directory: group.directory.clone(),
+            },
+        }
+    }
+
+    /// Whether memory or CPUs were added or removed; updates the target's description.
     fn has_changed(&mut self) -> bool {
-        // The backend notices if the VM has ended.
-        let Ok(now) = QemuVm::of_pid(self.vm.pid) else {
+        // The backend notices if it has ended.
+        let Ok(now) = self.target.refreshed() else {
             return false;
         };
-        let is_same = now.start_ticks == self.vm.start_ticks;
-        let changed = is_same && (&now.ram, &now.vcpus) != (&self.vm.ram, &self.vm.vcpus);
+        let changed = match (&now, &self.target) {
+            (Target::Vm(now), Target::Vm(vm)) => (&now.ram, &now.vcpus) != (&vm.ram, &vm.vcpus),
+            (Target::Process(now), Target::Process(process)) => now.ram != process.ram,
+            (Target::Group(now), Target::Group(group)) => now.inodes != group.inodes,
+            _ => true,
+        };
         if changed {
-            self.vm = now;
+            self.target = now;
         }
         changed
     }
 
+    /// Observes what a process or a control group has by now: returns whether the backend can do that as it is; otherwise
+    /// attaches anew.
+    fn keep_up(&mut self) -> Result<bool, TrapError> {
+        let kept = match (&self.target, &mut self.backend) {
+            (Target::Process(process), Some(backend)) => {
+                backend.follow(&process_target(process, RamState::default()))?
+            }
+            (Target::Group(group), Some(backend)) => {
+                backend.follow_group(&group_of(group));
+                true
+            }
+            _ => false,
+        };
+        if !kept {
+            self.reattach()?;
+        }
+        Ok(kept)
+    }
+
     fn reattach(&mut self) -> Result<(), TrapError> {
         self.backend = None;
-        let pid = self.vm.pid;
-        let target = target_of(&self.vm).map_err(|_| TrapError::VmGone { pid })?;
-        let backend = self.row.attach(&target, &self.config)?;
-        (self.touch_cost, self.ram_pages) = (backend.touch_cost(), backend.ram_pages());
+        let backend = match &self.target {
+            Target::Group(group) => self.row.attach_group(&group_of(group), &self.config)?,
+            target => {
+                let target = target_of(target).map_err(|_| self.gone())?;
+                self.row.attach(&target, &self.config)?
+            }
+        };
+        if let Target::Process(process) = &self.target
+            && !process.process.is_there()
+        {
+            return Err(self.gone());
+        }
+        self.touch_cost = backend.touch_cost();
+        self.ram_pages = match self.target {
+            Target::Vm(_) => backend.ram_pages(),
+            // Whatever it grows to.
+            Target::Process(_) | Target::Group(_) => HostMemory::read().map_or_else(
+                |_| backend.ram_pages(),
+                |host| PageCount::from_bytes(host.total_bytes, PageSize::FOUR_KIB).0,
+            ),
+        };
         self.backend = Some(backend);
         Ok(())
     }
@@ -124,7 +199,21 @@ impl Follower {
     /// Determines the cause of a failed call: the VM has ended, or changed, or neither; and of a foreign userfaultfd. After
     /// a failed call, no backend is attached.
     fn explain(&mut self, error: TrapError) -> TrapError {
-        let pid = self.vm.pid;
+        let pid = match &self.target {
+            Target::Vm(vm) => vm.pid,
+            Target::Process(process) => process.process.pid,
+            Target::Group(_) => return error,
+        };
+        if let TrapError::VmGone { .. } = error {
+            // It also looks like an end when a thread other than the first executes another program.
+            return match (&self.target, self.target.refreshed()) {
+                (Target::Process(_), Ok(now)) => {
+                    (self.target, self.backend) = (now, None);
+                    TrapError::RamChanged { pid }
+                }
+                _ => self.gone(),
+            };
+        }
         if let TrapError::Interrupted(Refusal::UserfaultInUse) = error {
             self.backend = None;
             let why = Transfer::of_threads(pid).map(|transfer| transfer.to_string());
@@ -139,32 +228,46 @@ impl Follower {
         self.backend = None;
         let deadline = Instant::now() + CHANGE_MAX;
         while Instant::now() < deadline {
-            if matches!(QemuVm::of_pid(pid), Err(VmError::NoSuchProcess { .. })) {
-                return TrapError::VmGone { pid };
+            if matches!(self.target.refreshed(), Err(VmError::NoSuchProcess { .. })) {
+                return self.gone();
             }
             if self.has_changed() {
                 return TrapError::RamChanged { pid };
             }
             thread::sleep(INTERVAL);
         }
-        error
+        // A process that executes another program has no memory for a moment.
+        match self.target.refreshed() {
+            Err(VmError::NoMemory { .. }) => self.gone(),
+            _ => error,
+        }
     }
 }
 
 impl Backend for Follower {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         self.check_transfer()?;
+        if let Target::Group(group) = &self.target
+            && group.refreshed().is_err()
+        {
+            return Err(self.gone());
+        }
         if self.has_changed() || self.backend.is_none() {
             let before = std::mem::take(&mut self.ram_pages);
-            self.reattach()?;
-            if self.ram_pages != before {
+            let kept = self.keep_up();
+            if kept.map_err(|error| self.explain(error))? {
+                self.ram_pages = before;
+            }
+            if let Target::Vm(vm) = &self.target
+                && self.ram_pages != before
+            {
                 // Before a page is observed that the estimators do not expect.
-                return Err(TrapError::RamChanged { pid: self.vm.pid });
+                return Err(TrapError::RamChanged { pid: vm.pid });
             }
         }
-        let pid = self.vm.pid;
+        let gone = self.gone();
         let Some(backend) = &mut self.backend else {
-            return Err(TrapError::VmGone { pid });
+            return Err(gone);
         };
         let (interrupted, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let is_moving = AtomicBool::new(false);
@@ -172,7 +275,7 @@ impl Backend for Follower {
         let ran = thread::scope(|scope| {
             let inspect = || {
                 while !is_over.load(Ordering::Acquire) {
-                    let moving = watch.check().is_some();
+                    let moving = watch.as_mut().is_some_and(|watch| watch.check().is_some());
                     is_moving.fetch_or(moving, Ordering::Relaxed);
                     if moving || stop.load(Ordering::Relaxed) {
                         interrupted.store(true, Ordering::Relaxed);

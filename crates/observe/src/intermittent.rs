@@ -211,7 +211,7 @@ impl Intermittence {
             ..self.config.clone()
         };
         let checker = BackendRow::of(TraceMethod::SampledPages);
-        let checker = Follower::attach(&self.vm, checker, &config).ok()?;
+        let checker = Follower::attach(&(&self.vm).into(), checker, &config).ok()?;
         self.rest = Some(Rest {
             periods: 0,
             counts: Counts::of(self.vm.pid),
@@ -255,7 +255,7 @@ impl Intermittence {
     /// Ends a rest: attaches the backend again.
     pub(crate) fn wake(&mut self) -> Result<Box<dyn Backend>, TrapError> {
         self.rest = None;
-        match Follower::attach(&self.vm, self.row, &self.config) {
+        match Follower::attach(&(&self.vm).into(), self.row, &self.config) {
             Ok(backend) => Ok(Box::new(backend)),
             Err(ObserveError::Trace { source, .. }) => Err(source),
             Err(ObserveError::Vm { .. }) => Err(TrapError::VmGone { pid: self.vm.pid }),

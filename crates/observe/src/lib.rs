@@ -45,10 +45,10 @@ use plimsoll_flow::{
     WorkingSetBound,
 };
 use plimsoll_trap::{
-    Assessment, Backend, BackendRow, Choice, Observation, Refusal, TouchCost, TraceConfig,
-    TraceTarget, TrapError, Yield,
+    Assessment, Backend, BackendRow, Choice, GroupTarget, Observation, Refusal, TouchCost,
+    TraceConfig, TraceTarget, TrapError, Yield,
 };
-use plimsoll_vm::{QemuVm, VmError};
+use plimsoll_vm::{MemoryGroup, MemoryProcess, RamState, Target, VmError};
 
 pub use limits::FullTracingLimit;
 pub use writes::{ObservedWrites, writes};
@@ -64,23 +64,23 @@ const FIRST_TOUCHES_REACH: Duration = Duration::from_secs(60);
 /// Maximum number of changes of the RAM while a period begins.
 const CHANGES_MAX: u32 = 5;
 
-/// Why a VM is not observed. The VM is unchanged.
+/// Why a target is not observed. It is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
     /// Its process cannot be read.
-    #[error("cannot inspect VM {vm}")]
+    #[error("cannot inspect {target}")]
     Vm {
-        /// The VM.
-        vm: VmId,
+        /// Its kind and its name.
+        target: String,
         /// Why.
         #[source]
         source: VmError,
     },
     /// It cannot be traced.
-    #[error("cannot trace VM {vm}")]
+    #[error("cannot trace {target}")]
     Trace {
-        /// The VM.
-        vm: VmId,
+        /// Its kind and its name.
+        target: String,
         /// Why, and what to do.
         #[source]
         source: TrapError,
@@ -113,6 +113,8 @@ pub struct Observer {
     /// Exact LRU and AET, if they are compared; one of them is the selected estimator.
     compared: Option<OtherEstimator>,
     has_reach: bool,
+    /// Whether the target may grow up to the host's memory, so that curves end where they no longer fall.
+    is_open_ended: bool,
     vcpus: VcpuShare,
     heat: Option<Heat>,
     /// `None` if tracing never rests.
@@ -206,23 +208,26 @@ pub fn even_sizes(first: PageCount, last: PageCount) -> impl Iterator<Item = Pag
 }
 
 impl Observer {
-    /// Attaches to a running VM by `method`.
+    /// Attaches to a running VM, or to another target, by `method`. Only on VMs does tracing rest.
     ///
     /// # Errors
     ///
     /// Why it cannot be traced, and how to change that; the VM is unchanged.
     pub fn attach(
-        vm: &QemuVm,
+        target: impl Into<Target>,
         method: TraceMethod,
         config: &TraceConfig,
         options: &ObserverOptions,
     ) -> Result<Self, ObserveError> {
-        let row = BackendRow::of(method);
-        let backend = Box::new(Follower::attach(vm, row, config)?);
-        let mut observer = Self::of(vm.id.clone(), row.yields, backend, options);
-        observer.vcpus = VcpuShare::of(vm);
-        let rests = config.intermittent && row.gives_curve();
-        observer.intermittence = rests.then(|| Intermittence::new(vm, row, config));
+        let (row, target) = (BackendRow::of(method), target.into());
+        let backend = Box::new(Follower::attach(&target, row, config)?);
+        let mut observer = Self::of(target.id(), row.yields, backend, options);
+        if let Target::Vm(vm) = &target {
+            observer.vcpus = VcpuShare::of(vm);
+            let rests = config.intermittent && row.gives_curve();
+            observer.intermittence = rests.then(|| Intermittence::new(vm, row, config));
+        }
+        observer.is_open_ended = target.vm().is_none();
         Ok(observer)
     }
 
@@ -235,6 +240,7 @@ impl Observer {
             estimator: None,
             compared: None,
             has_reach: options.reach.is_some(),
+            is_open_ended: false,
             vcpus: VcpuShare::default(),
             heat: None,
             intermittence: None,
@@ -348,6 +354,7 @@ impl Observer {
     fn try_period(&mut self, stop: &AtomicBool) -> Result<ObservedPeriod, TrapError> {
         let (heat, compared) = (&mut self.heat, &mut self.compared);
         let estimator = &mut self.estimator;
+        let is_open_ended = self.is_open_ended;
         self.vcpus.begin();
         let ran = self.backend.run_period(stop, &mut |seen| {
             let input = match seen {
@@ -402,7 +409,8 @@ impl Observer {
             },
             &period.undisturbed,
         );
-        let curve = curve.map(|curve| curve.with_vcpus(self.vcpus.recent()));
+        let curve =
+            curve.map(|curve| until_lowest(curve, is_open_ended).with_vcpus(self.vcpus.recent()));
         Ok(ObservedPeriod {
             working_set,
             working_set_band,
@@ -417,7 +425,7 @@ impl Observer {
     /// The curve of all periods so far, weighted by their lengths; `None` if no page was used twice.
     #[must_use]
     pub fn curve(&self) -> Option<MissRatioCurve> {
-        let curve = self.estimator.as_ref()?.curve()?;
+        let curve = until_lowest(self.estimator.as_ref()?.curve()?, self.is_open_ended);
         Some(curve.with_vcpus(match self.yields {
             Yield::FirstTouches => self.vcpus.recent(),
             _ => self.vcpus.whole(),
@@ -442,15 +450,24 @@ impl Observer {
     }
 }
 
-/// Assesses every backend for a VM, in the order of the registry. Does not change the VM.
+/// Assesses every backend for a target, in the order of the registry. Does not change it.
 ///
 /// # Errors
 ///
 /// Its process cannot be read.
-pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, ObserveError> {
-    let mut assessments = plimsoll_trap::assess(&target_of(vm)?, config);
+pub fn assess(
+    target: impl Into<Target>,
+    config: &TraceConfig,
+) -> Result<Vec<Assessment>, ObserveError> {
+    let target = target.into();
+    if let Target::Group(group) = &target {
+        return Ok(plimsoll_trap::assess_group(&group_of(group)));
+    }
+    let mut assessments = plimsoll_trap::assess(&target_of(&target)?, config);
     // As on attaching, a monitor that does not answer is no obstacle.
-    if let Ok(Some(transfer)) = vm.transfer(Some(follow::MONITOR_MAX)) {
+    if let Target::Vm(vm) = &target
+        && let Ok(Some(transfer)) = vm.transfer(Some(follow::MONITOR_MAX))
+    {
         for assessment in &mut assessments {
             let why = transfer.to_string();
             let refusal = Refusal::MemoryTransfer { why };
@@ -460,41 +477,104 @@ pub fn assess(vm: &QemuVm, config: &TraceConfig) -> Result<Vec<Assessment>, Obse
     Ok(assessments)
 }
 
-/// Chooses among `candidates` the backend that costs a VM least for the same error. Does not change the VM.
+/// Chooses among `candidates` the backend that costs a target least for the same error. Does not change it.
 ///
 /// # Errors
 ///
-/// None of them can attach, or the VM's process cannot be read.
+/// None of them can attach, or its process cannot be read.
 pub fn choose(
-    vm: &QemuVm,
+    target: impl Into<Target>,
     candidates: &[&BackendRow],
     config: &TraceConfig,
 ) -> Result<Choice, ObserveError> {
-    let mut assessments = assess(vm, config)?;
+    let target = target.into();
+    let mut assessments = assess(&target, config)?;
     assessments.retain(|found| candidates.iter().any(|row| row.method == found.row.method));
-    Choice::of(assessments, vm.pid).map_err(|source| ObserveError::Trace {
-        vm: vm.id.clone(),
+    let choice = match &target {
+        Target::Vm(vm) => Choice::of(assessments, vm.pid),
+        Target::Process(_) | Target::Group(_) => Choice::of_any_memory(assessments),
+    };
+    choice.map_err(|source| ObserveError::Trace {
+        target: target.to_string(),
         source,
     })
 }
 
-/// The description of a VM for a backend.
+/// The process of a target; this one for a control group, which has none of its own.
+#[must_use]
+pub fn pid_of(target: &Target) -> u32 {
+    match target {
+        Target::Vm(vm) => vm.pid,
+        Target::Process(process) => process.process.pid,
+        Target::Group(_) => std::process::id(),
+    }
+}
+
+/// The description of a VM or a process for a backend.
 ///
 /// # Errors
 ///
 /// Its process cannot be read.
-pub fn target_of(vm: &QemuVm) -> Result<TraceTarget, ObserveError> {
-    let states = vm.ram_states().map_err(|source| ObserveError::Vm {
-        vm: vm.id.clone(),
+///
+/// # Panics
+///
+/// For a control group.
+pub fn target_of(target: impl Into<Target>) -> Result<TraceTarget, ObserveError> {
+    let target = target.into();
+    let unreadable = |source| ObserveError::Vm {
+        target: target.to_string(),
         source,
-    })?;
-    Ok(TraceTarget {
-        pid: vm.pid,
-        ram: vm.ram.clone(),
-        locked: states.iter().any(|state| state.locked),
-        userfault: states.iter().any(|state| state.userfaultfd),
-        vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
-    })
+    };
+    match &target {
+        Target::Vm(vm) => {
+            let states = vm.ram_states().map_err(unreadable)?;
+            Ok(TraceTarget {
+                pid: vm.pid,
+                is_vm: true,
+                ram: vm.ram.clone(),
+                locked: states.iter().any(|state| state.locked),
+                userfault: states.iter().any(|state| state.userfaultfd),
+                vcpu_threads: vm.vcpus.iter().map(|vcpu| vcpu.thread_id).collect(),
+            })
+        }
+        Target::Process(process) => {
+            let state = process.ram_state().map_err(unreadable)?;
+            Ok(process_target(process, state))
+        }
+        Target::Group(_) => panic!("a control group is no process"),
+    }
+}
+
+fn process_target(process: &MemoryProcess, state: RamState) -> TraceTarget {
+    TraceTarget {
+        pid: process.process.pid,
+        is_vm: false,
+        ram: process.ram.mappings.clone(),
+        locked: state.locked,
+        userfault: state.userfaultfd,
+        vcpu_threads: vec![],
+    }
+}
+
+/// The description of a control group for a backend.
+fn group_of(group: &MemoryGroup) -> GroupTarget {
+    GroupTarget {
+        directory: group.directory.clone(),
+        inodes: group.inodes.clone(),
+    }
+}
+
+/// A curve without the sizes beyond the first at which it is as low as at its end, if it `is_open_ended`.
+fn until_lowest(curve: MissRatioCurve, is_open_ended: bool) -> MissRatioCurve {
+    let points = curve.points();
+    let lowest = points.last().map_or(0.0, |point| point.miss_ratio);
+    let mut ratios = points.iter().map(|point| point.miss_ratio);
+    let last = ratios.position(|ratio| ratio <= lowest);
+    let Some(last) = last.filter(|_| is_open_ended) else {
+        return curve;
+    };
+    let shorter = MissRatioCurve::new(points[..=last].to_vec(), curve.references());
+    shorter.unwrap_or(curve)
 }
 
 /// The sizes at which the limits of a curve's band fall to the miss ratio of a working set; `None` if not even the

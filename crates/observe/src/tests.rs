@@ -45,6 +45,7 @@ impl Backend for Replay {
             touches: 4000,
             writes: 0,
             resolution_pages: u32::try_from(self.batch).unwrap(),
+            ..ScanCounts::default()
         };
         let traps = TrapCounts {
             taken: 4000,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use plimsoll_estimator::working_set::{WriteCurve, WrittenPages};
 use plimsoll_flow::{PageCount, TraceMethod};
 use plimsoll_trap::{BackendRow, Observation, RateRule, TraceConfig, TrapError};
-use plimsoll_vm::QemuVm;
+use plimsoll_vm::{QemuVm, Target};
 
 use crate::{ObserveError, target_of};
 
@@ -39,7 +39,7 @@ pub fn writes(
     stop: &AtomicBool,
 ) -> Result<Option<ObservedWrites>, ObserveError> {
     let failed = |source: TrapError| ObserveError::Trace {
-        vm: vm.id.clone(),
+        target: Target::from(vm).to_string(),
         source,
     };
     let config = TraceConfig {

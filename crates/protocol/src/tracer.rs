@@ -76,6 +76,15 @@ pub struct PeriodLine {
     /// With scans: touches that were writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_touches: Option<u64>,
+    /// With idle page tracking: tracked pages that were swapped out when the sample was drawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swapped_pages: Option<u64>,
+    /// With idle page tracking: tracked pages in huge pages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub huge_pages: Option<u64>,
+    /// With idle page tracking: tracked pages of the page cache or of shared memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_pages: Option<u64>,
     /// Traps that recorded nothing.
     pub stray_traps: u64,
     /// Pages made inaccessible.

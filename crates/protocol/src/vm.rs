@@ -206,7 +206,8 @@ impl From<TraceMethod> for CurveSource {
             TraceMethod::FirstTouches => Self::FirstTouch,
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
-            | TraceMethod::SampledPages => Self::Scan,
+            | TraceMethod::SampledPages
+            | TraceMethod::IdlePages => Self::Scan,
         }
     }
 }

@@ -10,9 +10,9 @@ use crate::backend::BackendRow;
 use crate::config::TraceConfig;
 use crate::refusal::Refusal;
 use crate::registry::BACKENDS;
-use crate::target::TraceTarget;
+use crate::target::{GroupTarget, TraceTarget};
 
-/// What a backend can do with a VM.
+/// What a backend can do with a VM, a process or a control group.
 #[derive(Debug)]
 pub struct Assessment {
     /// The backend.
@@ -27,6 +27,16 @@ pub fn assess(target: &TraceTarget, config: &TraceConfig) -> Vec<Assessment> {
     let assessment = |&row: &&'static BackendRow| Assessment {
         row,
         refusals: row.refusals(target, config).collect(),
+    };
+    BACKENDS.iter().map(assessment).collect()
+}
+
+/// Assesses every backend for a control group, in the order of [`BACKENDS`]. Changes nothing.
+#[must_use]
+pub fn assess_group(group: &GroupTarget) -> Vec<Assessment> {
+    let assessment = |&row: &&'static BackendRow| Assessment {
+        row,
+        refusals: row.group_refusal(group).into_iter().collect(),
     };
     BACKENDS.iter().map(assessment).collect()
 }
@@ -48,6 +58,7 @@ mod tests {
         });
         TraceTarget {
             pid: std::process::id(),
+            is_vm: true,
             ram: ram.collect(),
             locked: false,
             userfault: false,
@@ -86,6 +97,33 @@ mod tests {
             assert_eq!(names(TraceMethod::AccessedPageScans, &target), pages);
             assert_eq!(names(TraceMethod::SampledPages, &target), pages);
             assert_eq!(names(TraceMethod::WriteScans, &target), writes);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_no_vm_and_a_group_are_observed_by_the_backends_that_say_so() {
+        let target = TraceTarget {
+            is_vm: false,
+            ..target(&[RamBacking::Private])
+        };
+        let group = GroupTarget {
+            directory: "/sys/fs/cgroup/web".into(),
+            inodes: vec![1],
+        };
+        for row in BACKENDS {
+            let method = row.method;
+            let only = |name: &'static str, is_observed: bool| match is_observed {
+                true => vec![],
+                false => vec![name],
+            };
+            let found = names(method, &target);
+            assert_eq!(found.contains(&"not-a-vm"), !row.any_process, "{method}");
+            if !row.any_process {
+                assert_eq!(found, only("not-a-vm", false), "{method}");
+            }
+            let of_group = row.group_refusal(&group).map(|refusal| refusal.name());
+            let is_refused = of_group == Some("control-group");
+            assert_eq!(is_refused, row.group.is_none(), "{method}");
         }
     }
 

@@ -13,7 +13,7 @@ use crate::error::TrapError;
 use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement;
-use crate::target::TraceTarget;
+use crate::target::{GroupTarget, TraceTarget};
 use crate::trial::{TouchCost, Toucher};
 
 /// A VM that is being observed. Dropped, it leaves nothing in the VM.
@@ -42,6 +42,19 @@ pub trait Backend: fmt::Debug + Send {
 
     /// Pages of the VM's RAM.
     fn ram_pages(&self) -> u64;
+
+    /// Observes from now on the memory that a process has by now, without attaching anew. Returns whether it can: if not, it
+    /// must be attached anew.
+    ///
+    /// # Errors
+    ///
+    /// As [`run_period`](Self::run_period).
+    fn follow(&mut self, _target: &TraceTarget) -> Result<bool, TrapError> {
+        Ok(false)
+    }
+
+    /// Likewise the groups that a control group has by now.
+    fn follow_group(&mut self, _group: &GroupTarget) {}
 }
 
 /// An observation of a backend.
@@ -135,9 +148,25 @@ pub struct BackendRow {
     /// Time of a VM that the curve of a period takes for an error of [`CURVE_ERROR`](crate::CURVE_ERROR), by the time of
     /// an observed touch, as measured on guests with known curves; `None` if it is not chosen by itself.
     pub curve_cost: Option<fn(Duration) -> Duration>,
-    /// Attaches to a VM.
+    /// Attaches to a VM, or to another process.
     pub(crate) attach: Attach,
+    /// Whether it observes processes that are no VMs.
+    pub any_process: bool,
+    /// How it observes control groups; `None` if it does not.
+    pub group: Option<GroupSupport>,
 }
+
+/// How a backend observes a control group.
+#[derive(Debug)]
+pub struct GroupSupport {
+    /// Refuses a group that it cannot observe. Changes nothing.
+    pub(crate) check: fn(&GroupTarget) -> Result<(), Refusal>,
+    /// Attaches.
+    pub(crate) attach: AttachGroup,
+}
+
+/// Constructor of a backend on a control group.
+type AttachGroup = fn(&GroupTarget, &TraceConfig) -> Result<Box<dyn Backend>, TrapError>;
 
 /// Constructor of a backend.
 type Attach = fn(&TraceTarget, &TraceConfig) -> Result<Box<dyn Backend>, TrapError>;
@@ -161,8 +190,44 @@ impl BackendRow {
         target: &TraceTarget,
         config: &TraceConfig,
     ) -> impl Iterator<Item = Refusal> {
-        let requirements = (self.requirements)(config).iter();
-        requirements.filter_map(|requirement| requirement.check(target, config).err())
+        let pid = target.pid;
+        let is_refused = !target.is_vm && !self.any_process;
+        let not_a_vm = is_refused.then_some(Refusal::NotAVm { pid });
+        let requirements = match is_refused {
+            true => [].iter(),
+            false => (self.requirements)(config).iter(),
+        };
+        let refusals =
+            requirements.filter_map(|requirement| requirement.check(target, config).err());
+        not_a_vm.into_iter().chain(refusals)
+    }
+
+    /// What is in the way of observing a control group.
+    pub(crate) fn group_refusal(&self, group: &GroupTarget) -> Option<Refusal> {
+        match &self.group {
+            Some(support) => (support.check)(group).err(),
+            None => Some(Refusal::ControlGroup {
+                directory: group.directory.clone(),
+            }),
+        }
+    }
+
+    /// Attaches to a control group; observes nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`attach`](Self::attach).
+    pub fn attach_group(
+        &self,
+        group: &GroupTarget,
+        config: &TraceConfig,
+    ) -> Result<Box<dyn Backend>, TrapError> {
+        config.check(self.rate_rules)?;
+        match (self.group_refusal(group), &self.group) {
+            (Some(refusal), _) => Err(refusal.into()),
+            (None, Some(support)) => (support.attach)(group, config),
+            (None, None) => unreachable!("a backend without support for groups refuses them"),
+        }
     }
 
     /// Attaches to a running VM from outside; observes nothing yet.

@@ -5,6 +5,9 @@
 //! this host measures: on a vCPU of KVM if KVM runs the VM, otherwise on a thread. The candidate with the lowest cost
 //! for the same error is chosen.
 //!
+//! For a process that is no VM, and for a control group, there is no such figure, and less to choose from: the first backend
+//! that gives a curve and can attach is chosen, otherwise the first that can attach.
+//!
 //! Not here: the figures, which are the rows' own, and how they were measured (docs/performance.md).
 
 use std::fmt;
@@ -61,6 +64,8 @@ pub enum Verdict {
     Refused(Refusal),
     /// Its trial on this host failed.
     Failed(TrapError),
+    /// It can attach; what it would cost is not known.
+    CanAttach,
 }
 
 /// The cost to a VM of a curve with an error of [`CURVE_ERROR`].
@@ -103,7 +108,7 @@ impl Candidate {
     pub fn cost(&self) -> Option<CurveCost> {
         match self.verdict {
             Verdict::Cost(cost) => Some(cost),
-            Verdict::Refused(_) | Verdict::Failed(_) => None,
+            Verdict::Refused(_) | Verdict::Failed(_) | Verdict::CanAttach => None,
         }
     }
 }
@@ -120,6 +125,7 @@ impl fmt::Display for Candidate {
             ),
             Verdict::Refused(refusal) => refusal.fmt(f),
             Verdict::Failed(error) => error.fmt(f),
+            Verdict::CanAttach => f.write_str(self.row.sees),
         }
     }
 }
@@ -145,6 +151,41 @@ impl Choice {
         Self::among(candidates.collect(), pid)
     }
 
+    /// Chooses among `assessments` of a process that is no VM, or of a control group. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// If none can attach: why the first that gives a curve cannot.
+    pub fn of_any_memory(mut assessments: Vec<Assessment>) -> Result<Self, TrapError> {
+        // Those that are not for such targets would only repeat that.
+        assessments.retain(|found| {
+            let mut refusals = found.refusals.iter();
+            !refusals.any(|refusal| {
+                matches!(
+                    refusal,
+                    Refusal::NotAVm { .. } | Refusal::ControlGroup { .. }
+                )
+            })
+        });
+        assessments.sort_by_key(|found| !found.row.gives_curve());
+        let candidates = assessments.into_iter().map(|found| Candidate {
+            row: found.row,
+            verdict: found
+                .refusals
+                .into_iter()
+                .next()
+                .map_or(Verdict::CanAttach, Verdict::Refused),
+        });
+        let candidates: Vec<_> = candidates.collect();
+        let mut attachable = candidates
+            .iter()
+            .filter(|candidate| matches!(candidate.verdict, Verdict::CanAttach));
+        match attachable.next().map(|candidate| candidate.row) {
+            Some(row) => Ok(Self { row, candidates }),
+            None => Self::among(candidates, 0),
+        }
+    }
+
     fn among(candidates: Vec<Candidate>, pid: u32) -> Result<Self, TrapError> {
         let costs = candidates
             .iter()
@@ -156,7 +197,7 @@ impl Choice {
         Err(match first.map(|candidate| candidate.verdict) {
             Some(Verdict::Refused(refusal)) => refusal.into(),
             Some(Verdict::Failed(error)) => error,
-            Some(Verdict::Cost(_)) | None => Refusal::NoRam { pid }.into(),
+            Some(Verdict::Cost(_) | Verdict::CanAttach) | None => Refusal::NoRam { pid }.into(),
         })
     }
 }
@@ -216,6 +257,37 @@ mod tests {
         let error = Choice::among(candidates, 1).unwrap_err();
         assert!(matches!(error, TrapError::Refused(Refusal::UserfaultInUse)));
         assert!(Choice::among(vec![], 1).is_err());
+    }
+
+    #[test]
+    fn of_another_process_the_first_that_gives_a_curve_is_chosen() {
+        let assessment = |method, refusals| Assessment {
+            row: BackendRow::of(method),
+            refusals,
+        };
+        let (scan, writes) = (TraceMethod::AccessedPageScans, TraceMethod::WriteScans);
+        let not_a_vm = || vec![Refusal::NotAVm { pid: 7 }];
+        let chosen =
+            |assessments| Choice::of_any_memory(assessments).map(|choice| choice.row.method);
+        let both = vec![assessment(writes, vec![]), assessment(scan, vec![])];
+        assert_eq!(chosen(both).unwrap(), scan);
+        let one = vec![
+            assessment(writes, vec![]),
+            assessment(scan, vec![Refusal::Locked]),
+        ];
+        assert_eq!(chosen(one).unwrap(), writes);
+        let other = vec![assessment(scan, not_a_vm()), assessment(writes, vec![])];
+        let choice = Choice::of_any_memory(other).unwrap();
+        assert_eq!((choice.row.method, choice.candidates.len()), (writes, 1));
+        let none = vec![
+            assessment(writes, not_a_vm()),
+            assessment(scan, vec![Refusal::Locked]),
+        ];
+        let error = chosen(none).unwrap_err();
+        assert!(
+            matches!(error, TrapError::Refused(Refusal::Locked)),
+            "{error}"
+        );
     }
 
     #[test]

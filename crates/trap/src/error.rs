@@ -1,6 +1,7 @@
 //! Why tracing a VM was refused or ended. Each variant states what to do and the resulting state of the VM.
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::refusal::Refusal;
 use crate::stopped::CALL_MAX;
@@ -31,6 +32,12 @@ pub enum TrapError {
     /// The VM's process is gone, on its own account.
     #[error("the VM ended: its process {pid} is gone")]
     VmGone { pid: u32 },
+    /// A process that is no VM is gone.
+    #[error("process {pid} has ended")]
+    ProcessGone { pid: u32 },
+    /// A control group was removed.
+    #[error("control group {} was removed", directory.display())]
+    GroupGone { directory: PathBuf },
     /// RAM was plugged or unplugged. Nothing is traced until the tracer attaches again.
     #[error("the RAM of process {pid} changed while it was traced; the traps were removed")]
     RamChanged { pid: u32 },

@@ -307,13 +307,15 @@ fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
 /// these.
 pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user"));
-    let theirs = namespace(&pid.to_string()).map_err(|source| Refusal::NoPrivilege {
-        what: format!("read /proc/{pid}/ns/user"),
-        source,
-    })?;
-    // Without /proc/self there would be none of the other process either.
-    if !allow_namespaced && namespace("self").is_ok_and(|ours| ours != theirs) {
-        return Err(Refusal::ForeignUserNamespace { pid });
+    // A kernel without user namespaces has no such file, nor one of the other process.
+    if let Ok(ours) = namespace("self") {
+        let theirs = namespace(&pid.to_string()).map_err(|source| Refusal::NoPrivilege {
+            what: format!("read /proc/{pid}/ns/user"),
+            source,
+        })?;
+        if !allow_namespaced && ours != theirs {
+            return Err(Refusal::ForeignUserNamespace { pid });
+        }
     }
     seccomp::check(pid)
 }

@@ -1,4 +1,4 @@
-//! Backends that observe the RAM of a running VM from outside.
+//! Backends that observe the RAM of a running VM from outside, and some the memory of any process or control group.
 //!
 //! | backend | observes | file |
 //! |---|---|---|
@@ -7,6 +7,7 @@
 //! | `write-scan` | which pages were written between two scans | `write_scan` |
 //! | `sample` | which of a few random pages were touched in a period | `sampled_pages` |
 //! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
+//! | `idle` | which sampled pages were touched between two looks, by idle page tracking | `idle` |
 //!
 //! Each is an implementation of [`Backend`], attached by its [`BackendRow`] to an unmodified QEMU.
 //! Nothing is left in the VM's process: detaching, or the death of the tracer, gives the RAM back to the kernel.
@@ -30,7 +31,9 @@ mod claim;
 mod config;
 mod error;
 mod first_touch;
+mod frames;
 mod hot_set;
+mod idle;
 mod inject;
 mod placement;
 mod process;
@@ -56,18 +59,20 @@ mod vcpu;
 mod watchdog;
 mod write_scan;
 
-pub use assess::{Assessment, assess};
-pub use backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
+pub use assess::{Assessment, assess, assess_group};
+pub use backend::{Backend, BackendRow, GroupSupport, Observation, Scan, Sink, Yield};
 pub use choice::{BackendSetting, CURVE_ERROR, Candidate, Choice, CurveCost, Verdict};
 pub use config::TraceConfig;
 pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};
+pub use frames::parse_iomem;
+pub use idle::damon_thread;
 pub use inject::assess_injection;
 pub use placement::HandlerCpu;
 pub use rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 pub use refusal::Refusal;
 pub use registry::BACKENDS;
 pub use replay::ReplayedVm;
-pub use target::TraceTarget;
+pub use target::{GroupTarget, TraceTarget};
 pub use trial::{TouchCost, Toucher, TrapCost, measure_fault_cost, measure_trap_cost};
 pub use watchdog::stay_ready;

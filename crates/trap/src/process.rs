@@ -41,6 +41,7 @@ pub struct TracedProcess {
     pub pid: u32,
     pub pidfd: OwnedFd,
     pub vcpus: usize,
+    is_vm: bool,
     /// Held by a backend that registers the RAM.
     claim: Option<Claim>,
     /// Ends us if accesses wait for us in vain; `None` where none can wait.
@@ -54,6 +55,7 @@ impl TracedProcess {
             pid: target.pid,
             pidfd: open_pidfd(target.pid)?,
             vcpus: target.vcpus(),
+            is_vm: target.is_vm,
             claim: None,
             watchdog: None,
         })
@@ -105,6 +107,8 @@ impl TracedProcess {
     fn unregistrable(&self, purpose: UserfaultPurpose, source: io::Error) -> TrapError {
         match source.raw_os_error() {
             Some(libc::EBUSY) => Refusal::UserfaultInUse.into(),
+            // A mapping is no longer there, which a VM's RAM is.
+            Some(libc::EINVAL) if !self.is_vm => TrapError::RamChanged { pid: self.pid },
             Some(libc::EINVAL) => Refusal::KernelTooOld {
                 missing: purpose.kernel_feature(),
                 source,

@@ -53,9 +53,26 @@ impl RamLayout {
         }
     }
 
+    /// Numbers the pages of `ranges`, which rise, by their addresses.
+    pub fn by_address(ranges: impl IntoIterator<Item = AddressRange>) -> Self {
+        let regions = ranges.into_iter().map(|range| Region {
+            first_page: range.start / PAGE_BYTES,
+            range,
+        });
+        Self {
+            regions: regions.collect(),
+        }
+    }
+
     /// Total number of pages.
     pub fn pages(&self) -> u64 {
         self.regions.last().map_or(0, |region| region.pages().end)
+    }
+
+    /// The mappings: the number of the first page, and the addresses.
+    pub fn mappings(&self) -> impl Iterator<Item = (u64, AddressRange)> + '_ {
+        let regions = self.regions.iter();
+        regions.map(|region| (region.first_page, region.range))
     }
 
     /// The mappings' addresses.
@@ -78,7 +95,12 @@ impl RamLayout {
         pages: &PageRange,
     ) -> impl Iterator<Item = AddressRange> + use<'layout> {
         let pages = pages.clone();
-        self.regions.iter().filter_map(move |region| {
+        let ends_before = |region: &Region| region.pages().end <= pages.start;
+        let first = self.regions.partition_point(ends_before);
+        let regions = self.regions[first..].iter();
+        let end = pages.end;
+        let regions = regions.take_while(move |region| region.first_page < end);
+        regions.filter_map(move |region| {
             let whole = region.pages();
             let (start, end) = (pages.start.max(whole.start), pages.end.min(whole.end));
             (start < end).then(|| AddressRange {
@@ -296,6 +318,21 @@ mod tests {
         assert_eq!(layout.page_at(0x10_3fff), Some(PageNumber(3)));
         assert_eq!(layout.page_at(0x10_4000), None);
         assert_eq!(layout.page_at(0x80_1000), Some(PageNumber(5)));
+    }
+
+    #[test]
+    fn pages_numbered_by_address_are_found_and_those_between_mappings_are_not() {
+        let layout = RamLayout::by_address(layout().ranges());
+        let address = |page| layout.addresses(&(page..page + 1)).next();
+        let one = |start| {
+            Some(AddressRange {
+                start,
+                len_bytes: PAGE_BYTES,
+            })
+        };
+        assert_eq!((address(0x103), address(0x104)), (one(0x10_3000), None));
+        assert_eq!((address(0x801), address(0x802)), (one(0x80_1000), None));
+        assert_eq!(address(0), None);
     }
 
     #[test]

@@ -16,6 +16,12 @@ pub enum Refusal {
     /// The mapping list is empty.
     #[error("no mapping of guest RAM was found in process {pid}")]
     NoRam { pid: u32 },
+    /// Most backends make pages inaccessible, which needs RAM of a kind that other processes do not have.
+    #[error("process {pid} is not a VM, and this backend observes only RAM of VMs")]
+    NotAVm { pid: u32 },
+    /// Most backends observe the address space of a process.
+    #[error("{} is a control group, and this backend observes processes one at a time", directory.display())]
+    ControlGroup { directory: PathBuf },
     /// Guest RAM without a page cache that keeps its pages.
     #[error("the VM's RAM is {backing}, which cannot be traced from outside")]
     NotSharedMemory {
@@ -34,6 +40,12 @@ pub enum Refusal {
         swap: String,
         cgroup: PathBuf,
     },
+    /// The kernel was built without it.
+    #[error("the kernel does not track idle pages: there is no {missing}")]
+    NoIdleTracking { missing: &'static str },
+    /// Marks have no owner.
+    #[error("pages are marked idle by {by}, whose marks and ours could not be told apart")]
+    IdleMarksInUse { by: String },
     /// One userfaultfd for each mapping is all the kernel allows.
     #[error(
         "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot \
@@ -115,6 +127,12 @@ impl Refusal {
     pub fn change(&self) -> String {
         match self {
             Self::NoRam { .. } => "start it with '-m SIZE', or wait until it has started".to_owned(),
+            Self::NotAVm { .. } => {
+                "use --backend idle, where the kernel tracks idle pages, or write-scan".to_owned()
+            }
+            Self::ControlGroup { .. } => {
+                "use --backend idle, where the kernel tracks idle pages, or trace a process of the group".to_owned()
+            }
             Self::NotSharedMemory { .. } => {
                 "start it with '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
                  (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)"
@@ -127,7 +145,12 @@ impl Refusal {
                 "set memory.swap.max to 0 in {} or turn swap off",
                 cgroup.display()
             ),
-            Self::UserfaultInUse => "wait for it to end".to_owned(),
+            Self::NoIdleTracking { .. } => {
+                "boot a kernel with CONFIG_IDLE_PAGE_TRACKING, and for control groups with CONFIG_MEMCG and \
+                 CONFIG_PROC_PAGE_MONITOR"
+                    .to_owned()
+            }
+            Self::UserfaultInUse | Self::IdleMarksInUse { .. } => "wait for it to end".to_owned(),
             Self::ForeignUserNamespace { .. } => {
                 "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan, which lends \
                  it nothing"
@@ -166,9 +189,13 @@ impl Refusal {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::NoRam { .. } => "no-ram",
+            Self::NotAVm { .. } => "not-a-vm",
+            Self::ControlGroup { .. } => "control-group",
             Self::NotSharedMemory { .. } => "not-shared-memory",
             Self::Locked => "locked",
             Self::SwapOn { .. } => "swap-on",
+            Self::NoIdleTracking { .. } => "no-idle-tracking",
+            Self::IdleMarksInUse { .. } => "idle-marks-in-use",
             Self::UserfaultInUse => "userfault-in-use",
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
             Self::SeccompFilter { .. } => "seccomp-filter",
@@ -194,10 +221,20 @@ mod tests {
             Refusal::NotSharedMemory {
                 backing: RamBacking::Private,
             },
+            Refusal::NotAVm { pid: 42 },
+            Refusal::ControlGroup {
+                directory: "/sys/fs/cgroup/web".into(),
+            },
             Refusal::Locked,
             Refusal::SwapOn {
                 swap: "/dev/sda2".to_owned(),
                 cgroup: "/sys/fs/cgroup/web".into(),
+            },
+            Refusal::NoIdleTracking {
+                missing: "/sys/kernel/mm/page_idle/bitmap",
+            },
+            Refusal::IdleMarksInUse {
+                by: "process 77 (marker)".to_owned(),
             },
             Refusal::UserfaultInUse,
             Refusal::ForeignUserNamespace { pid: 42 },

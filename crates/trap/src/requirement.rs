@@ -10,6 +10,7 @@ use plimsoll_flow::RamBacking;
 
 use crate::claim::Claim;
 use crate::config::TraceConfig;
+use crate::frames::check_tracking;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
 use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;
@@ -23,6 +24,10 @@ pub enum Requirement {
     SharedRam,
     /// All RAM is shared or private memory, not huge pages or a file.
     SmallPages,
+    /// Any memory but huge pages of hugetlbfs.
+    Memory,
+    /// A kernel that tracks idle pages, for this caller.
+    IdleTracking,
     /// RAM that is not locked.
     Unlocked,
     /// A VM that may not swap.
@@ -55,6 +60,8 @@ impl Requirement {
                 let is_small = |backing: &_| is_shared(backing) || *backing == RamBacking::Private;
                 check_backing(target, is_small)
             }
+            Self::Memory => check_backing(target, |backing| *backing != RamBacking::HugeTlb),
+            Self::IdleTracking => check_tracking(),
             Self::Unlocked if target.locked => Err(Refusal::Locked),
             Self::NoSwap => target.check_swap(),
             // Other RAM has no pages of a file to list, and is refused for that.
@@ -180,6 +187,7 @@ mod tests {
     fn ram_that_is_not_shared_is_refused_with_the_way_to_share_it() {
         let target = |backing| TraceTarget {
             pid: 42,
+            is_vm: true,
             ram: vec![RamMapping {
                 address: 0x7f00_0000_0000,
                 len_bytes: 1 << 20,

@@ -43,6 +43,8 @@ pub const ROW: BackendRow = BackendRow {
     trial: measure_fault_cost,
     curve_cost: None,
     attach: |target, config| Ok(Box::new(PageSampler::attach(target, config)?)),
+    any_process: false,
+    group: None,
 };
 
 /// A VM of which random pages are checked. Dropped, it leaves nothing in the VM.
@@ -162,6 +164,7 @@ impl Backend for PageSampler {
                 touches: touched,
                 writes: 0,
                 resolution_pages: u32::try_from(touched).unwrap_or(u32::MAX),
+                ..ScanCounts::default()
             },
             samples: SampleCounts::default(),
             rearmed_pages: drawn,

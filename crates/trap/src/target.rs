@@ -1,6 +1,7 @@
-//! The target of tracing: a VM's process, its RAM and its vCPU threads.
+//! The target of tracing: the process of a VM with its RAM and vCPU threads, any other process with its memory, or a control
+//! group.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use plimsoll_flow::RamMapping;
@@ -10,12 +11,14 @@ use crate::refusal::Refusal;
 use crate::swap;
 use crate::sys::AddressRange;
 
-/// A VM as a backend needs it: a process with guest RAM and vCPU threads.
+/// A VM as a backend needs it: a process with guest RAM and vCPU threads; or another process with its memory.
 #[derive(Debug, Clone)]
 pub struct TraceTarget {
-    /// The VM's process.
+    /// The process.
     pub pid: u32,
-    /// Its guest RAM, in the order in which pages are numbered.
+    /// Whether it runs a VM.
+    pub is_vm: bool,
+    /// Its guest RAM, in the order in which pages are numbered; the memory of another process.
     pub ram: Vec<RamMapping>,
     /// Whether the RAM is locked in memory.
     pub locked: bool,
@@ -25,6 +28,16 @@ pub struct TraceTarget {
     pub vcpu_threads: Vec<u32>,
 }
 
+/// A control group as a backend needs it: the memory that is charged to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupTarget {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Inodes of the directories of the group and of those below it, ascending, by which the kernel names the group of a
+    /// page.
+    pub inodes: Vec<u64>,
+}
+
 #[cfg(test)]
 impl crate::sys::SharedMemory {
     /// The memory described as the RAM of a VM, which is this process.
@@ -32,6 +45,7 @@ impl crate::sys::SharedMemory {
         let AddressRange { start, len_bytes } = self.range();
         TraceTarget {
             pid: std::process::id(),
+            is_vm: true,
             ram: vec![RamMapping {
                 address: start,
                 len_bytes,

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
+use crate::frames::{Frames, PagemapEntry, word};
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};
@@ -29,6 +30,8 @@ use crate::vcpu::{Machine, OWN_PAGES, PRESENT_PAGE, TOUCHED_PAGE};
 const PAGES: usize = 201;
 /// Pages that a vCPU touches in one run: its clock is read between runs alone.
 const RUN_PAGES: usize = 8;
+/// Pages of which a TLB holds fewer.
+const TLB_PAGES: usize = 4096;
 
 /// What touches the pages of a trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -285,6 +288,53 @@ pub fn measure_write_fault_cost(toucher: Toucher) -> Result<Duration, TrapError>
     let touches = touch(toucher, &memory, 1);
     let mut touches = touches.map_err(failed("writing to pages"))?;
     Ok(median(&mut touches.whole))
+}
+
+/// Measures what the first access to a page that was marked idle costs more than another one.
+///
+/// # Errors
+///
+/// As [`measure_trap_cost`], and if pages cannot be marked.
+pub fn measure_idle_cost(_: Toucher) -> Result<Duration, TrapError> {
+    let pid = std::process::id();
+    let failed = |call| move |source| TrapError::Call { pid, call, source };
+    let missing = |(path, source): (&'static str, io::Error)| match source.kind() {
+        io::ErrorKind::NotFound => Refusal::NoIdleTracking { missing: path },
+        _ => Refusal::of_missing(path, source),
+    };
+    let frames = Frames::open(false).map_err(missing)?;
+    let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
+    // Too many pages for a TLB to hold beside them: an access that a TLB serves sets no accessed bit.
+    let others = SharedMemory::new(TLB_PAGES).map_err(failed("memfd_create()"))?;
+    let measure = || -> io::Result<Duration> {
+        for page in 0..TLB_PAGES {
+            others.word(page).fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(median(&mut touch(Toucher::Thread, &memory, 1)?.whole))
+    };
+    let tried = || -> io::Result<(Duration, usize)> {
+        let pagemap = fs::File::open("/proc/self/pagemap")?;
+        let first = memory.range().start / PAGE_BYTES;
+        let mut heads = Vec::with_capacity(PAGES);
+        for page in first..first + PAGES as u64 {
+            heads.extend(PagemapEntry(word(&pagemap, page)?).frame());
+        }
+        heads.sort_unstable();
+        let before = measure()?;
+        frames.make_idle(&heads)?;
+        let mut marked = 0;
+        for &head in &heads {
+            marked += usize::from(frames.is_idle(head)?);
+        }
+        Ok((measure()?.saturating_sub(before), marked))
+    };
+    let (cost, marked) = tried().map_err(failed("marking pages idle"))?;
+    // A few cannot be marked, because reclaim does not list them yet.
+    if marked * 2 < PAGES {
+        let source = io::Error::other(format!("{marked} of {PAGES} pages can be marked"));
+        return Err(failed("marking pages idle")(source));
+    }
+    Ok(cost)
 }
 
 /// The upper limit of the shortest quarter.

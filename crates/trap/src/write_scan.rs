@@ -9,7 +9,8 @@
 //! `scale` is passed on; at a scale of 1 all are. When the time budget is used up, the window closes: without another
 //! scan nothing is protected again, and the VM pays at most once for each page until the next period.
 //!
-//! Works on private RAM as well, locked or not, with swap or without. Needs Linux 6.7.
+//! Works on private RAM as well, locked or not, with swap or without, and on any process: on the memory that it had when a
+//! period began. Needs Linux 6.7.
 //!
 //! Cost: 1.3 to 1.9 µs of the VM for the first write to a page after a scan; a scan of 1 GiB about a millisecond;
 //! tables for all RAM, 2 MiB a GiB, made when it attaches.
@@ -34,7 +35,7 @@ use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
-use crate::trial::{TouchCost, measure_write_fault_cost};
+use crate::trial::{TouchCost, Toucher, measure_write_fault_cost};
 use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
 
 /// Scans in a period, unless their interval is given.
@@ -44,7 +45,7 @@ const SCANS: u32 = 16;
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::WriteScans,
     sees: "Write scans: exactly the pages written between two scans; reads are not observed",
-    needs: "asynchronous write protection (Linux 6.7); any RAM, private, locked or swappable too",
+    needs: "asynchronous write protection (Linux 6.7); any RAM, private, locked or swappable too; a VM or any process",
     costs: "under 2 µs of the VM's time for the first write to a page after each scan",
     loses: "pages that are only read",
     yields: Yield::Scans,
@@ -55,6 +56,8 @@ pub const ROW: BackendRow = BackendRow {
     trial: measure_write_fault_cost,
     curve_cost: None,
     attach: |target, config| Ok(Box::new(WriteScanner::attach(target, config)?)),
+    any_process: true,
+    group: None,
 };
 
 /// A VM whose writes are recorded. Dropped, it removes the protection.
@@ -75,6 +78,10 @@ struct WriteScanner {
 
 impl WriteScanner {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        if !target.is_vm {
+            // Whether the kernel can do it: if registering fails later, the memory has changed.
+            measure_write_fault_cost(Toucher::Thread)?;
+        }
         let mut process = TracedProcess::open(target)?;
         let ranges = target.layout();
         let purpose = UserfaultPurpose::AsyncWriteProtect;
@@ -112,12 +119,10 @@ impl WriteScanner {
     fn scan(&mut self, sample: Sample) -> Result<u64, TrapError> {
         self.process.check_alive()?;
         self.batch.advance();
-        let (layout, batch, mut written) = (&self.layout, &mut self.batch, 0);
-        for range in layout.ranges() {
+        let (batch, mut written) = (&mut self.batch, 0);
+        for (first_page, range) in self.layout.mappings() {
             let visit = |run: crate::sys::AddressRange| {
-                let Some(PageNumber(first)) = layout.page_at(run.start) else {
-                    return;
-                };
+                let first = first_page + (run.start - range.start) / PAGE_BYTES;
                 let pages = first..first + run.len_bytes / PAGE_BYTES;
                 written += pages.end - pages.start;
                 for page in sample.runs_in(pages).flatten() {

@@ -15,6 +15,27 @@ pub enum VmError {
     /// The process is not QEMU.
     #[error("process {pid} is not a QEMU system emulator but {program}")]
     NotQemu { pid: u32, program: String },
+    /// The process has no memory that could be observed.
+    #[error(
+        "process {pid} ({name}) has no memory of its own: it is a thread of the kernel, or about to end"
+    )]
+    NoMemory { pid: u32, name: String },
+    /// There is no control group with this path.
+    #[error("there is no control group {path:?}; looked in {}", list(looked_in))]
+    NoSuchGroup {
+        path: String,
+        /// The directories of control groups.
+        looked_in: Vec<String>,
+    },
+    /// The control group was removed.
+    #[error("control group {} was removed", directory.display())]
+    GroupGone { directory: PathBuf },
+    /// The memory of the control group is not counted apart.
+    #[error(
+        "the memory of control group {} is not counted apart: the memory controller is not enabled for it",
+        directory.display()
+    )]
+    GroupWithoutMemory { directory: PathBuf },
     /// The process does not qualify as a VM of this host.
     #[error("process {pid} is not a VM of this host: {why}")]
     NotOfThisHost { pid: u32, why: String },

@@ -1,7 +1,8 @@
-//! Virtual machines of this host: discovery, description, QMP.
+//! Virtual machines of this host, and other processes and groups whose memory can be observed: discovery, description, QMP.
 //!
 //! - [`AllowedUsers`] determines which processes are VMs of this host; a [`PeerSocket`] is a socket at which only the
 //!   right process may listen.
+//! - [`Target`] is what can be observed: a VM, any other [`MemoryProcess`], or a control group ([`MemoryGroup`]).
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics, [`BlockReads`] are the
@@ -23,6 +24,7 @@ mod accelerator;
 mod agent;
 mod bare_guest;
 mod block_reads;
+mod cgroup;
 mod command_line;
 mod console;
 mod contents;
@@ -35,12 +37,14 @@ mod meminfo;
 mod pressure;
 mod process;
 mod qmp;
+mod target;
 mod transfer;
 
 pub use accelerator::{Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
 pub use bare_guest::{BareGuest, BareGuestEvent};
 pub use block_reads::BlockReads;
+pub use cgroup::{CgroupMount, CgroupVersion, MemoryGroup, parse_members};
 pub use command_line::{
     BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };
@@ -49,9 +53,12 @@ pub use error::VmError;
 pub use guest_stats::{GuestStats, KernelMemory, StatsClock};
 pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
-pub use maps::{FileSystems, MapEntry, RamState, guest_ram, parse_maps, ram_state};
+pub use maps::{
+    FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
+};
 pub use meminfo::HostMemory;
 pub use pressure::{ControlGroup, MemoryPressure};
-pub use process::{QemuVm, Vcpu, find, qemu_pids, running};
+pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState, VmRam};
+pub use target::Target;
 pub use transfer::{Transfer, TransferWatch};

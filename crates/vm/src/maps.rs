@@ -8,7 +8,7 @@
 //!
 //! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use plimsoll_flow::{RamBacking, RamMapping};
 
@@ -27,6 +27,10 @@ pub struct MapEntry {
     pub end: u64,
     /// Whether it is readable and writable but not executable, as guest RAM is.
     pub is_data: bool,
+    /// Whether it can be read.
+    pub is_readable: bool,
+    /// Whether it can be written.
+    pub is_writable: bool,
     /// Whether writes reach the file behind it.
     pub is_shared: bool,
     /// Offset of its start in the file, in bytes.
@@ -63,6 +67,8 @@ impl MapEntry {
             start: hexadecimal(start)?,
             end: hexadecimal(end)?,
             is_data: permissions.starts_with(b"rw-"),
+            is_readable: permissions[0] == b'r',
+            is_writable: permissions[1] == b'w',
             is_shared: permissions[3] == b's',
             offset_bytes: hexadecimal(offset)?,
             device: (
@@ -109,12 +115,17 @@ pub struct RamState {
     pub userfaultfd: bool,
 }
 
-/// Returns the state of a mapping from the text of `/proc/PID/smaps`.
+/// Returns the state of mappings, taken together, from the text of `/proc/PID/smaps`.
 ///
 /// Lines that are neither a mapping nor its flags are ignored.
 #[must_use]
-pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
-    let ram_end = ram.address.saturating_add(ram.len_bytes);
+pub fn ram_state(smaps: &str, ram: &[RamMapping]) -> RamState {
+    let mut ranges: Vec<_> = ram
+        .iter()
+        .map(|ram| (ram.address, ram.address.saturating_add(ram.len_bytes)))
+        .collect();
+    // Mappings of one process do not overlap, so their ends are in order too.
+    ranges.sort_unstable();
     let (mut state, mut within) = (RamState::default(), false);
     for line in smaps.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
@@ -128,7 +139,10 @@ pub fn ram_state(smaps: &str, ram: &RamMapping) -> RamState {
                 }
             }
         } else if let Some(entry) = MapEntry::parse(line) {
-            within = entry.start < ram_end && ram.address < entry.end;
+            let next = ranges.partition_point(|&(_, end)| end <= entry.start);
+            within = ranges
+                .get(next)
+                .is_some_and(|&(start, _)| start < entry.end);
         }
     }
     state
@@ -203,6 +217,69 @@ pub fn guest_ram(
         ram.extend(plugged.map(|(entry, backing)| mapping(&entry, backing)));
     }
     ram
+}
+
+/// The memory of a process that is no VM.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProcessRam {
+    /// Its mappings, in the order of their addresses.
+    pub mappings: Vec<RamMapping>,
+    /// Bytes of mappings that are larger than all memory of the host: reserved addresses, of which most have no pages.
+    pub left_out_bytes: u64,
+}
+
+/// Finds the memory of a process: private mappings, without what they have from files unchanged, and shared
+/// memory, each part of it once. Mappings of more than `largest_bytes` are left out.
+///
+/// Not among it: shared mappings of files, huge pages, code, and addresses that are only reserved.
+#[must_use]
+pub fn process_ram(
+    entries: &[MapEntry],
+    file_systems: &FileSystems,
+    largest_bytes: u64,
+) -> ProcessRam {
+    let mut ram = ProcessRam::default();
+    let mut shared = BTreeSet::new();
+    for entry in entries {
+        let Some(backing) = memory_of(entry, file_systems) else {
+            continue;
+        };
+        // A part that is mapped twice is observed by its first mapping.
+        let is_first =
+            !entry.is_shared || shared.insert((entry.device, entry.inode, entry.offset_bytes));
+        if entry.len_bytes() > largest_bytes {
+            ram.left_out_bytes = ram.left_out_bytes.saturating_add(entry.len_bytes());
+        } else if is_first {
+            ram.mappings.push(mapping(entry, backing));
+        }
+    }
+    ram
+}
+
+/// The backing of a mapping that is memory of a process; `None` if it is none.
+fn memory_of(entry: &MapEntry, file_systems: &FileSystems) -> Option<RamBacking> {
+    let path = entry.path.as_str();
+    let kind = file_systems.kind(entry.device);
+    if !entry.is_readable || matches!(kind, "hugetlbfs" | "devtmpfs") {
+        return None;
+    }
+    let is_file = path.starts_with('/');
+    // The kernel's own pages.
+    let is_kernels = ["[v", "[uprobes"].iter().any(|name| path.starts_with(name));
+    if !entry.is_shared {
+        return ((!is_file || entry.is_writable) && !is_kernels).then_some(RamBacking::Private);
+    }
+    if path.starts_with("/memfd:") {
+        Some(RamBacking::SharedMemfd)
+    } else if kind == "tmpfs"
+        || path.starts_with("[anon_shmem")
+        || path.starts_with("/dev/zero")
+        || path.starts_with("/SYSV")
+    {
+        Some(RamBacking::SharedTmpfs)
+    } else {
+        None
+    }
 }
 
 fn mapping(entry: &MapEntry, backing: RamBacking) -> RamMapping {
@@ -369,6 +446,48 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_a_process_is_what_is_private_or_shared_and_no_file() {
+        let maps = "\
+400000-401000 r-xp 00000000 fe:00 7                          /usr/bin/program
+401000-402000 r--p 00001000 fe:00 7                          /usr/bin/program
+402000-403000 rw-p 00002000 fe:00 7                          /usr/bin/program
+600000-610000 rw-p 00000000 00:00 0                          [heap]
+7f0000000000-7f0000010000 rwxp 00000000 00:00 0 
+7f0000010000-7f0000020000 ---p 00000000 00:00 0 
+7f0000100000-7f0000110000 rw-s 00000000 00:01 9              /memfd:heap (deleted)
+7f0000200000-7f0000210000 rw-s 00000000 00:01 9              /memfd:heap (deleted)
+7f0000300000-7f0000310000 rw-s 00010000 00:01 9              /memfd:heap (deleted)
+7f0000400000-7f0000410000 rw-s 00000000 fe:00 8              /var/lib/data
+7f0000500000-7f0000510000 rw-s 00000000 00:2d 8              /dev/hugepages/x
+7f0000600000-7f0000610000 rw-s 00000000 00:05 3              /SYSV00000000 (deleted)
+7f1000000000-7fe000000000 rw-p 00000000 00:00 0 
+7ffffffde000-7ffffffff000 rw-p 00000000 00:00 0              [stack]
+7ffffffff000-7ffffffff800 r--p 00000000 00:00 0              [vvar]
+";
+        let entries = parse_maps(maps).unwrap();
+        let ram = process_ram(&entries, &FileSystems::parse(MOUNTS), 1 << 36);
+        let found: Vec<_> = ram
+            .mappings
+            .iter()
+            .map(|ram| (ram.address, &ram.backing))
+            .collect();
+        use RamBacking::{Private, SharedMemfd, SharedTmpfs};
+        assert_eq!(
+            found,
+            [
+                (0x40_2000, &Private),
+                (0x60_0000, &Private),
+                (0x7f00_0000_0000, &Private),
+                (0x7f00_0010_0000, &SharedMemfd),
+                (0x7f00_0030_0000, &SharedMemfd),
+                (0x7f00_0060_0000, &SharedTmpfs),
+                (0x7fff_fffd_e000, &Private),
+            ]
+        );
+        assert_eq!(ram.left_out_bytes, 0xd0_0000_0000);
+    }
+
+    #[test]
     fn flags_of_any_part_of_the_ram_count() {
         let smaps = "\
 1000-3000 rw-s 00000000 00:01 5 /memfd:a (deleted)
@@ -383,12 +502,17 @@ VmFlags: rd wr sh mr mw me ms lo ui sd
             file_offset_bytes: 0,
             backing: RamBacking::SharedMemfd,
         };
-        assert_eq!(ram_state(smaps, &ram(0x1000, 0x2000)), RamState::default());
+        assert_eq!(
+            ram_state(smaps, &[ram(0x1000, 0x2000)]),
+            RamState::default()
+        );
+        let apart = [ram(0x9000, 0x1000), ram(0x4000, 0x1000)];
+        assert!(ram_state(smaps, &apart).locked);
         let both = RamState {
             locked: true,
             userfaultfd: true,
         };
-        assert_eq!(ram_state(smaps, &ram(0x1000, 0x4000)), both);
+        assert_eq!(ram_state(smaps, &[ram(0x1000, 0x4000)]), both);
     }
 
     #[test]
@@ -406,9 +530,10 @@ VmFlags: rd wr sh mr mw me ms lo ui sd
             let ram = RamMapping {
                 address: u64::MAX - 1, len_bytes: 4, file_offset_bytes: 0, backing: RamBacking::Private,
             };
-            let _ = ram_state(&text, &ram);
+            let _ = ram_state(&text, &[ram.clone(), ram]);
             let file_systems = FileSystems::parse(&text);
             if let Ok(entries) = parse_maps(&text) {
+                let _ = process_ram(&entries, &file_systems, mib);
                 let command_line = CommandLine::parse(&["-m", &mib.to_string()]);
                 let _ = guest_ram(&entries, &file_systems, &command_line);
             }

@@ -10,8 +10,10 @@ use std::time::Duration;
 use plimsoll_flow::{RamMapping, VmId};
 
 use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
-use crate::maps::{FileSystems, RamState, guest_ram, parse_maps, ram_state};
-use crate::{CommandLine, Qmp, VmError};
+use crate::maps::{
+    FileSystems, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
+};
+use crate::{CommandLine, HostMemory, Qmp, VmError};
 use plimsoll_flow::Accelerator;
 
 /// Time limit for a monitor to list the threads of its virtual CPUs.
@@ -178,7 +180,58 @@ impl QemuVm {
     /// [`VmError::NoSuchProcess`] if the VM has ended, [`VmError::NotPermitted`].
     pub fn ram_states(&self) -> Result<Vec<RamState>, VmError> {
         let smaps = Process { pid: self.pid }.read("smaps")?;
-        Ok(self.ram.iter().map(|ram| ram_state(&smaps, ram)).collect())
+        let state = |ram| ram_state(&smaps, std::slice::from_ref(ram));
+        Ok(self.ram.iter().map(state).collect())
+    }
+}
+
+/// A running process that is no VM, at the time it was inspected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryProcess {
+    /// The process.
+    pub process: ProcessId,
+    /// Its name, as it chose it.
+    pub name: String,
+    /// Its memory.
+    pub ram: ProcessRam,
+}
+
+impl MemoryProcess {
+    /// Describes a process. Reading its memory map requires permission to trace it (same user, or `CAP_SYS_PTRACE`).
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchProcess`]; [`VmError::NoMemory`] for a thread of the kernel; [`VmError::NotPermitted`] if this
+    /// user may not read the map.
+    pub fn of_pid(pid: u32) -> Result<Self, VmError> {
+        let id = ProcessId::of_pid(pid).ok_or(VmError::NoSuchProcess { pid })?;
+        let process = Process { pid };
+        let name = process.read("comm")?.trim_end().to_owned();
+        let entries = parse_maps(&process.read("maps")?)?;
+        if entries.is_empty() {
+            return Err(VmError::NoMemory { pid, name });
+        }
+        let file_systems = FileSystems::parse(&process.read("mountinfo")?);
+        let ram = process_ram(&entries, &file_systems, HostMemory::read()?.total_bytes);
+        if !id.is_there() {
+            return Err(VmError::NoSuchProcess { pid });
+        }
+        Ok(Self {
+            process: id,
+            name,
+            ram,
+        })
+    }
+
+    /// Returns the current state of its mappings, taken together, at the cost of [`QemuVm::ram_states`].
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchProcess`] if it has ended, [`VmError::NotPermitted`].
+    pub fn ram_state(&self) -> Result<RamState, VmError> {
+        let pid = self.process.pid;
+        let smaps = Process { pid }.read("smaps")?;
+        Ok(ram_state(&smaps, &self.ram.mappings))
     }
 }
 

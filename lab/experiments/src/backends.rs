@@ -336,7 +336,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let mut backends = args.backends.clone();
     if backends.is_empty() {
-        let rows = BACKENDS.iter().filter(|row| row.gives_curve());
+        let rows = BACKENDS.iter().filter(|row| row.curve_cost.is_some());
         backends.extend(rows.map(|row| row.method));
     }
     writeln!(

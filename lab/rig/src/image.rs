@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cpio::newc::Builder;
 
@@ -24,6 +25,10 @@ const MODULES: &str = "modules";
 const ORDER: &str = "order";
 /// Records in the directory of a kernel why it is unavailable.
 const ABSENT: &str = "absent";
+/// The directory of the kernel that tracks idle pages.
+const MEMORY: &str = "memory";
+/// A static shell with its tools, of Debian's package of this name.
+const BUSYBOX: &str = "/bin/busybox";
 
 /// A kernel and an initrd that run a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,6 +209,60 @@ impl GuestImage {
         })
     }
 
+    /// The kernel that tracks idle pages (guest/kernel/memory.config), with an initrd packed in `folder`: the shell script
+    /// `init`, which busybox runs, the workload as `/workload`, and `programs` at the root with the libraries they need.
+    ///
+    /// # Errors
+    ///
+    /// [`GuestError::NoImage`] if a part is missing, with the reason where `./dev setup` left one; [`GuestError::File`].
+    pub fn tracking_idle_pages(
+        init: &str,
+        programs: &[&Path],
+        folder: &Path,
+    ) -> Result<Self, GuestError> {
+        let image = self::folder().ok_or_else(no_folder)?;
+        let own = image.join(MEMORY);
+        if let Ok(reason) = fs::read_to_string(own.join(ABSENT)) {
+            return Err(GuestError::NoImage {
+                what: format!("the kernel that tracks idle pages: {}", reason.trim()),
+            });
+        }
+        let kernel = own.join("vmlinuz");
+        let (busybox, workload) = (Path::new(BUSYBOX), image.join("init"));
+        for part in [&*kernel, busybox, &*workload] {
+            if !part.is_file() {
+                return Err(missing(part));
+            }
+        }
+        let root = folder.join("root");
+        let place = |from: &Path, to: &str| {
+            let to = root.join(to.trim_start_matches('/'));
+            let placed = fs::create_dir_all(to.parent().unwrap_or(&root));
+            let placed = placed.and_then(|()| fs::copy(from, &to));
+            placed.map(drop).map_err(|source| file_error(from, source))
+        };
+        place(busybox, BUSYBOX)?;
+        place(&workload, "workload")?;
+        for program in programs {
+            place(
+                program,
+                &program.file_name().unwrap_or_default().to_string_lossy(),
+            )?;
+            for library in libraries_of(program)? {
+                place(Path::new(&library), &library)?;
+            }
+        }
+        let script = root.join("init");
+        fs::write(&script, format!("#!{BUSYBOX} sh\n{init}"))
+            .and_then(|()| fs::set_permissions(&script, Permissions::from_mode(0o755)))
+            .map_err(|source| file_error(&script, source))?;
+        let without_initrd = Self {
+            kernel,
+            initrd: PathBuf::new(),
+        };
+        without_initrd.with_root(&root, &folder.join("initrd.cpio"))
+    }
+
     /// Copies kernel and initrd into a directory of `folder` that any user can read.
     ///
     /// # Errors
@@ -223,6 +282,18 @@ impl GuestImage {
             initrd: copy(&self.initrd, "initrd")?,
         })
     }
+}
+
+/// The files that a program is linked with when it starts.
+fn libraries_of(program: &Path) -> Result<Vec<String>, GuestError> {
+    let listed = Command::new("ldd").arg(program).output();
+    let listed = listed.map_err(|source| file_error(Path::new("ldd"), source))?;
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let words = text.split_ascii_whitespace();
+    Ok(words
+        .filter(|word| word.starts_with('/'))
+        .map(str::to_owned)
+        .collect())
 }
 
 fn no_folder() -> GuestError {

@@ -1,4 +1,4 @@
-//! `plimsoll attach`: trace a running VM and print what it needs, period by period.
+//! `plimsoll attach`: trace a running VM, or another process or control group, and print what it needs, period by period.
 //!
 //! `report` writes tables, CSV, JSON and pictures.
 //! Not here: tracing and curves (`plimsoll-observe`).
@@ -19,19 +19,24 @@ use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
 
 use plimsoll_protocol::size::Interval;
 
+use plimsoll_vm::Target;
+
 use report::{Report, Totals};
 
-/// Trace a running VM: print its working set every period, and its miss-ratio curve at the end.
+/// Trace a running VM, process or control group: print its working set every period, and its miss-ratio curve at the end.
 ///
 /// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
-/// Ends after --periods, when the VM ends, or at Ctrl-C. The VM is left as it was. Needs root.
+/// Any other process, and a control group with all groups below it, is traced by --backend idle where the kernel tracks idle
+/// pages; of processes, --backend write-scan lists the written pages. Ends after --periods, when the target ends, or at
+/// Ctrl-C. The target is left as it was. Needs root.
 ///
 /// Ctrl-Z is ignored. If plimsoll stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// VM to trace: process id or name
-    #[arg(value_name = "PID|NAME")]
-    vm: String,
+    /// VM to trace, by process id or name; process, by process id (with @ and its start time, only that one); or control
+    /// group, by its path
+    #[arg(value_name = "PID|NAME|cgroup:PATH")]
+    target: String,
     #[command(flatten)]
     tracing: TracingArgs,
     /// Estimator of the curve of trapped references [default: lru]
@@ -82,7 +87,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let stop = stop_flag()?;
     ignore_suspension()?;
-    let vm = plimsoll_vm::find(&args.vm)?;
+    let target = Target::find(&args.target)?;
+    if target.vm().is_none() && (args.heatmap.is_some() || config.intermittent) {
+        bail_usage!("--heatmap and --intermittent go with VMs, whose memory keeps its place");
+    }
     let options = ObserverOptions {
         estimator: args.estimator,
         is_compared: args.compare,
@@ -90,11 +98,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         heat_cells: args.heatmap,
     };
     let choice = match args.tracing.backend {
-        BackendSetting::Auto => Some(choose(&vm, &backends, &config)?),
+        BackendSetting::Auto => Some(choose(&target, &backends, &config)?),
         BackendSetting::Method(_) => None,
     };
     let backend = choice.as_ref().map_or(backends[0], |choice| choice.row);
-    let mut observer = Observer::attach(&vm, backend.method, &config, &options)?;
+    let mut observer = Observer::attach(&target, backend.method, &config, &options)?;
     // Without the right to, the backend's watchdog bounds what a late tracer can do to the VM.
     let _ = stay_ready();
 
@@ -114,7 +122,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let mut report = Report {
         args,
-        vm: &vm,
+        target: &target,
         backend,
         choice: choice.as_ref(),
         totals: Totals::default(),
@@ -129,11 +137,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Ok(period) => report.period(format, &period, rows)?,
             Err(
                 end @ (TrapError::VmGone { .. }
+                | TrapError::ProcessGone { .. }
+                | TrapError::GroupGone { .. }
                 | TrapError::Interrupted(
                     Refusal::MemoryTransfer { .. } | Refusal::UserfaultInUse,
                 )),
             ) => break Some(end),
-            Err(error) => return Err(error).context(format!("VM {} is no longer traced", vm.id)),
+            Err(error) => return Err(error).context(format!("{target} is no longer traced")),
         }
     };
     let (curve, curves) = (observer.curve(), observer.curves());

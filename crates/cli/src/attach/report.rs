@@ -4,16 +4,18 @@ use std::io::Write;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, WorkingSet,
+    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, ScanCounts,
+    TraceMethod, WorkingSet,
 };
 use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
-use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Yield};
-use plimsoll_vm::QemuVm;
+use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Yield, damon_thread};
+use plimsoll_vm::Target;
 
 use super::Args;
+use crate::target::{of_group, of_process};
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::size::ByteSize;
 
@@ -24,7 +26,7 @@ const POINTS_OF_TABLE: usize = 16;
 /// Writes what is seen of a VM, in the requested format.
 pub(super) struct Report<'a> {
     pub(super) args: &'a Args,
-    pub(super) vm: &'a QemuVm,
+    pub(super) target: &'a Target,
     pub(super) backend: &'static BackendRow,
     /// `None` if the user chose the backend.
     pub(super) choice: Option<&'a Choice>,
@@ -49,6 +51,9 @@ pub(super) struct Totals {
     rearm_time: Duration,
     collect_time: Duration,
     overhead_seconds: f64,
+    /// Of the last period.
+    kinds: Option<ScanCounts>,
+    tracked_pages: u64,
     /// Smallest resolution of any period so far, in pages: no curve is defined below it.
     resolution_pages: Option<u64>,
 }
@@ -67,6 +72,8 @@ impl Totals {
         self.rearm_time += report.arm_time;
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
+        self.kinds = (report.method == TraceMethod::IdlePages).then_some(report.scans);
+        self.tracked_pages = report.tracked_pages;
         let resolution = report.resolution_pages();
         // A period of scans in which nothing was touched resolves nothing.
         if resolution > 0 {
@@ -83,14 +90,47 @@ impl Totals {
 }
 
 impl Report<'_> {
-    fn ram(&self) -> PageCount {
-        let bytes = self.vm.ram.iter().map(|ram| ram.len_bytes).sum();
-        PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
+    /// RAM of a VM; other targets may grow.
+    fn ram(&self) -> Option<PageCount> {
+        let ram = self.target.vm()?.ram.iter();
+        let bytes = ram.map(|ram| ram.len_bytes).sum();
+        Some(PageCount::from_bytes(bytes, PageSize::FOUR_KIB))
+    }
+
+    /// vCPUs of whose time the budget is a share; a process or a group counts as one.
+    fn vcpus(&self) -> usize {
+        self.target.vm().map_or(1, |vm| vm.vcpus.len().max(1))
+    }
+
+    fn accelerator(&self) -> Option<Accelerator> {
+        self.target.vm()?.accelerator
+    }
+
+    /// What is traced, in a line.
+    fn heading(&self) -> String {
+        let name = self.target;
+        match self.target {
+            Target::Vm(vm) => {
+                let vcpus = self.vcpus();
+                let accelerator = vm.accelerator.map_or_else(
+                    || "accelerator unknown".to_owned(),
+                    |accelerator| accelerator.to_string(),
+                );
+                format!(
+                    "{name} (process {}): {} of RAM, {vcpus} vCPU{}, {accelerator}",
+                    vm.pid,
+                    size(self.ram().unwrap_or_default()),
+                    if vcpus == 1 { "" } else { "s" },
+                )
+            }
+            Target::Process(process) => format!("{name}: {}", of_process(process)),
+            Target::Group(group) => format!("{name}: {}", of_group(group)),
+        }
     }
 
     fn curve_json(&self, curve: &MissRatioCurve) -> CurveJson {
         let curve = curve.thinned(POINTS);
-        CurveJson::new(&self.vm.id.0, PageSize::FOUR_KIB, Some(self.ram()), &curve)
+        CurveJson::new(&self.target.id().0, PageSize::FOUR_KIB, self.ram(), &curve)
     }
 
     pub(super) fn begin(
@@ -107,19 +147,7 @@ impl Report<'_> {
                  traps,overhead_ratio,lost,touches"
             )?,
             Format::Table | Format::Svg | Format::Png => {
-                let vcpus = self.vm.vcpus.len().max(1);
-                let accelerator = self.vm.accelerator.map_or_else(
-                    || "accelerator unknown".to_owned(),
-                    |accelerator| accelerator.to_string(),
-                );
-                writeln!(
-                    rows,
-                    "VM {} (process {}): {} of RAM, {vcpus} vCPU{}, {accelerator}",
-                    self.vm.id,
-                    self.vm.pid,
-                    size(self.ram()),
-                    if vcpus == 1 { "" } else { "s" },
-                )?;
+                writeln!(rows, "{}", self.heading())?;
                 for candidate in self.candidates() {
                     let chosen = if candidate.row.method == self.backend.method {
                         "chosen"
@@ -135,13 +163,19 @@ impl Report<'_> {
                 let tracing = &self.args.tracing;
                 let cost = observer.touch_cost();
                 let cost_us = cost.time.as_secs_f64() * 1e6;
-                let of = match (cost.toucher, self.vm.accelerator) {
+                let of = match (cost.toucher, self.accelerator()) {
                     (Toucher::KvmVcpu, _) => " of a KVM vCPU",
                     (Toucher::Thread, Some(Accelerator::Kvm)) => {
                         " of a thread (measured without KVM; a vCPU may lose more)"
                     }
                     (Toucher::Thread, _) => "",
                 };
+                if !self.backend.sees_reads {
+                    writeln!(
+                        rows,
+                        "Only writes are observed: what is only read is in no working set and in no curve below."
+                    )?;
+                }
                 let (period, budget) = (&tracing.period, &tracing.budget);
                 let (touches, more) = match self.backend.yields {
                     Yield::FirstTouches => {
@@ -150,6 +184,21 @@ impl Report<'_> {
                             "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
                         )?;
                         ("traps/s", "  waiting")
+                    }
+                    Yield::Scans if self.backend.method == TraceMethod::IdlePages => {
+                        if let Some(thread) = damon_thread() {
+                            writeln!(
+                                rows,
+                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a look, \
+                                 a touch is missed."
+                            )?;
+                        }
+                        writeln!(
+                            rows,
+                            "A touch of an idle page costs {:.0} ns more{of} on this host. Period {period}, budget {budget}.\n",
+                            cost_us * 1e3,
+                        )?;
+                        ("touches/s", "  interval")
                     }
                     Yield::Scans | Yield::Sample => {
                         writeln!(
@@ -269,8 +318,7 @@ impl Report<'_> {
     }
 
     fn limit(&self, period: &Period) -> Option<FullTracingLimit> {
-        let vcpus = self.vm.vcpus.len().max(1);
-        let budget = self.args.tracing.budget_of_period(vcpus);
+        let budget = self.args.tracing.budget_of_period(self.vcpus());
         FullTracingLimit::of(period, budget)
     }
 
@@ -278,9 +326,10 @@ impl Report<'_> {
         let report = &period.period;
         let yields = self.backend.yields;
         let scans = (!report.method.traps()).then_some(report.scans);
+        let idle = scans.filter(|_| report.method == TraceMethod::IdlePages);
         PeriodLine {
             schema: SCHEMA,
-            vm: self.vm.id.0.clone(),
+            vm: self.target.id().0,
             method: report.method,
             page_bytes: PageSize::FOUR_KIB.bytes(),
             period: report.index,
@@ -298,6 +347,9 @@ impl Report<'_> {
             scan_resolution_pages: scans.map(|scans| scans.resolution_pages),
             touches: scans.map(|scans| scans.touches),
             write_touches: scans.map(|scans| scans.writes),
+            swapped_pages: idle.map(|scans| scans.swapped_pages),
+            huge_pages: idle.map(|scans| scans.huge_pages),
+            cache_pages: idle.map(|scans| scans.cache_pages),
             tracking_rate: 1.0 / f64::from(report.scale),
             hot_set_pages: (yields == Yield::References).then_some(report.traps.hot_set_pages),
             populated_pages: report.populated_pages,
@@ -348,7 +400,7 @@ impl Report<'_> {
                 let method = self.backend.method;
                 let line = FinalLine {
                     schema: SCHEMA,
-                    vm: self.vm.id.0.clone(),
+                    vm: self.target.id().0,
                     is_final: true,
                     method,
                     periods: self.totals.periods,
@@ -398,7 +450,10 @@ impl Report<'_> {
                 let scans = grouped(totals.scans as f64);
                 let touches = grouped(totals.touches as f64);
                 let observed = format!("{scans} scans, {touches} touches");
-                (observed, "faults", "unmapped", "scanning")
+                match totals.kinds {
+                    Some(_) => (observed, "touches", "marked idle", "looking"),
+                    None => (observed, "faults", "unmapped", "scanning"),
+                }
             }
         };
         writeln!(
@@ -417,7 +472,19 @@ impl Report<'_> {
             totals.rearm_time.as_secs_f64(),
             totals.collect_time.as_secs_f64(),
             totals.overhead_ratio() * 100.0,
-        )
+        )?;
+        if let Some(kinds) = totals.kinds {
+            let count = |pages: u64| grouped(pages as f64);
+            writeln!(
+                rows,
+                "Of the last {} sampled pages {} lay in huge pages, {} were page cache or shared memory, and {} were swapped out.",
+                count(totals.tracked_pages),
+                count(kinds.huge_pages),
+                count(kinds.cache_pages),
+                count(kinds.swapped_pages),
+            )?;
+        }
+        Ok(())
     }
 
     fn curve_table(
@@ -512,7 +579,7 @@ impl Report<'_> {
             label: format!("working set {} (5 %)", size(set)),
         });
         Chart {
-            title: format!("Miss-ratio curve of VM {}", self.vm.id),
+            title: format!("Miss-ratio curve of {}", self.target),
             subtitle: format!(
                 "traced for {:.0} s from outside · {} {} · overhead {:.2} %",
                 self.totals.length.as_secs_f64(),

@@ -164,7 +164,7 @@ fn idle_page_tracking(host: &HostKernel) -> Finding {
     Finding::no(
         subject,
         "not in this kernel",
-        "a kernel with CONFIG_IDLE_PAGE_TRACKING shows which pages are idle; traps do not need it",
+        "--backend idle, for control groups and any process, needs a kernel with CONFIG_IDLE_PAGE_TRACKING; VMs with shared RAM do not",
     )
 }
 

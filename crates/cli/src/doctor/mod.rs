@@ -12,7 +12,7 @@
 
 pub mod kernel;
 pub mod machines;
-mod one_vm;
+mod one_target;
 pub mod trials;
 
 use std::fmt;
@@ -26,16 +26,16 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::vm::BackendView;
 use plimsoll_vm::HostKernel;
 
-/// Check which features this host supports, or by which backends a VM can be traced.
+/// Check which features this host supports, or by which backends a VM, a process or a control group can be traced.
 ///
-/// Without a VM: reads the kernel's settings, tests features that only a test can verify, and checks the running
-/// QEMU VMs. With a VM: lists the tracing backends that can attach to it, and for each of the others the reason and what to
-/// change. Changes nothing. The exit code is 0 whatever the result, and 1 if there is no such VM.
+/// Without a target: reads the kernel's settings, tests features that only a test can verify, and checks the running
+/// QEMU VMs. With a target: lists the tracing backends that can attach to it, and for each of the others the reason and what to
+/// change. Changes nothing. The exit code is 0 whatever the result, and 1 if there is no such target.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// VM to assess: process id, name or UUID
-    #[arg(value_name = "PID|NAME|UUID")]
-    vm: Option<String>,
+    /// VM to assess, by process id, name or UUID; or process, by process id; or control group, by its path
+    #[arg(value_name = "PID|NAME|UUID|cgroup:PATH")]
+    target: Option<String>,
     /// Output format
     #[arg(
         short = 'o',
@@ -141,8 +141,8 @@ struct Examination {
 ///
 /// Those of `out`; with a VM, why there is no such VM or why its process cannot be read.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    if let Some(vm) = &args.vm {
-        return run_for_vm(vm, args.format, out);
+    if let Some(target) = &args.target {
+        return run_for_target(target, args.format, out);
     }
     let mut chapters = kernel::examine(&HostKernel::read(Path::new("/")));
     chapters.push(trials::examine());
@@ -158,20 +158,20 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The assessment of a VM, as JSON shows it.
+/// The assessment of a target, as JSON shows it.
 #[derive(Debug, Serialize)]
-struct VmReport<'a> {
+struct TargetReport<'a> {
     schema: u32,
     vm: &'a str,
     backends: &'a [BackendView],
 }
 
-fn run_for_vm(vm: &str, format: TableOrJson, out: &mut dyn Write) -> anyhow::Result<()> {
-    let assessment = one_vm::examine(vm)?;
+fn run_for_target(target: &str, format: TableOrJson, out: &mut dyn Write) -> anyhow::Result<()> {
+    let assessment = one_target::examine(target)?;
     match format {
         TableOrJson::Table => write_table(&[assessment.chapter()], out)?,
         TableOrJson::Json => {
-            let report = VmReport {
+            let report = TargetReport {
                 schema: SCHEMA,
                 vm: &assessment.name,
                 backends: &assessment.backends,

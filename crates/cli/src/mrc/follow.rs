@@ -223,7 +223,7 @@ fn show(
         Format::Json => {
             let curve = curve
                 .as_ref()
-                .map(|curve| CurveJson::new(&trace.stem(), trace.page_bytes, None, curve));
+                .map(|curve| CurveJson::new(trace.stem(), trace.page_bytes, None, curve));
             let followed = FollowedCurve {
                 schema: SCHEMA,
                 unix_ms,

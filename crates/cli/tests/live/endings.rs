@@ -245,6 +245,7 @@ fn a_tracer_dropped_without_detaching_takes_its_traps_with_it() {
     };
     let mut subject = ground.boot("dropped", "workload=uniform mib=32 write_ratio=0.5");
     let target = TraceTarget {
+        is_vm: true,
         pid: subject.vm.pid,
         ram: subject.vm.ram.clone(),
         locked: false,

@@ -88,6 +88,8 @@ pub const ROW: BackendRow = BackendRow {
     trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
     curve_cost: Some(|trap| (trap + ARMING) * SAMPLES_PER_CURVE + ESTIMATE),
     attach: |target, config| Ok(Box::new(FirstTouchSampler::attach(target, config)?)),
+    any_process: false,
+    group: None,
 };
 
 /// Requests to the thread that serves.

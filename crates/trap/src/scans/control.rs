@@ -6,9 +6,15 @@
 //! fifths of the time budget pay for [`SCANS_WANTED`] scans, of which everything but the faults themselves grows with
 //! the pages tracked; while fewer than [`LEAST_PAGES`] tracked pages would be in use it is not coarsened further.
 
+//!
+//! **Dear looks.** A look at idle pages costs the same for every page watched, touched or not, so a budget may pay for few, and
+//! a window of so many intervals end before the target comes back to its pages. Then what was touched is not all that is in
+//! use, and intervals by that rule become ever shorter. With [`ScanControl::for_dear_looks`], all watched pages count as in use while a
+//! window shows hardly any page twice, and a look should find so many touched that those which the budget pays for find each page
+//! [`TIMES_SEEN`] times.
+
 use std::time::Duration;
 
-use crate::process::WINDOW_PAGES;
 use crate::rate::{RateRule, SCALE_MAX};
 
 /// Number of scans wanted in a window: each page in use is found touched about eight times.
@@ -29,6 +35,11 @@ const SCANS_TELLING: u64 = 3;
 const STEP_MAX: f64 = 4.0;
 /// Share of the budget that the scans wanted may take.
 const BUDGET_SHARE: f64 = 0.8;
+/// How often dear looks should find each page in use touched, and the largest share that one look should find.
+const TIMES_SEEN: f64 = 3.0;
+const SHARE_MAX: f64 = 0.5;
+/// Minimum number of dear looks that fit into a period.
+const DEAR_LOOKS_MIN: u32 = 4;
 
 /// Costs and observations of a window.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +48,8 @@ pub struct WindowCost {
     pub scans: u64,
     /// Pages found touched, over all scans.
     pub touches: u64,
-    /// Watched pages found touched at least once.
+    /// Watched pages, and those of them found touched at least once.
+    pub watched_pages: u64,
     pub distinct_pages: u64,
     /// Time for unmapping the sample.
     pub arm_seconds: f64,
@@ -55,23 +67,43 @@ pub struct ScanControl {
     interval: Duration,
     interval_max: Duration,
     is_interval_fixed: bool,
+    /// The scale is a multiple of it.
+    step: u32,
+    is_dear: bool,
 }
 
 impl ScanControl {
-    /// Starts at one page in `scale`, rounded up to what keeps tracked pages apart, and at `interval`, which
-    /// stays if it is given.
-    pub fn new(rule: RateRule, scale: u32, interval: Option<Duration>, period: Duration) -> Self {
+    /// Starts at one page in `scale`, rounded up to a multiple of `step`, which keeps tracked pages apart, and at `interval`,
+    /// which stays if it is given.
+    pub fn new(
+        rule: RateRule,
+        scale: u32,
+        interval: Option<Duration>,
+        period: Duration,
+        step: u32,
+    ) -> Self {
         let interval_max = (period / SCANS_MIN).max(INTERVAL_MIN);
         Self {
             rule,
-            scale: whole_windows(scale),
+            scale: multiple(scale, step),
             interval: interval.unwrap_or(INTERVAL_FIRST.min(interval_max)),
             interval_max,
             is_interval_fixed: interval.is_some(),
+            step,
+            is_dear: false,
         }
     }
 
-    /// T: one page in this many is tracked; a multiple of 16.
+    /// For looks that cost the same for every watched page.
+    pub fn for_dear_looks(self, period: Duration) -> Self {
+        Self {
+            interval_max: (period / DEAR_LOOKS_MIN).max(INTERVAL_MIN),
+            is_dear: true,
+            ..self
+        }
+    }
+
+    /// T: one page in this many is tracked; a multiple of the step.
     pub fn scale(&self) -> u32 {
         self.scale
     }
@@ -87,10 +119,22 @@ impl ScanControl {
             return;
         }
         let scans = cost.scans as f64;
+        let is_short = self.is_dear && cost.touches < 2 * cost.distinct_pages;
+        let pages_in_use = match is_short {
+            true => cost.watched_pages,
+            false => cost.distinct_pages,
+        };
+        let share_wanted = match cost.budget_seconds.filter(|_| self.is_dear) {
+            Some(budget) => {
+                let looks = budget * BUDGET_SHARE / (cost.scan_seconds / scans).max(1e-9);
+                (TIMES_SEEN / looks.max(1.0)).clamp(SHARE_WANTED, SHARE_MAX)
+            }
+            None => SHARE_WANTED,
+        };
         // One or two scans of an idle VM do not show how often to scan.
         if !self.is_interval_fixed && cost.scans >= SCANS_TELLING {
-            let share = cost.touches as f64 / (scans * cost.distinct_pages.max(1) as f64);
-            let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
+            let share = cost.touches as f64 / (scans * pages_in_use.max(1) as f64);
+            let factor = (share_wanted / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
             self.interval = self
                 .interval
                 .mul_f64(factor)
@@ -99,7 +143,7 @@ impl ScanControl {
         if let (RateRule::Budget, Some(budget)) = (self.rule, cost.budget_seconds) {
             let wanted = cost.arm_seconds + cost.scan_seconds / scans * SCANS_WANTED as f64;
             let factor = wanted / (budget * BUDGET_SHARE);
-            let spare = cost.distinct_pages as f64 / LEAST_PAGES as f64;
+            let spare = pages_in_use as f64 / LEAST_PAGES as f64;
             let factor = if factor > 1.0 {
                 factor.min(spare.max(1.0))
             } else {
@@ -112,14 +156,14 @@ impl ScanControl {
                 reason = "clamped to 1..=SCALE_MAX before the cast"
             )]
             let scale = (f64::from(self.scale) * factor).clamp(1.0, f64::from(SCALE_MAX)) as u32;
-            self.scale = whole_windows(scale);
+            self.scale = multiple(scale, self.step);
         }
     }
 }
 
-/// Rounds up to whole windows of fault-around.
-fn whole_windows(scale: u32) -> u32 {
-    scale.clamp(1, SCALE_MAX).next_multiple_of(WINDOW_PAGES)
+/// Rounds up.
+fn multiple(scale: u32, step: u32) -> u32 {
+    scale.clamp(1, SCALE_MAX).next_multiple_of(step)
 }
 
 #[cfg(test)]
@@ -141,6 +185,7 @@ mod tests {
         WindowCost {
             scans: 20,
             touches: (touched * 20.0) as u64,
+            watched_pages: watched as u64,
             distinct_pages: watched as u64,
             arm_seconds: watched * 5e-6,
             scan_seconds: a_scan * 20.0,
@@ -150,12 +195,13 @@ mod tests {
 
     #[test]
     fn an_idle_vm_is_not_scanned_ever_more_closely() {
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         let before = control.interval();
         for _ in 0..10 {
             control.adapt(&WindowCost {
                 scans: 1,
                 touches: 20,
+                watched_pages: 20,
                 distinct_pages: 20,
                 arm_seconds: 1.0,
                 scan_seconds: 0.001,
@@ -168,7 +214,7 @@ mod tests {
     #[test]
     fn a_loop_is_scanned_eight_times_a_pass_within_the_budget() {
         for (pages, pass) in [(60_000.0, 0.05), (8_000.0, 0.02), (60_000.0, 1.0)] {
-            let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+            let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
             for _ in 0..10 {
                 control.adapt(&cost_of_loop(&control, pages, pass));
             }
@@ -180,12 +226,67 @@ mod tests {
         }
     }
 
+    /// A window of a target that accesses `pages` at random, each once in `pass` seconds on average, in which a look
+    /// costs `page_us` for each watched page and the budget of 50 ms ends the window.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "thousands of pages"
+    )]
+    fn cost_of_dear_looks(
+        control: &ScanControl,
+        pages: f64,
+        pass: f64,
+        page_us: f64,
+    ) -> (WindowCost, f64) {
+        let watched = (pages / f64::from(control.scale())).floor();
+        let look = watched * page_us * 1e-6;
+        let interval = control.interval().as_secs_f64();
+        let looks = (0.05 / look)
+            .clamp(3.0, PERIOD.as_secs_f64() / interval)
+            .floor();
+        let touched = |time: f64| watched * (1.0 - (-time / pass).exp());
+        let cost = WindowCost {
+            scans: looks as u64,
+            touches: (touched(interval) * looks) as u64,
+            watched_pages: watched as u64,
+            distinct_pages: touched(interval * looks) as u64,
+            arm_seconds: look,
+            scan_seconds: look * looks,
+            budget_seconds: Some(0.05),
+        };
+        (cost, looks * interval / pass)
+    }
+
+    #[test]
+    fn dear_looks_are_spread_until_pages_are_seen_again() {
+        for (pages, pass, page_us) in [
+            (40_000.0, 0.3, 25.0),
+            (40_000.0, 0.3, 2.0),
+            (16_384.0, 0.02, 25.0),
+        ] {
+            let control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 1);
+            let mut control = control.for_dear_looks(PERIOD);
+            for _ in 0..12 {
+                control.adapt(&cost_of_dear_looks(&control, pages, pass, page_us).0);
+            }
+            // It settles, and does not swing between too long and too short.
+            for _ in 0..4 {
+                let (cost, passes) = cost_of_dear_looks(&control, pages, pass, page_us);
+                assert!((1.5..16.0).contains(&passes), "{passes} passes of {pass} s");
+                assert!(cost.distinct_pages >= 100, "{cost:?}");
+                control.adapt(&cost);
+            }
+        }
+    }
+
     #[test]
     fn a_rate_too_dear_is_kept_where_a_coarser_one_would_see_too_little() {
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         let dear = WindowCost {
             scans: 4,
             touches: 200,
+            watched_pages: 128,
             distinct_pages: 128,
             arm_seconds: 0.01,
             scan_seconds: 0.04,
@@ -205,16 +306,17 @@ mod tests {
         let idle = WindowCost {
             scans: 10,
             touches: 0,
+            watched_pages: 0,
             distinct_pages: 0,
             arm_seconds: 0.001,
             scan_seconds: 0.001,
             budget_seconds: Some(0.05),
         };
         let given = Duration::from_millis(3);
-        let mut control = ScanControl::new(RateRule::Fixed, 20, Some(given), PERIOD);
+        let mut control = ScanControl::new(RateRule::Fixed, 20, Some(given), PERIOD, 16);
         control.adapt(&idle);
         assert_eq!((control.scale(), control.interval()), (32, given));
-        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD);
+        let mut control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 16);
         for _ in 0..10 {
             control.adapt(&idle);
         }

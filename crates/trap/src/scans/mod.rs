@@ -31,7 +31,7 @@
 //!
 //! Not here: curves and working sets.
 
-mod control;
+pub mod control;
 mod replayed;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
-use crate::process::{Population, Session, cpu_time};
+use crate::process::{Population, Session, WINDOW_PAGES, cpu_time};
 use crate::progress::Progress;
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{
@@ -104,6 +104,8 @@ pub const ROW: BackendRow = BackendRow {
     trial: measure_fault_cost,
     curve_cost: Some(|fault| (fault + SCANNING_PER_TOUCH) * TOUCHES_PER_CURVE),
     attach: |target, config| Ok(Box::new(AccessedPageScanner::attach(target, config)?)),
+    any_process: false,
+    group: None,
 };
 
 /// A VM whose pages are scanned. Dropped, it leaves only unmapped pages, which the VM maps again when it needs them.
@@ -158,6 +160,7 @@ impl AccessedPageScanner {
                 config.scale,
                 config.scan_interval,
                 config.period,
+                WINDOW_PAGES,
             ),
             touch_cost,
             progress: Progress::new(session.process.pid, touch_cost.time),
@@ -390,6 +393,7 @@ impl Backend for AccessedPageScanner {
                 touches: window.touches,
                 writes: window.writes,
                 resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
+                ..ScanCounts::default()
             },
             samples: SampleCounts::default(),
             rearmed_pages: window.dropped_pages,
@@ -408,6 +412,7 @@ impl Backend for AccessedPageScanner {
         self.control.adapt(&WindowCost {
             scans: window.scans,
             touches: window.touches,
+            watched_pages: self.watched.len() as u64,
             distinct_pages: window.distinct_pages,
             arm_seconds: window.arm_time.as_secs_f64(),
             scan_seconds: (window.scan_time + fault_time).as_secs_f64(),
@@ -439,7 +444,6 @@ mod tests {
     use super::*;
     use crate::placement::HandlerCpu;
     use crate::placement::stay_on_this_cpu;
-    use crate::process::WINDOW_PAGES;
     use crate::sys::SharedMemory;
     use crate::sys::usize_of;
 
@@ -531,7 +535,8 @@ mod tests {
     #[test]
     fn no_two_watched_pages_share_a_window_of_fault_around() {
         for scale in [1, 16, 17, 100, 4096] {
-            let control = ScanControl::new(RateRule::Fixed, scale, None, Duration::from_secs(1));
+            let second = Duration::from_secs(1);
+            let control = ScanControl::new(RateRule::Fixed, scale, None, second, WINDOW_PAGES);
             let sample = Sample::new(control.scale(), 1, 7);
             let windows: Vec<_> = sample
                 .runs_in(0..100_000)

@@ -14,6 +14,7 @@ use crate::backend::{Backend, Observation, Scan, Sink};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
+use crate::process::WINDOW_PAGES;
 use crate::replay::{ARM, FAULT, LOOK, Replay};
 use crate::sample::Sample;
 use crate::trial::TouchCost;
@@ -40,6 +41,7 @@ impl ReplayedScans {
                 config.scale,
                 config.scan_interval,
                 config.period,
+                WINDOW_PAGES,
             ),
             unmapped: PageBits::new(pages),
             touched: PageBits::new(pages),
@@ -126,6 +128,7 @@ impl Backend for ReplayedScans {
                 touches,
                 writes: 0,
                 resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
+                ..ScanCounts::default()
             },
             samples: SampleCounts::default(),
             rearmed_pages: touches,
@@ -140,6 +143,7 @@ impl Backend for ReplayedScans {
         self.control.adapt(&WindowCost {
             scans,
             touches,
+            watched_pages: watched.len() as u64,
             distinct_pages,
             arm_seconds: arm_time.as_secs_f64(),
             scan_seconds: (taken - arm_time).as_secs_f64(),

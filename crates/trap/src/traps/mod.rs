@@ -84,6 +84,8 @@ pub const ROW: BackendRow = BackendRow {
     trial: |toucher| measure_trap_cost(HandlerCpu::Follow, toucher).map(|cost| cost.whole),
     curve_cost: Some(|trap| trap * TRAPS_PER_CURVE),
     attach: |target, config| Ok(Box::new(Tracer::attach(target, config)?)),
+    any_process: false,
+    group: None,
 };
 
 /// A VM whose RAM is being traced. Dropped, it removes its traps.

@@ -60,6 +60,7 @@ fn traced(
     let file = File::from(memory.file().try_clone_to_owned().map_err(missing)?);
     let raised = Arc::new(AtomicBool::new(false));
     let target = TraceTarget {
+        is_vm: true,
         pid,
         ram: vec![],
         locked: false,

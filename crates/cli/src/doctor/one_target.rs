@@ -1,23 +1,24 @@
-//! One VM: which tracing backends can observe it, and what is in the way of the others.
+//! One VM, process or control group: which tracing backends can observe it, and what is in the way of the others.
 //!
-//! A backend needs the host as well as the VM, so each is also tried on memory of this process.
+//! A backend needs the host as well, so each that could observe the target is also tried on memory of this process.
 
 use anyhow::Context as _;
-use plimsoll_observe::assess;
+use plimsoll_observe::{assess, pid_of};
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
-use plimsoll_trap::{Assessment, BackendRow, Toucher, TraceConfig, TrapError};
-use plimsoll_vm::QemuVm;
+use plimsoll_trap::{Assessment, BackendRow, Refusal, Toucher, TraceConfig, TrapError};
+use plimsoll_vm::Target;
 
 use super::machines::description;
 use super::{Chapter, Finding};
+use crate::target::{of_group, of_process};
 use plimsoll_output::exit::with_causes;
 
-/// The assessment of a VM.
+/// The assessment of a target.
 #[derive(Debug)]
-pub struct VmAssessment {
+pub struct TargetAssessment {
     /// Its name.
     pub name: String,
-    /// The VM in a few words.
+    /// The target in a few words.
     pub title: String,
     /// Every backend, in the order of the registry.
     pub backends: Vec<BackendView>,
@@ -25,25 +26,31 @@ pub struct VmAssessment {
     sees: Vec<String>,
 }
 
-impl VmAssessment {
-    /// Assesses a VM; changes nothing in it.
+impl TargetAssessment {
+    /// Assesses a target; changes nothing in it.
     ///
     /// # Errors
     ///
     /// Why its process cannot be read.
-    pub fn of(vm: &QemuVm) -> anyhow::Result<Self> {
-        let assessments = assess(vm, &TraceConfig::default())?;
-        let views = assessments.into_iter().map(|found| view(found, vm.pid));
+    pub fn of(target: &Target) -> anyhow::Result<Self> {
+        let assessments = assess(target, &TraceConfig::default())?;
+        let pid = pid_of(target);
+        let views = assessments.into_iter().map(|found| view(found, pid));
         let (backends, sees) = views.unzip();
+        let description = match target {
+            Target::Vm(vm) => description(vm),
+            Target::Process(process) => of_process(process),
+            Target::Group(group) => of_group(group),
+        };
         Ok(Self {
-            name: vm.id.0.clone(),
-            title: format!("VM {}: {}", vm.id, description(vm)),
+            name: target.id().0,
+            title: format!("{target}: {description}"),
             backends,
             sees,
         })
     }
 
-    /// A line for each backend that can observe the VM, and for each reason why one cannot.
+    /// A line for each backend that can observe the target, and for each reason why one cannot.
     pub fn chapter(&self) -> Chapter {
         let mut findings = Vec::new();
         for (backend, sees) in self.backends.iter().zip(&self.sees) {
@@ -62,19 +69,25 @@ impl VmAssessment {
     }
 }
 
-/// Finds a VM by process id, name or UUID and assesses it.
+/// Finds a target by its name and assesses it.
 ///
 /// # Errors
 ///
-/// Why there is no such VM, or why its process cannot be read.
-pub fn examine(vm: &str) -> anyhow::Result<VmAssessment> {
-    let found = plimsoll_vm::find(vm)?;
-    VmAssessment::of(&found).with_context(|| format!("cannot assess VM {}", found.id))
+/// Why there is no such target, or why its process cannot be read.
+pub fn examine(name: &str) -> anyhow::Result<TargetAssessment> {
+    let found = Target::find(name)?;
+    TargetAssessment::of(&found).with_context(|| format!("cannot assess {found}"))
 }
 
 /// A backend's view, and what it observes at which cost.
 fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
     let Assessment { row, refusals } = assessment;
+    let is_for_others = refusals.iter().any(|refusal| {
+        matches!(
+            refusal,
+            Refusal::NotAVm { .. } | Refusal::ControlGroup { .. }
+        )
+    });
     let refusals = refusals.iter().map(|refusal| BackendRefusal {
         name: refusal.name().to_owned(),
         why: refusal.to_string(),
@@ -82,8 +95,10 @@ fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
     });
     let mut refusals: Vec<_> = refusals.collect();
     let mut sees = row.sees.to_owned();
-    match row.trial_for(pid) {
-        Ok(cost) => {
+    let trial = (!is_for_others).then(|| row.trial_for(pid));
+    match trial {
+        None => {}
+        Some(Ok(cost)) => {
             let of = match cost.toucher {
                 Toucher::KvmVcpu => "KVM vCPU",
                 Toucher::Thread => "thread",
@@ -91,7 +106,7 @@ fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
             let us = cost.time.as_secs_f64() * 1e6;
             sees += &format!("; a touch costs {us:.1} us of a {of}");
         }
-        Err(error) => refusals.push(of_host(row, &error)),
+        Some(Err(error)) => refusals.push(of_host(row, &error)),
     }
     let view = BackendView {
         backend: row.method,
@@ -129,7 +144,7 @@ mod tests {
             why: why.to_owned(),
             change: "unlock it".to_owned(),
         };
-        let assessment = VmAssessment {
+        let assessment = TargetAssessment {
             name: "web".to_owned(),
             title: "VM web".to_owned(),
             backends: vec![

@@ -1,0 +1,301 @@
+//! Processes and control groups in a guest whose kernel tracks idle pages: what `plimsoll attach` finds of them there, compared
+//! with what they are known to use.
+//!
+//! Each test boots a guest, whose `/init` is a shell script, and reads its console.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host};
+use plimsoll_skip::{Lack, guests_wanted, skip};
+
+/// For a guest under TCG on a busy host.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Mounts, and a process in a new group: `start GROUP KEY=VALUE...`, whose process id is then `$pid`.
+const BEGIN: &str = r#"
+export b=/bin/busybox
+$b mkdir -p /proc /sys /tmp /dev /cg
+$b mount -t proc proc /proc
+$b mount -t sysfs sys /sys
+$b mount -t devtmpfs dev /dev
+$b mount -t tmpfs tmp /tmp
+echo 1 > /proc/sys/kernel/printk
+start() {
+    group=/cg/$1
+    shift
+    $b mkdir -p "$group"
+    words=
+    for word; do words="$words plimsoll.$word"; done
+    $b sh -c "echo \$\$ > $group/cgroup.procs; exec /workload $words" > "/tmp/log$$.$1" 2>&1 &
+    pid=$!
+    while ! $b grep -q round "/tmp/log$$.$1"; do $b sleep 0.2; done
+}
+attach() { /plimsoll attach "$@" 2>&1; echo "exit $?"; }
+"#;
+/// Version 2, with memory counted in groups of two levels.
+const V2: &str = r"
+$b mount -t cgroup2 cg /cg
+echo +memory > /cg/cgroup.subtree_control
+$b mkdir /cg/web
+echo +memory > /cg/web/cgroup.subtree_control
+";
+const V1: &str = "$b mount -t cgroup -o memory cg /cg\n";
+const END: &str = "\necho finished\n$b poweroff -f\n";
+
+/// What the script printed; `None` after saying why the test is skipped.
+fn run(name: &str, script: &str) -> Option<Vec<String>> {
+    if !guests_wanted() {
+        return None;
+    }
+    if let Err(error) = host::installed(&[host::QEMU]) {
+        skip(Lack::Live, error);
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let script = format!("{BEGIN}{script}{END}");
+    let image = GuestImage::tracking_idle_pages(&script, &[program], folder.path());
+    let image = match image {
+        Ok(image) => image,
+        Err(error) => {
+            skip(Lack::Live, error);
+            return None;
+        }
+    };
+    let _turn = host::turn();
+    let config = GuestConfig {
+        accelerator: AcceleratorChoice::Tcg,
+        memory_mib: 768,
+        ..GuestConfig::new(&format!("{name}-{}", std::process::id()), "")
+    };
+    let mut guest = Guest::start(&image, &config).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut lines = Vec::new();
+    loop {
+        match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Some(line)) => {
+                println!("{}", line.text);
+                lines.push(line.text);
+            }
+            Ok(None) => panic!("the guest is still not done"),
+            Err(GuestError::GuestEnded { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let is_finished = lines.iter().any(|line| line == "finished");
+    assert!(is_finished, "the script did not come to its end");
+    Some(lines)
+}
+
+/// A period as `-o csv` prints it.
+#[derive(Debug)]
+struct Row {
+    pages: f64,
+    overhead: f64,
+}
+
+/// The periods between two lines of the script's own, without the first one, in which the interval is not yet adapted.
+fn rows(lines: &[String], from: &str, to: &str) -> Vec<Row> {
+    let mut lines = lines.iter().skip_while(|line| *line != from).skip(1);
+    let lines = lines.by_ref().take_while(|line| *line != to);
+    let of_line = |line: &String| {
+        let fields: Vec<_> = line.split(',').collect();
+        fields.first()?.parse::<u64>().ok()?;
+        Some(Row {
+            pages: fields.get(2)?.parse().ok()?,
+            overhead: fields.get(7)?.parse().ok()?,
+        })
+    };
+    let rows: Vec<_> = lines.filter_map(of_line).skip(1).collect();
+    assert!(
+        rows.len() >= 3,
+        "{from}: too few periods with a working set"
+    );
+    rows
+}
+
+/// Checks the median working set against the truth, and the median of its cost.
+fn assert_near(rows: &[Row], mib: f64, off: f64) {
+    let truth = mib * 256.0;
+    let found = plimsoll_rig::median(rows.iter().map(|row| row.pages));
+    let error = found / truth - 1.0;
+    let overhead = plimsoll_rig::median(rows.iter().map(|row| row.overhead));
+    println!(
+        "working set {:.2} MiB of {mib} MiB ({:+.1} %), overhead {:.2} %",
+        found / 256.0,
+        error * 100.0,
+        overhead * 100.0
+    );
+    assert!(error.abs() < off, "{rows:?}");
+    // A look is never cut short, so the last of a period may exceed the budget.
+    assert!(overhead < 0.0125, "{rows:?}");
+}
+
+#[test]
+fn the_working_set_of_a_process_with_private_memory_is_found_within_a_twentieth() {
+    let script = format!(
+        r"{V2}
+start small workload=sequential mib=64
+echo sequential
+attach $pid --backend idle --period 4s --periods 5 -o csv
+$b kill $pid
+start large workload=uniform mib=160
+echo uniform
+attach $pid --backend idle --period 4s --periods 5 --budget 1% -o csv
+echo auto
+attach $pid --period 2s --periods 1
+attach $pid --backend trap
+"
+    );
+    let Some(lines) = run("process", &script) else {
+        return;
+    };
+    assert_near(&rows(&lines, "sequential", "uniform"), 64.0, 0.05);
+    // 5 % of the visits miss in a memory that holds 95 % of the pages.
+    assert_near(&rows(&lines, "uniform", "auto"), 160.0 * 0.95, 0.05);
+    let says = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(says("Backend idle chosen: Idle pages"), "{lines:?}");
+    assert!(
+        says("is not a VM, and this backend observes only RAM of VMs"),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn a_control_group_is_found_with_the_groups_below_it_in_both_versions() {
+    for (version, mounts) in [("v2", V2), ("v1", V1)] {
+        let script = format!(
+            r"{mounts}
+start web/a workload=sequential mib=48
+start web/b workload=sequential mib=32
+start other workload=sequential mib=64
+echo both
+attach cgroup:web --backend idle --period 4s --periods 5 -o csv
+echo one
+attach cgroup:/cg/web/b --backend idle --period 4s --periods 5 -o csv
+echo doctor
+/plimsoll doctor cgroup:web
+attach cgroup:none
+"
+        );
+        let Some(lines) = run(version, &script) else {
+            return;
+        };
+        assert_near(&rows(&lines, "both", "one"), 80.0, 0.05);
+        assert_near(&rows(&lines, "one", "doctor"), 32.0, 0.05);
+        let says = |text: &str| lines.iter().any(|line| line.contains(text));
+        assert!(says("3 groups, 2 processes"), "{lines:?}");
+        assert!(says(r#"there is no control group "none""#), "{lines:?}");
+        assert!(
+            says("is a control group, and this backend observes processes"),
+            "{lines:?}"
+        );
+    }
+}
+
+/// The value of a key in the last line of JSON that has it.
+fn last_number(lines: &[String], from: &str, key: &str) -> f64 {
+    let key = format!("\"{key}\":");
+    let lines = lines.iter().skip_while(|line| *line != from).skip(1);
+    let values = lines.filter_map(|line| {
+        let (_, rest) = line.split_once(&key)?;
+        rest.split([',', '}']).next()?.parse().ok()
+    });
+    values.last().unwrap_or_else(|| panic!("{from}: no {key}"))
+}
+
+#[test]
+fn page_cache_huge_pages_and_swapped_pages_are_counted_apart() {
+    let script = format!(
+        r#"{V2}
+$b mkdir -p /cg/web/reader
+$b sh -c 'echo $$ > /cg/web/reader/cgroup.procs
+    $b dd if=/dev/zero of=/tmp/file bs=1M count=40 2>/dev/null
+    while true; do $b cat /tmp/file > /dev/null; done' &
+reader=$!
+$b sleep 5
+echo cache
+attach cgroup:web/reader --backend idle --period 4s --periods 5 -o csv
+attach cgroup:web/reader --backend idle --period 2s --periods 1 -o json
+$b kill $reader
+echo always > /sys/kernel/mm/transparent_hugepage/enabled
+start huge workload=sequential mib=64
+echo huge
+attach $pid --backend idle --period 4s --periods 4 -o csv
+attach $pid --backend idle --period 2s --periods 1 -o json
+$b kill $pid
+echo never > /sys/kernel/mm/transparent_hugepage/enabled
+$b mkswap /dev/ram0 > /dev/null && $b swapon /dev/ram0
+start swapped workload=sequential mib=24
+$b kill -STOP $pid
+echo 3M > /cg/swapped/memory.reclaim
+echo swapped
+attach $pid --backend idle --period 2s --periods 1 -o json --rate 1/4 --rate-rule fixed
+"#
+    );
+    let Some(lines) = run("kinds", &script) else {
+        return;
+    };
+    assert_near(&rows(&lines, "cache", "huge"), 40.0, 0.05);
+    let share = |from: &str, kind: &str| {
+        last_number(&lines, from, kind) / last_number(&lines, from, "tracked_pages")
+    };
+    let until = |to: &str| -> Vec<String> {
+        lines
+            .iter()
+            .take_while(|line| *line != to)
+            .cloned()
+            .collect()
+    };
+    let (cache, huge) = (until("huge"), until("swapped"));
+    let cached =
+        last_number(&cache, "cache", "cache_pages") / last_number(&cache, "cache", "tracked_pages");
+    assert!(cached > 0.9, "{cached} of the pages are page cache");
+    let huge =
+        last_number(&huge, "huge", "huge_pages") / last_number(&huge, "huge", "tracked_pages");
+    assert!(huge > 0.9, "{huge} of the pages lie in huge pages");
+    let swapped = share("swapped", "swapped_pages");
+    assert!(swapped > 0.05, "{swapped} of the pages are swapped out");
+    assert_near(&rows(&lines, "huge", "swapped"), 64.0, 0.05);
+}
+
+#[test]
+fn a_process_that_executes_another_program_and_a_group_that_is_removed_are_noticed() {
+    let script = format!(
+        r"{V2}
+$b mkdir /cg/turns
+$b mkfifo /tmp/go
+$b sh -c 'echo $$ > /cg/turns/cgroup.procs
+    read line < /tmp/go
+    exec /workload plimsoll.workload=sequential plimsoll.mib=56' > /dev/null &
+pid=$!
+$b sleep 1
+($b sleep 3; echo go > /tmp/go) &
+echo turns
+attach $pid --backend idle --period 4s --periods 6 -o csv
+$b kill $pid
+echo empty
+attach cgroup:turns --backend idle --period 1s --periods 2
+($b sleep 3; $b rmdir /cg/turns) &
+echo removed
+attach cgroup:turns --backend idle --period 1s --periods 20
+"
+    );
+    let Some(lines) = run("turns", &script) else {
+        return;
+    };
+    let found = rows(&lines, "turns", "empty");
+    assert_near(&found, 56.0, 0.05);
+    let after = |from| {
+        let at = lines.iter().position(|line| line == from);
+        &lines[at.unwrap()..]
+    };
+    let exit_after = |from| {
+        let mut lines = after(from).iter();
+        lines.find(|line| line.starts_with("exit ")).unwrap()
+    };
+    assert_eq!(exit_after("empty"), "exit 0");
+    let is_removed = |line: &String| line.contains("control group /cg/turns was removed");
+    assert!(after("removed").iter().any(is_removed), "{lines:?}");
+    assert_eq!(exit_after("removed"), "exit 0");
+}

@@ -1,0 +1,329 @@
+//! Control groups whose memory is counted apart, of version 1 and of version 2.
+//!
+//! The memory of a group is what is charged to it and to the groups below it: memory that its processes allocated, and
+//! files that they were the first to read, mapped or not. A process that moves to another group leaves behind what is
+//! charged already. The kernel names the group of a page by the inode of the group's directory.
+//!
+//! Source: Linux, Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst and mm/pagemap.rst (`kpagecgroup`).
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::VmError;
+
+/// Files that exist in groups whose memory is counted, by the version of control groups. The root of version 2 has the
+/// second one alone.
+const COUNTED: [&str; 2] = ["memory.usage_in_bytes", "memory.stat"];
+
+/// A control group with all groups below it, at the time it was inspected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemoryGroup {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The version of control groups, which is that of the mount.
+    pub version: CgroupVersion,
+    /// Inode of its directory, which distinguishes it from a later group with the same path.
+    pub inode: u64,
+    /// Inodes of all groups, its own and those below it, ascending.
+    pub inodes: Vec<u64>,
+    /// Process ids of their processes, ascending.
+    pub processes: Vec<u32>,
+}
+
+/// A version of control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupVersion {
+    /// A hierarchy for each controller.
+    V1,
+    /// One hierarchy.
+    V2,
+}
+
+impl fmt::Display for CgroupVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::V1 => "version 1",
+            Self::V2 => "version 2",
+        })
+    }
+}
+
+/// A mounted hierarchy of control groups that can count memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CgroupMount {
+    /// Where it is mounted.
+    pub directory: PathBuf,
+    /// Its version.
+    pub version: CgroupVersion,
+}
+
+impl CgroupMount {
+    /// Parses `/proc/self/mountinfo`: version 2, and the hierarchy of version 1 that has the memory controller. Malformed
+    /// lines are ignored.
+    #[must_use]
+    pub fn parse(mountinfo: &str) -> Vec<Self> {
+        let of_line = |line: &str| {
+            let (mount, source) = line.split_once(" - ")?;
+            let directory = unescape(mount.split(' ').nth(4)?);
+            let mut source = source.split(' ');
+            let version = match source.next()? {
+                "cgroup2" => CgroupVersion::V2,
+                "cgroup" => {
+                    let mut options = source.nth(1)?.split(',');
+                    options.find(|&option| option == "memory")?;
+                    CgroupVersion::V1
+                }
+                _ => return None,
+            };
+            Some(Self { directory, version })
+        };
+        mountinfo.lines().filter_map(of_line).collect()
+    }
+}
+
+/// A path as mountinfo writes it: with blanks, line ends and backslashes as octal numbers.
+fn unescape(text: &str) -> PathBuf {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| first == b'\\');
+        let octal = octal.and_then(|digits| str::from_utf8(digits).ok());
+        let octal = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        rest = if octal.is_some() { &after[3..] } else { after };
+        bytes.push(octal.unwrap_or(first));
+    }
+    OsString::from_vec(bytes).into()
+}
+
+impl MemoryGroup {
+    /// Finds a group by its path below the root of its hierarchy, or by its directory.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`]; [`VmError::NotPermitted`] if a directory may not be read.
+    pub fn find(path: &str) -> Result<Self, VmError> {
+        let file = "/proc/self/mountinfo";
+        let mountinfo =
+            fs::read_to_string(file).map_err(|source| VmError::of_file(file, source))?;
+        Self::find_in(path, &CgroupMount::parse(&mountinfo))
+    }
+
+    fn find_in(path: &str, mounts: &[CgroupMount]) -> Result<Self, VmError> {
+        let mut without = None;
+        for mount in mounts {
+            let below = Path::new(path);
+            let below = below.strip_prefix(&mount.directory).unwrap_or(below);
+            let below = below.strip_prefix("/").unwrap_or(below);
+            // No name may lead out of the hierarchy.
+            let is_below = below
+                .components()
+                .all(|name| matches!(name, std::path::Component::Normal(_)));
+            let directory = mount.directory.join(below);
+            if !is_below || !directory.is_dir() {
+                continue;
+            }
+            if COUNTED.iter().any(|file| directory.join(file).exists()) {
+                return Self::of_directory(directory, mount.version);
+            }
+            without.get_or_insert(directory);
+        }
+        Err(match without {
+            Some(directory) => VmError::GroupWithoutMemory { directory },
+            None => VmError::NoSuchGroup {
+                path: path.to_owned(),
+                looked_in: mounts
+                    .iter()
+                    .map(|mount| mount.directory.display().to_string())
+                    .collect(),
+            },
+        })
+    }
+
+    fn of_directory(directory: PathBuf, version: CgroupVersion) -> Result<Self, VmError> {
+        let gone = || VmError::GroupGone {
+            directory: directory.clone(),
+        };
+        let inode = fs::metadata(&directory).map_err(|_| gone())?.ino();
+        let (mut inodes, mut processes) = (Vec::new(), Vec::new());
+        let mut pending = vec![directory.clone()];
+        while let Some(group) = pending.pop() {
+            // A group below that is removed meanwhile has no processes left.
+            let Ok(metadata) = fs::symlink_metadata(&group) else {
+                continue;
+            };
+            inodes.push(metadata.ino());
+            // Groups of threads have no list of processes; their processes are listed above them.
+            let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+            // A process of another namespace is listed as 0.
+            processes.extend(parse_members(&members));
+            let listing = match fs::read_dir(&group) {
+                Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(VmError::of_file(group, source));
+                }
+                listing => listing.into_iter().flatten(),
+            };
+            let below = listing.flatten();
+            let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            pending.extend(below.map(|entry| entry.path()));
+        }
+        if inodes.is_empty() {
+            return Err(gone());
+        }
+        inodes.sort_unstable();
+        processes.sort_unstable();
+        processes.dedup();
+        Ok(Self {
+            directory,
+            version,
+            inode,
+            inodes,
+            processes,
+        })
+    }
+
+    /// Inspects it again.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::GroupGone`] if it was removed, also if there is another group with its path by now.
+    pub fn refreshed(&self) -> Result<Self, VmError> {
+        let now = Self::of_directory(self.directory.clone(), self.version)?;
+        if now.inode != self.inode {
+            return Err(VmError::GroupGone {
+                directory: self.directory.clone(),
+            });
+        }
+        Ok(now)
+    }
+
+    /// Memory charged to it, in bytes; `None` if the kernel does not report it, as for the root of version 2.
+    #[must_use]
+    pub fn charged_bytes(&self) -> Option<u64> {
+        let file = match self.version {
+            CgroupVersion::V1 => "memory.usage_in_bytes",
+            CgroupVersion::V2 => "memory.current",
+        };
+        let text = fs::read_to_string(self.directory.join(file)).ok()?;
+        text.trim().parse().ok()
+    }
+}
+
+/// The process ids of a `cgroup.procs` file that can be named here. Malformed lines are ignored.
+pub fn parse_members(text: &str) -> impl Iterator<Item = u32> {
+    text.lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .filter(|&pid| pid != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+30 23 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+31 30 0:27 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+35 30 0:31 / /sys/fs/cgroup/me\\040mory rw - cgroup cgroup rw,memory
+40 30 0:36 / /sys/fs/cgroup/unified rw shared:9 - cgroup2 cgroup2 rw,nsdelegate
+malformed - cgroup2
+";
+
+    /// A hierarchy in a directory of the host, in which each group has these files.
+    fn hierarchy(version: CgroupVersion) -> (tempfile::TempDir, Vec<CgroupMount>) {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().to_owned();
+        (root, vec![CgroupMount { directory, version }])
+    }
+
+    fn add(mounts: &[CgroupMount], group: &str, members: &str) -> u64 {
+        let directory = mounts[0].directory.join(group);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("memory.stat"), "anon 0\n").unwrap();
+        fs::write(directory.join("memory.current"), "4096\n").unwrap();
+        fs::write(directory.join("cgroup.procs"), members).unwrap();
+        fs::metadata(directory).unwrap().ino()
+    }
+
+    #[test]
+    fn hierarchies_that_count_memory_are_found_among_the_mounts() {
+        let found = CgroupMount::parse(MOUNTS);
+        let mount = |directory: &str, version| CgroupMount {
+            directory: directory.into(),
+            version,
+        };
+        assert_eq!(
+            found,
+            [
+                mount("/sys/fs/cgroup/me mory", CgroupVersion::V1),
+                mount("/sys/fs/cgroup/unified", CgroupVersion::V2),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_group_has_the_processes_and_inodes_of_those_below_it() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        let mut inodes = vec![
+            add(&mounts, "web", ""),
+            add(&mounts, "web/a", "12\n7\n0\n"),
+            add(&mounts, "web/a/b", "9\n7\n"),
+        ];
+        add(&mounts, "web-2", "5\n");
+        inodes.sort_unstable();
+        let directory = mounts[0].directory.join("web").display().to_string();
+        for path in ["web", "/web", "web/", &directory] {
+            let group = MemoryGroup::find_in(path, &mounts).unwrap();
+            assert_eq!(
+                (&group.inodes, &*group.processes),
+                (&inodes, &[7, 9, 12][..])
+            );
+            assert_eq!(group.charged_bytes(), Some(4096));
+        }
+    }
+
+    #[test]
+    fn ten_thousand_processes_are_members_and_none_are_no_error() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        let members: String = (1..=10_000).rev().map(|pid| format!("{pid}\n")).collect();
+        add(&mounts, "many", &members);
+        add(&mounts, "none", "");
+        let many = MemoryGroup::find_in("many", &mounts).unwrap();
+        assert_eq!(many.processes, (1..=10_000).collect::<Vec<u32>>());
+        let none = MemoryGroup::find_in("none", &mounts).unwrap();
+        assert_eq!((none.processes.len(), none.inodes.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_group_that_is_not_there_or_does_not_count_memory_is_named() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V1);
+        for path in ["web", "../etc", "a/../../etc", "/"] {
+            let error = MemoryGroup::find_in(path, &mounts).unwrap_err();
+            let directory = mounts[0].directory.display().to_string();
+            assert!(error.to_string().contains(&directory), "{error}");
+        }
+        fs::create_dir(mounts[0].directory.join("cpu-only")).unwrap();
+        let error = MemoryGroup::find_in("cpu-only", &mounts).unwrap_err();
+        assert!(
+            matches!(error, VmError::GroupWithoutMemory { .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_group_that_was_removed_is_gone_even_if_another_took_its_path() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        add(&mounts, "web", "7\n");
+        let group = MemoryGroup::find_in("web", &mounts).unwrap();
+        assert_eq!(group.refreshed().unwrap(), group);
+        // In its place before it is removed, so that it cannot get the same inode.
+        add(&mounts, "other", "7\n");
+        fs::remove_dir_all(&group.directory).unwrap();
+        assert!(matches!(group.refreshed(), Err(VmError::GroupGone { .. })));
+        fs::rename(mounts[0].directory.join("other"), &group.directory).unwrap();
+        assert!(matches!(group.refreshed(), Err(VmError::GroupGone { .. })));
+    }
+}
