@@ -332,7 +332,7 @@ fn hosts_are_found_by_prometheus_and_victoria_metrics_and_their_demand_is_record
         let Some(scraper) = scraper(folder.path(), program, &targets, arguments) else {
             skip(
                 Lack::Program,
-                &format!("{program} is not installed (Debian: {package})"),
+                format!("{program} is not installed (Debian: {package})"),
             );
             continue;
         };
