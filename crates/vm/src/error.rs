@@ -41,7 +41,7 @@ pub enum VmError {
     NotOfThisHost { pid: u32, why: String },
     /// The process id was reused by another process.
     #[error(
-        "process {pid} has another start time: the VM has ended, and its process id was reused"
+        "process {pid} has another start time: the one that was meant has ended, and its process id was reused"
     )]
     OtherProcess { pid: u32 },
     /// No running VM has this name.
