@@ -58,7 +58,7 @@ fn run(name: &str, script: &str) -> Option<Vec<String>> {
     let image = match image {
         Ok(image) => image,
         Err(error) => {
-            skip(Lack::Live, error);
+            skip(Lack::Program, format!("{error} (./dev setup builds it)"));
             return None;
         }
     };
