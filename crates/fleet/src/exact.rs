@@ -62,7 +62,7 @@ fn alike(problem: &Problem<'_>) -> Vec<usize> {
     let is_special = |host: usize| {
         let vms = problem.fleet.vms.iter();
         vms.map(|vm| vm.host).any(|origin| origin == host)
-            || (0..problem.items.len()).any(|item| !problem.may_be_on(item, host))
+            || (0..problem.items.len()).any(|item| !problem.can_run_on(item, host))
     };
     let mut alike: Vec<usize> = Vec::new();
     for (host, own) in hosts.iter().enumerate() {

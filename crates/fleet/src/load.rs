@@ -15,6 +15,8 @@ pub(crate) struct Item {
     apart: Vec<usize>,
     /// By host; empty for any.
     hosts: Vec<bool>,
+    /// The hosts that it must not leave: none, one, or several that contradict each other.
+    stays_on: Vec<usize>,
 }
 
 /// Items and hosts; fixed while placing.
@@ -42,6 +44,7 @@ impl<'a> Problem<'a> {
             let mut bytes_on = vec![0_u64; fleet.hosts.len()];
             let mut hosts: Vec<bool> = Vec::new();
             let mut apart: Vec<usize> = Vec::new();
+            let mut stays_on: Vec<usize> = Vec::new();
             for &vm in vms {
                 let own = &fleet.vms[vm];
                 for (sum, need) in need.iter_mut().zip(&own.need) {
@@ -49,6 +52,9 @@ impl<'a> Problem<'a> {
                 }
                 bytes_on[own.host] += own.size_bytes;
                 apart.extend(&rules.apart[vm]);
+                if rules.stays[vm] && !stays_on.contains(&own.host) {
+                    stays_on.push(own.host);
+                }
                 if !rules.hosts[vm].is_empty() {
                     hosts.resize(fleet.hosts.len(), true);
                     for (all, own) in hosts.iter_mut().zip(&rules.hosts[vm]) {
@@ -66,6 +72,7 @@ impl<'a> Problem<'a> {
                 need,
                 apart,
                 hosts,
+                stays_on,
             }
         });
         Self {
@@ -82,10 +89,16 @@ impl<'a> Problem<'a> {
             .sum()
     }
 
-    /// Whether rules allow the item on the host, whoever else is there.
-    pub(crate) fn may_be_on(&self, item: usize, host: usize) -> bool {
+    /// Whether the item could run on the host, whoever else is there.
+    pub(crate) fn can_run_on(&self, item: usize, host: usize) -> bool {
         let hosts = &self.items[item].hosts;
         hosts.is_empty() || hosts[host]
+    }
+
+    /// Whether a plan may have the item on the host, whoever else is there.
+    pub(crate) fn may_be_on(&self, item: usize, host: usize) -> bool {
+        let stays_on = &self.items[item].stays_on;
+        self.can_run_on(item, host) && stays_on.iter().all(|&stays| stays == host)
     }
 
     /// Every item on its origin.
@@ -198,6 +211,11 @@ impl Load {
 
     /// Whether the item, which is not there, may be put on the host.
     pub(crate) fn fits(&self, problem: &Problem<'_>, item: usize, host: usize) -> bool {
+        self.has_room(problem, item, host) && problem.may_be_on(item, host)
+    }
+
+    /// Whether the item, which is not there, could run on the host.
+    pub(crate) fn has_room(&self, problem: &Problem<'_>, item: usize, host: usize) -> bool {
         let capacity = &problem.fleet.hosts[host].capacity;
         let need = &problem.items[item].need;
         let used = &self.used[host];
@@ -206,7 +224,7 @@ impl Load {
         let exceeds = exceeds.fold(0, |exceeds, ((used, need), capacity)| {
             exceeds | u32::from(used.wrapping_add(*need) > *capacity)
         });
-        exceeds == 0 && problem.may_be_on(item, host) && !self.clashes(problem, item, host)
+        exceeds == 0 && problem.can_run_on(item, host) && !self.clashes(problem, item, host)
     }
 
     /// The largest share of the host's capacity that its items and `item` need in any slot.

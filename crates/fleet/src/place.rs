@@ -174,7 +174,8 @@ fn repair(problem: &Problem<'_>, load: &mut Load) {
             load.put(problem, item, problem.items[item].origin);
             continue;
         }
-        match roomiest(problem, load, item, 0..hosts) {
+        let with_room = (0..hosts).filter(|&host| load.fits(problem, item, host));
+        match roomiest(problem, load, item, with_room) {
             Some(host) => load.put(problem, item, host),
             None if make_room(problem, load, item) => {}
             None => load.put(problem, item, problem.items[item].origin),
@@ -288,7 +289,8 @@ fn make_room(problem: &Problem<'_>, load: &mut Load, item: usize) -> bool {
         for other in others {
             load.take(problem, other);
             if load.fits(problem, item, host) {
-                let elsewhere = (0..hosts).filter(|&elsewhere| elsewhere != host);
+                let elsewhere = (0..hosts)
+                    .filter(|&elsewhere| elsewhere != host && load.fits(problem, other, elsewhere));
                 if let Some(elsewhere) = roomiest(problem, load, other, elsewhere) {
                     load.put(problem, other, elsewhere);
                     load.put(problem, item, host);

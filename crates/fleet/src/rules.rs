@@ -32,7 +32,7 @@ pub struct Rules {
     pub apart: Vec<VmGroup>,
     /// VMs that may be on some hosts only.
     pub on: Vec<OnHosts>,
-    /// VMs that must not be moved.
+    /// VMs that are not moved. If their host is lost, they may run elsewhere.
     pub stay: Vec<VmGroup>,
 }
 
@@ -82,6 +82,8 @@ pub(crate) struct Resolved {
     pub(crate) apart: Vec<Vec<usize>>,
     /// For each VM, whether it may be on each host; empty if it may be anywhere.
     pub(crate) hosts: Vec<Vec<bool>>,
+    /// For each VM, whether it is not moved.
+    pub(crate) stays: Vec<bool>,
 }
 
 impl Rules {
@@ -120,13 +122,6 @@ impl Rules {
             }
         }
         let mut hosts = vec![Vec::new(); count];
-        let mut allow = |vm: usize, allowed: &dyn Fn(usize) -> bool| {
-            let of_vm: &mut Vec<bool> = &mut hosts[vm];
-            of_vm.resize(fleet.hosts.len(), true);
-            for (host, is_allowed) in of_vm.iter_mut().enumerate() {
-                *is_allowed &= allowed(host);
-            }
-        };
         for rule in &self.on {
             let mut named = vec![false; fleet.hosts.len()];
             for name in &rule.hosts {
@@ -142,18 +137,24 @@ impl Rules {
                 }
             }
             for vm in vms(fleet, "on", &rule.vms)? {
-                allow(vm, &|host| named[host]);
+                let of_vm: &mut Vec<bool> = &mut hosts[vm];
+                of_vm.resize(fleet.hosts.len(), true);
+                for (is_allowed, named) in of_vm.iter_mut().zip(&named) {
+                    *is_allowed &= named;
+                }
             }
         }
+        let mut stays = vec![false; count];
         for rule in &self.stay {
             for vm in vms(fleet, "stay", &rule.vms)? {
-                allow(vm, &|host| host == fleet.vms[vm].host);
+                stays[vm] = true;
             }
         }
         Ok(Resolved {
             items,
             apart,
             hosts,
+            stays,
         })
     }
 }

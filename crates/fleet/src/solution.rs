@@ -101,7 +101,8 @@ pub(crate) fn stranded(
     let mut rest = load.clone_without(problem, host);
     let mut stranded = Vec::new();
     for item in lost {
-        let others = (0..kept.len()).filter(|&other| other != host && kept[other]);
+        let others = (0..kept.len())
+            .filter(|&other| other != host && kept[other] && rest.has_room(problem, item, other));
         match roomiest(problem, &rest, item, others) {
             Some(other) => rest.put(problem, item, other),
             None => stranded.extend(&problem.items[item].vms),
@@ -110,14 +111,13 @@ pub(crate) fn stranded(
     stranded
 }
 
-/// The host that has most room left with the item; `None` if it fits on none.
+/// Of hosts that have room for the item, the one that has most left with it.
 pub(crate) fn roomiest(
     problem: &Problem<'_>,
     load: &Load,
     item: usize,
     hosts: impl Iterator<Item = usize>,
 ) -> Option<usize> {
-    let hosts = hosts.filter(|&host| load.fits(problem, item, host));
     let shares = hosts.map(|host| (load.share_with(problem, item, host), host));
     shares
         .min_by(|a, b| a.0.total_cmp(&b.0))

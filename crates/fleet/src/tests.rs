@@ -241,12 +241,17 @@ fn vms_that_wait_for_each_other_go_by_a_third_host() {
 fn vms_that_belong_together_move_together_and_those_that_must_stay_do() {
     let rules =
         Rules::parse("[[together]]\nvms=['vm-0','vm-2']\n[[stay]]\nvms=['vm-1']\n").unwrap();
-    let fleet = fleet(&[8, 8], &[(0, [3, 3]), (0, [4, 4]), (1, [2, 2])]);
-    let found = place(&fleet, &rules, aim(Goal::Fit, false)).unwrap();
+    let trio = fleet(&[8, 8], &[(0, [3, 3]), (0, [4, 4]), (1, [2, 2])]);
+    let found = place(&trio, &rules, aim(Goal::Fit, false)).unwrap();
     // Together they need 5 of 8 GiB, so not beside the VM that stays.
     assert_eq!(found.host_of, [1, 0, 1]);
+    // If its host is lost, a VM that stays runs elsewhere.
+    let light = fleet(&[8, 8], &[(0, [3, 3]), (1, [2, 2])]);
+    let stay = Rules::parse("[[stay]]\nvms=['*']\n").unwrap();
+    let found = plan(&light, &stay, aim(Goal::FewestHosts, true), None).unwrap();
+    assert_eq!((found.moves.len(), found.survives_loss), (0, Some(true)));
     let misspelt = Rules::parse("[[stay]]\nvms=['vm-7']\n").unwrap();
-    let error = place(&fleet, &misspelt, aim(Goal::Fit, false)).unwrap_err();
+    let error = place(&trio, &misspelt, aim(Goal::Fit, false)).unwrap_err();
     assert_eq!(error.to_string(), "rule stay: no VM is called \"vm-7\"");
     assert!(Rules::parse("[[together]]\nvm=['a']").is_err());
 }
