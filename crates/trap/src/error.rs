@@ -42,7 +42,7 @@ pub enum TrapError {
     #[error("the RAM of process {pid} changed while it was traced; the traps were removed")]
     RamChanged { pid: u32 },
     /// A setting is out of range.
-    #[error("{setting} of {value} is outside {accepted}; nothing was changed in the VM")]
+    #[error("{setting} of {value} is outside {accepted}; nothing was changed")]
     Setting {
         setting: &'static str,
         value: String,

@@ -98,7 +98,7 @@ impl PausedVm {
             };
             assert_eq!(reason, name, "{backend}");
             assert_eq!(output.status.code(), Some(1), "{backend}: {complaint}");
-            let sentence = format!("{why}; {change}; nothing was changed in the VM");
+            let sentence = format!("{why}; {change}; nothing was changed");
             assert!(
                 complaint.contains(&sentence),
                 "{sentence:?} is not in: {complaint}"

@@ -95,7 +95,7 @@ fn what_is_no_vm_is_refused_by_name() {
         &["no running VM is named \"a-name-nobody-has\"", "running: "],
     );
     let this = std::process::id().to_string();
-    let said = format!("process {this} is not a QEMU system emulator but live-");
+    let said = format!("process {this} is not a VM, and this backend observes only RAM of VMs");
     assert_refused(Attach::start(&this, ""), &[&said]);
     // Process ids end at 2^22 on Linux.
     assert_refused(
