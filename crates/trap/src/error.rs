@@ -13,7 +13,7 @@ use crate::stopped::CALL_MAX;
 #[allow(missing_docs, reason = "each field is part of the message")]
 pub enum TrapError {
     /// The VM cannot be traced as it is.
-    #[error("{0}; {change}; nothing was changed in the VM", change = .0.change())]
+    #[error("{0}; {change}; nothing was changed", change = .0.change())]
     Refused(Refusal),
     /// While it was traced, the VM changed so that it cannot be traced.
     #[error("tracing was ended, because {0}; {change}; the traps were removed", change = .0.change())]
