@@ -13,9 +13,9 @@
 //! is known: LRU's exact curve of all references ([`ExactLru`]) minus LRU simulated on the sample at the same size is added
 //! (a control variate). This is ours; it costs a pass of exact LRU, and is left out at `R = 1`, where it is zero.
 //!
-//! Source: [Waldspurger17] §3; departs from it in the correction, and in that the sample is kept.
+//! Source: \[Waldspurger17\] §3; departs from it in the correction, and in that the sample is kept.
 //! Cost: exact LRU for each reference; for a share `R` of them 4 bytes, and 10 to 30 ns for each size and policy.
-//! Not here: the page store's policies and its [Waldspurger17] miniatures (crate `hcache`). A stage uses no other crate than
+//! Not here: the page store's policies and its \[Waldspurger17\] miniatures (crate `hcache`). A stage uses no other crate than
 //! `flow`, and those judge pages that clients take out, in two queues of a shard, which cannot express ARC or W-TinyLFU.
 
 mod arc;
