@@ -108,5 +108,5 @@ def test_curves_and_plans_that_are_not_valid():
 
 def test_every_exception_is_a_plimsoll_error():
     raised = [value for value in vars(errors).values() if isinstance(value, type)]
-    assert len(raised) == 9
+    assert len(raised) == 10
     assert all(issubclass(value, pm.PlimsollError) and value.__doc__ for value in raised)
