@@ -28,6 +28,7 @@ use std::io::Read;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::bytes::Bytes;
+use crate::details::Wanted;
 use crate::devices::Devices;
 use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
@@ -85,9 +86,7 @@ struct Reader<R> {
     version: usize,
     tenants: Devices,
     skipped: u64,
-    with_times: bool,
-    with_sizes: bool,
-    with_groups: bool,
+    wanted: Wanted,
     by_tenant: bool,
 }
 
@@ -113,16 +112,14 @@ impl<R: Read> Reader<R> {
             return Err(bytes.unexpected("version 1 to 8", 8));
         }
         bytes.take(HEADER_BYTES);
-        let with_groups = options.groups == Some(Grouping::Device);
+        let wanted = Wanted::of(options, Grouping::Device);
         Ok(Self {
             bytes,
             version,
             tenants: Devices::new(options.device.as_deref()),
             skipped: 0,
-            with_times: options.times,
-            with_sizes: options.sizes,
-            with_groups,
-            by_tenant: with_groups || options.device.is_some(),
+            wanted,
+            by_tenant: wanted.groups || options.device.is_some(),
         })
     }
 }
@@ -144,7 +141,7 @@ impl<R: Read> Source for Reader<R> {
                 return Err(self.bytes.truncated(record_bytes));
             };
             let size_bytes = match record.size_bytes {
-                None if self.with_sizes => {
+                None if self.wanted.sizes => {
                     let expected = "a record of an object below 4 GiB";
                     return Err(self.bytes.unexpected(expected, record_bytes));
                 }
@@ -167,16 +164,8 @@ impl<R: Read> Source for Reader<R> {
                 continue;
             }
             batch.push(PageNumber(record.object), record.kind());
-            let details = batch.details_mut();
-            if self.with_times {
-                details.times_us.push(u64::from(record.time_s) * 1_000_000);
-            }
-            if self.with_sizes {
-                details.sizes_bytes.push(size_bytes);
-            }
-            if self.with_groups {
-                details.groups.push(tenant);
-            }
+            let time_us = u64::from(record.time_s) * 1_000_000;
+            self.wanted.push(time_us, size_bytes, tenant, batch);
         }
         Ok(!batch.is_empty())
     }

@@ -17,6 +17,7 @@ mod blkparse;
 mod bytes;
 mod compression;
 mod csv;
+mod details;
 mod devices;
 mod disk_csv;
 #[cfg(test)]

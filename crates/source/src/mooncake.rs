@@ -15,6 +15,7 @@ use std::io::Read;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 use serde::Deserialize;
 
+use crate::details::Wanted;
 use crate::lines::Lines;
 use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
@@ -52,8 +53,7 @@ struct Reader<R> {
     /// The number of the last request, from 1, modulo 2^32.
     request: u32,
     skipped: u64,
-    with_times: bool,
-    with_groups: bool,
+    wanted: Wanted,
 }
 
 impl<R: Read> Reader<R> {
@@ -64,8 +64,7 @@ impl<R: Read> Reader<R> {
             time_us: 0,
             request: 0,
             skipped: 0,
-            with_times: options.times,
-            with_groups: options.groups == Some(Grouping::Request),
+            wanted: Wanted::of(options, Grouping::Request),
         }
     }
 
@@ -77,7 +76,7 @@ impl<R: Read> Reader<R> {
             }
             let request = serde_json::from_slice::<Request>(line).ok();
             let time_us = request.as_ref().and_then(Request::time_us);
-            let (Some(request), true) = (request, time_us.is_some() || !self.with_times) else {
+            let (Some(request), true) = (request, time_us.is_some() || !self.wanted.times) else {
                 let found = line.to_vec();
                 return Err(self.lines.unexpected(EXPECTED, &found));
             };
@@ -107,12 +106,8 @@ impl<R: Read> Source for Reader<R> {
                 continue;
             };
             batch.push(PageNumber(block), AccessKind::Read);
-            if self.with_times {
-                batch.details_mut().times_us.push(self.time_us);
-            }
-            if self.with_groups {
-                batch.details_mut().groups.push(self.request);
-            }
+            // Blocks have no sizes, and the format takes no option that asks for them.
+            self.wanted.push(self.time_us, 0, self.request, batch);
         }
         Ok(!batch.is_empty())
     }

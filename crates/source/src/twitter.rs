@@ -16,6 +16,7 @@ use std::io::Read;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::details::Wanted;
 use crate::devices::Devices;
 use crate::lines::{Lines, parse_digits};
 use crate::row::{FormatRow, Opening};
@@ -77,9 +78,7 @@ struct Reader<R> {
     lines: Lines<R>,
     clients: Devices,
     skipped: u64,
-    with_times: bool,
-    with_sizes: bool,
-    with_groups: bool,
+    wanted: Wanted,
 }
 
 impl<R: Read> Reader<R> {
@@ -88,9 +87,7 @@ impl<R: Read> Reader<R> {
             lines: Lines::new(input, name),
             clients: Devices::new(options.device.as_deref()),
             skipped: 0,
-            with_times: options.times,
-            with_sizes: options.sizes,
-            with_groups: options.groups == Some(Grouping::Device),
+            wanted: Wanted::of(options, Grouping::Device),
         }
     }
 }
@@ -128,16 +125,8 @@ impl<R: Read> Source for Reader<R> {
                 continue;
             };
             batch.push(PageNumber(xxh3_64(request.key)), kind);
-            let details = batch.details_mut();
-            if self.with_times {
-                details.times_us.push(time_us);
-            }
-            if self.with_sizes {
-                details.sizes_bytes.push(request.size_bytes);
-            }
-            if self.with_groups {
-                details.groups.push(client);
-            }
+            let size_bytes = request.size_bytes;
+            self.wanted.push(time_us, size_bytes, client, batch);
         }
         Ok(!batch.is_empty())
     }
