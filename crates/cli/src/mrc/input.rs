@@ -35,9 +35,17 @@ pub(super) fn curve_of(
 /// Why so many references of a trace have no curve.
 pub(super) fn no_curve(trace: &TraceArgs, error: CurveError, references: u64) -> anyhow::Error {
     match error {
+        CurveError::Empty if references > 0 => unsampled(error, references),
+        error => unsampled(error, references).context(format!("no curve of '{}'", trace.label())),
+    }
+}
+
+/// The error of so many references: without any in the sample, what to do.
+pub(super) fn unsampled(error: CurveError, references: u64) -> anyhow::Error {
+    match error {
         CurveError::Empty if references > 0 => anyhow::anyhow!(
             "none of the trace's {references} references was sampled: a higher --rate sees more"
         ),
-        error => anyhow::Error::new(error).context(format!("no curve of '{}'", trace.label())),
+        error => error.into(),
     }
 }

@@ -11,7 +11,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use plimsoll_estimator::simulation::{
     CACHE_POLICIES, CachePolicyRow, MiniSim, SimulatedPoint, cache_policy,
 };
-use plimsoll_flow::{CurveError, PageCount, PageSize};
+use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Format, csv, grouped};
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit, encode};
@@ -19,7 +19,7 @@ use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
 
 use super::choice::EstimatorArgs;
-use super::input::read;
+use super::input::{read, unsampled};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
@@ -74,12 +74,7 @@ pub(super) fn run(
     let mut policies = Vec::new();
     for row in &args.cache_policy {
         let points = simulation.points(row, &sizes);
-        let points = points.map_err(|error| match error {
-            CurveError::Empty if references > 0 => anyhow::anyhow!(
-                "none of the trace's {references} references was sampled: a higher --rate sees more"
-            ),
-            error => error.into(),
-        });
+        let points = points.map_err(|error| unsampled(error, references));
         let points = points.with_context(|| format!("no ratios of '{}'", trace.label()))?;
         policies.push((row.name, points));
     }

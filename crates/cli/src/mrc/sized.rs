@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Context as _;
 use plimsoll_estimator::SizedCurves;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::{Format, csv, grouped};
 use plimsoll_plot::{Axis, Chart, Series, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
@@ -13,7 +13,7 @@ use plimsoll_source::Options;
 use serde::Serialize;
 
 use super::choice::EstimatorArgs;
-use super::input::read;
+use super::input::{read, unsampled};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
@@ -33,12 +33,7 @@ pub(super) fn run(
     let references = read(&mut source, |batch| {
         lru.observe(batch.pages(), &batch.details().sizes_bytes);
     })?;
-    let curves = lru.curves().map_err(|error| match error {
-        CurveError::Empty if references > 0 => anyhow::anyhow!(
-            "none of the trace's {references} references was sampled: a higher --rate sees more"
-        ),
-        error => error.into(),
-    });
+    let curves = lru.curves().map_err(|error| unsampled(error, references));
     let SizedCurves {
         by_requests,
         by_bytes,
