@@ -18,7 +18,7 @@ use plimsoll_trap::{
 };
 use plimsoll_vm::{HostMemory, RamState, Target, Transfer, TransferWatch, VmError};
 
-use crate::{group_of, process_target, target_of};
+use crate::{group_of, pid_of, process_target, target_of};
 
 /// Time limit of an exchange with a monitor.
 pub const MONITOR_MAX: Duration = Duration::from_millis(300);
@@ -132,12 +132,14 @@ impl Follower {
         }
     }
 
-    /// Whether memory or CPUs were added or removed; updates the target's description.
+    /// Whether memory or CPUs were added or removed, as far as it can be inspected; updates the target's description.
     fn has_changed(&mut self) -> bool {
-        // The backend notices if it has ended.
-        let Ok(now) = self.target.refreshed() else {
-            return false;
-        };
+        let now = self.target.refreshed();
+        now.is_ok_and(|now| self.update(now))
+    }
+
+    /// Takes over the target's description; whether memory or CPUs were added or removed.
+    fn update(&mut self, now: Target) -> bool {
         let changed = match (&now, &self.target) {
             (Target::Vm(now), Target::Vm(vm)) => (&now.ram, &now.vcpus) != (&vm.ram, &vm.vcpus),
             (Target::Process(now), Target::Process(process)) => now.ram != process.ram,
@@ -199,11 +201,10 @@ impl Follower {
     /// Determines the cause of a failed call: the VM has ended, or changed, or neither; and of a foreign userfaultfd. After
     /// a failed call, no backend is attached.
     fn explain(&mut self, error: TrapError) -> TrapError {
-        let pid = match &self.target {
-            Target::Vm(vm) => vm.pid,
-            Target::Process(process) => process.process.pid,
-            Target::Group(_) => return error,
-        };
+        if let Target::Group(_) = self.target {
+            return error;
+        }
+        let pid = pid_of(&self.target);
         if let TrapError::VmGone { .. } = error {
             // It also looks like an end when a thread other than the first executes another program.
             return match (&self.target, self.target.refreshed()) {
@@ -247,12 +248,13 @@ impl Follower {
 impl Backend for Follower {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         self.check_transfer()?;
-        if let Target::Group(group) = &self.target
-            && group.refreshed().is_err()
-        {
-            return Err(self.gone());
-        }
-        if self.has_changed() || self.backend.is_none() {
+        let has_changed = match (self.target.refreshed(), &self.target) {
+            (Ok(now), _) => self.update(now),
+            (Err(_), Target::Group(_)) => return Err(self.gone()),
+            // The backend notices if it has ended.
+            (Err(_), Target::Vm(_) | Target::Process(_)) => false,
+        };
+        if has_changed || self.backend.is_none() {
             let before = std::mem::take(&mut self.ram_pages);
             let kept = self.keep_up();
             if kept.map_err(|error| self.explain(error))? {
