@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use plimsoll_flow::{MissRatioCurve, PageCount};
 use plimsoll_policy::{Bound, Rules, promise_size};
 use plimsoll_protocol::fleet::IntervalDemand;
-use plimsoll_protocol::vm::{MissCost, Settings};
+use plimsoll_protocol::vm::{MissCost, Settings, VmSummary};
 
 use crate::vm::{bytes, pages};
 
@@ -41,7 +41,17 @@ pub struct Needs<'a> {
     pub kept_bytes: u64,
 }
 
-impl Needs<'_> {
+impl<'a> Needs<'a> {
+    /// What decides for a VM as it is now.
+    #[must_use]
+    pub fn of(summary: &'a VmSummary) -> Self {
+        Self {
+            settings: &summary.settings,
+            cost: summary.miss_cost,
+            kept_bytes: summary.kept_bytes,
+        }
+    }
+
     /// The smallest size within the limit and the minimum; the baseline if the curve cannot show that a bound is kept.
     #[must_use]
     pub fn by(&self, curve: &MissRatioCurve) -> PageCount {

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
 use plimsoll_policy::{Rules, relative};
-use plimsoll_protocol::vm::{MissCost, Settings};
 
 use crate::demand::Needs;
 use crate::vm::pages;
@@ -44,23 +43,15 @@ pub struct Rightsize {
 }
 
 impl Rightsize {
-    /// The right size by `curves` with their times, with the present `cost` of a miss, for a `percentile` above 0.0 to 1.0,
-    /// and at least `kept_bytes`, which the guest cannot give; `None` without curves.
+    /// The right size by `curves` with their times, for a `percentile` above 0.0 to 1.0; `None` without curves.
     #[must_use]
     pub fn of(
         curves: &[(u64, MissRatioCurve)],
-        settings: &Settings,
-        cost: MissCost,
-        kept_bytes: u64,
+        needed: &Needs<'_>,
         percentile: f64,
     ) -> Option<Self> {
-        let baseline = pages(settings.baseline_bytes);
+        let baseline = pages(needed.settings.baseline_bytes);
         let rules = Rules::new(baseline.max(PageCount(1)));
-        let needed = Needs {
-            settings,
-            cost,
-            kept_bytes,
-        };
         let needs = curves.iter().map(|(unix_ms, curve)| Need {
             day: unix_ms / DAY_MS,
             size: needed.by(curve),
@@ -130,13 +121,21 @@ mod tests {
     use crate::history::{History, TurnRecord};
     use plimsoll_flow::{CurvePoint, PageSize};
     use plimsoll_protocol::curve_json::CurveJson;
-    use plimsoll_protocol::vm::Sample;
+    use plimsoll_protocol::vm::{MissCost, Sample, Settings};
 
     const MIB: u64 = 256;
     const SETTINGS: &str = r#"{"min_bytes":0,"max_bytes":1073741824,"baseline_bytes":536870912,"shares":1,"max_loss":0.05,"managed":true}"#;
 
     fn settings() -> Settings {
         serde_json::from_str(SETTINGS).unwrap()
+    }
+
+    fn needs(settings: &Settings, kept_bytes: u64) -> Needs<'_> {
+        Needs {
+            settings,
+            cost: MissCost::default(),
+            kept_bytes,
+        }
     }
 
     fn sample(unix_ms: u64) -> Sample {
@@ -173,14 +172,7 @@ mod tests {
     }
 
     fn of(peaks: &[u64], percentile: f64) -> Rightsize {
-        Rightsize::of(
-            &days(peaks),
-            &settings(),
-            MissCost::default(),
-            0,
-            percentile,
-        )
-        .unwrap()
+        Rightsize::of(&days(peaks), &needs(&settings(), 0), percentile).unwrap()
     }
 
     #[test]
@@ -199,9 +191,8 @@ mod tests {
 
     #[test]
     fn a_size_that_the_guest_cannot_give_up_is_never_right() {
-        let (curves, cost) = (days(&[0; 2]), MissCost::default());
-        let kept_bytes = 300 << 20;
-        let found = Rightsize::of(&curves, &settings(), cost, kept_bytes, 0.95).unwrap();
+        let (curves, settings) = (days(&[0; 2]), settings());
+        let found = Rightsize::of(&curves, &needs(&settings, 300 << 20), 0.95).unwrap();
         assert_eq!((found.size.0, found.kept_ratio), (300 * MIB, 1.0));
     }
 
@@ -211,13 +202,7 @@ mod tests {
         let found = |since_ms| {
             let curves = history.curves("web", since_ms).into_iter();
             let curves = curves.map(|(made, curve)| (made, curve.to_curve().unwrap()));
-            Rightsize::of(
-                &curves.collect::<Vec<_>>(),
-                &settings(),
-                MissCost::default(),
-                0,
-                0.9,
-            )
+            Rightsize::of(&curves.collect::<Vec<_>>(), &needs(&settings(), 0), 0.9)
         };
         // On the second of three days it needs more, for half of the day.
         for at in 0..3 * 288_u64 {
@@ -250,6 +235,6 @@ mod tests {
         assert_eq!(found.confidence, Some(0.95));
         assert!((found.kept_worst_day_ratio - 0.5).abs() < 1e-9);
         assert_eq!(of(&[0], 0.95).confidence, None);
-        assert!(Rightsize::of(&[], &settings(), MissCost::default(), 0, 0.95).is_none());
+        assert!(Rightsize::of(&[], &needs(&settings(), 0), 0.95).is_none());
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost};
+use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost, demands_path};
 use ureq::Agent;
 use ureq::http::StatusCode;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
@@ -199,8 +199,7 @@ impl Collector {
         since_unix_ms: u64,
         interval_ms: u64,
     ) -> Result<(i64, HostDemands), String> {
-        let address =
-            format!("{base}/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}");
+        let address = format!("{base}{}", demands_path(since_unix_ms, interval_ms));
         let before_ms = unix_ms();
         let body = self.get(&address, self.token.as_deref())?;
         let ours_ms = before_ms.midpoint(unix_ms());

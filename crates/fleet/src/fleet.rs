@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use plimsoll_protocol::fleet::{FleetFile, VmDemands};
+use plimsoll_protocol::fleet::{CollectedHost, FleetFile, VmDemands};
 
 /// Bytes of a unit of memory in placing.
 const UNIT_BYTES: u64 = 1 << 20;
@@ -192,7 +192,7 @@ impl Fleet {
                     second: host.target.clone(),
                 });
             }
-            let begin = i128::from(demands.since_unix_ms) - i128::from(host.clock_ahead_ms);
+            let begin = begin_ms(host);
             for vm in &demands.vms {
                 if let Some(uuid) = &vm.uuid {
                     let known = known.entry(uuid).or_default();
@@ -210,7 +210,7 @@ impl Fleet {
         let mut places: HashMap<&str, usize> = HashMap::new();
         for (number, host) in file.hosts.iter().enumerate() {
             let demands = &host.demands;
-            let begin = i128::from(demands.since_unix_ms) - i128::from(host.clock_ahead_ms);
+            let begin = begin_ms(host);
             let memory = demands.total_bytes as f64 * (1.0 - settings.reserve_ratio);
             let processors = match (settings.processors_ratio, demands.processors) {
                 (Some(ratio), Some(count)) => units(f64::from(count) * ratio * UNITS_PER_PROCESSOR),
@@ -272,6 +272,11 @@ impl Fleet {
         }
         total
     }
+}
+
+/// When a host's first interval begins, by the collecting machine's clock.
+fn begin_ms(host: &CollectedHost) -> i128 {
+    i128::from(host.demands.since_unix_ms) - i128::from(host.clock_ahead_ms)
 }
 
 /// Adds a VM's intervals, of which the first begins at `begin_ms`, to what is known of it. An interval that lies across two slots

@@ -21,7 +21,7 @@ use tokio::time;
 use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
-use crate::fleet::HostDemands;
+use crate::fleet::{HostDemands, demands_path};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
@@ -477,12 +477,6 @@ fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, Cli
         why: format!("its body is none: {error}"),
     })?;
     Ok(text.into())
-}
-
-/// The path of the VMs' needs.
-#[must_use]
-pub fn demands_path(since_unix_ms: u64, interval_ms: u64) -> String {
-    format!("/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}")
 }
 
 /// The path of a VM's resource.

@@ -5,6 +5,12 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The path at which a daemon answers with [`HostDemands`].
+#[must_use]
+pub fn demands_path(since_unix_ms: u64, interval_ms: u64) -> String {
+    format!("/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}")
+}
+
 /// What the VMs of a host need over time: the answer to `GET /v1/demands`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -8,7 +8,7 @@ use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{HostDemands, VmDemands};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{MissCost, Promise, Settings, VmSummary};
+use plimsoll_protocol::vm::{MissCost, Promise, Settings};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -64,7 +64,7 @@ pub(super) async fn demands(
         let snapshot = desk.shared.snapshot();
         let mut vms: Vec<VmDemands> = Vec::new();
         for summary in &snapshot.host.vms {
-            let needs = needs_of(summary);
+            let needs = Needs::of(summary);
             vms.push(VmDemands {
                 vm: summary.vm.clone(),
                 uuid: summary.uuid.clone(),
@@ -113,14 +113,6 @@ pub(super) async fn demands(
         }))
     })
     .await?
-}
-
-fn needs_of(summary: &VmSummary) -> Needs<'_> {
-    Needs {
-        settings: &summary.settings,
-        cost: summary.miss_cost,
-        kept_bytes: summary.kept_bytes,
-    }
 }
 
 fn processors() -> Option<u32> {

@@ -12,6 +12,7 @@ use utoipa::IntoParams;
 
 use super::params::{Params, PathValue, find};
 use super::{Answer, ApiState, beside};
+use crate::demand::Needs;
 use crate::rightsize::Rightsize;
 use crate::shared::RequestRefusal;
 use crate::vm::bytes;
@@ -46,13 +47,7 @@ pub(super) async fn rightsize(
         let snapshot = desk.shared.snapshot();
         let summary = find(&snapshot, &vm)?;
         let curves = desk.shared.history.valid_curves(&vm, past.since_unix_ms);
-        let found = Rightsize::of(
-            &curves,
-            &summary.settings,
-            summary.miss_cost,
-            summary.kept_bytes,
-            percentile,
-        );
+        let found = Rightsize::of(&curves, &Needs::of(summary), percentile);
         let found = found.as_ref();
         let misses = found.and_then(|found| found.misses_per_second);
         Ok(Json(RightsizeView {
