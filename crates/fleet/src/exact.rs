@@ -40,7 +40,7 @@ pub(crate) fn search(
         order,
         alike: alike(problem),
         best: None,
-        best_cost: known.is_whole.then(|| cost(problem, aim, known)),
+        best_cost: known.is_whole().then(|| cost(problem, aim, known)),
         steps_left: steps,
     };
     let mut load = problem.nowhere();
@@ -81,14 +81,9 @@ impl Search<'_> {
             return false;
         };
         self.steps_left = left;
-        let used = load
-            .items_of
-            .iter()
-            .filter(|items| !items.is_empty())
-            .count() as u64;
         let at_least = match self.aim.goal {
             Goal::Fit => (0, moved_bytes),
-            Goal::FewestHosts => (used, moved_bytes),
+            Goal::FewestHosts => (load.hosts_in_use() as u64, moved_bytes),
         };
         if self.best_cost.is_some_and(|best| at_least >= best) {
             return true;
@@ -96,7 +91,7 @@ impl Search<'_> {
         let Some(&item) = self.order.get(depth) else {
             let solution = Solution::of(self.problem, load.clone(), self.aim);
             let cost = cost(self.problem, self.aim, &solution);
-            if solution.is_whole && self.best_cost.is_none_or(|best| cost < best) {
+            if solution.is_whole() && self.best_cost.is_none_or(|best| cost < best) {
                 self.best_cost = Some(cost);
                 self.best = Some(solution);
             }

@@ -1,5 +1,7 @@
 //! Who is where: the load of each host, and whether more fits.
 
+use std::cmp::Reverse;
+
 use crate::fleet::{Amounts, Fleet};
 use crate::rules::Resolved;
 
@@ -62,9 +64,9 @@ impl<'a> Problem<'a> {
                     }
                 }
             }
-            let most = (0..fleet.hosts.len())
-                .rev()
-                .max_by_key(|&host| bytes_on[host]);
+            // Of its own hosts, also if none has a byte of it.
+            let own = vms.iter().map(|&vm| fleet.vms[vm].host);
+            let most = own.max_by_key(|&host| (bytes_on[host], Reverse(host)));
             Item {
                 size_bytes: bytes_on.iter().sum(),
                 origin: most.unwrap_or_default(),
@@ -103,9 +105,14 @@ impl<'a> Problem<'a> {
 
     /// Every item on its origin.
     pub(crate) fn load_now(&self) -> Load {
+        self.load(self.items.iter().map(|item| item.origin))
+    }
+
+    /// Every item on its host of `host_of`.
+    pub(crate) fn load(&self, host_of: impl Iterator<Item = usize>) -> Load {
         let mut load = self.nowhere();
-        for (number, item) in self.items.iter().enumerate() {
-            load.put(self, number, item.origin);
+        for (item, host) in host_of.enumerate() {
+            load.put(self, item, host);
         }
         load
     }
@@ -165,6 +172,12 @@ impl Load {
             rest.take(problem, item);
         }
         rest
+    }
+
+    /// Number of hosts that have an item.
+    pub(crate) fn hosts_in_use(&self) -> usize {
+        let in_use = self.items_of.iter().filter(|items| !items.is_empty());
+        in_use.count()
     }
 
     /// What the host's items need together.

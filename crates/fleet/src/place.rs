@@ -19,7 +19,7 @@ use crate::fleet::Fleet;
 use crate::load::{Load, Problem};
 use crate::rules::{Rules, RulesError};
 pub use crate::solution::Aim;
-use crate::solution::{Solution, kept, largest_first, roomiest, stranded};
+use crate::solution::{Solution, kept, largest_first, roomiest};
 
 /// Steps of an exhaustive search: a few seconds.
 const SEARCH_STEPS: u64 = 20_000_000;
@@ -63,43 +63,11 @@ pub struct Placement {
 ///
 /// Any [`PlaceError`].
 pub fn place(fleet: &Fleet, rules: &Rules, aim: Aim) -> Result<Placement, PlaceError> {
-    let problem = problem(fleet, rules)?;
-    let mut load = problem.load_now();
-    repair(&problem, &mut load);
-    let mut solution = match aim.goal {
-        Goal::Fit => Solution::of(&problem, load, aim),
-        Goal::FewestHosts => emptied(&problem, &load, aim),
-    };
-    let mut is_optimal = false;
-    if aim.exhaustive && problem.items.len() <= SEARCH_ITEMS_MAX {
-        let (better, is_complete) = exact::search(&problem, aim, &solution, SEARCH_STEPS);
-        solution = better.unwrap_or(solution);
-        is_optimal = is_complete;
-    }
-    Ok(placement(solution, &problem, aim, is_optimal))
+    Ok(placed(&problem(fleet, rules)?, aim))
 }
 
-/// The VMs as they are, with what would happen if any one host were lost.
-///
-/// # Errors
-///
-/// [`PlaceError::TooLarge`].
-pub fn as_it_is(fleet: &Fleet) -> Result<Placement, PlaceError> {
-    let aim = Aim {
-        goal: Goal::Fit,
-        survive_loss: true,
-        exhaustive: false,
-    };
-    let problem = problem(fleet, &Rules::default())?;
-    let solution = Solution {
-        load: problem.load_now(),
-        spare: Vec::new(),
-        is_whole: false,
-    };
-    Ok(placement(solution, &problem, aim, false))
-}
-
-fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceError> {
+/// The fleet and the rules as a problem.
+pub(crate) fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceError> {
     let total = fleet.total_need();
     let sizes = fleet.vms.iter().map(|vm| u128::from(vm.size_bytes));
     let is_large = sizes.sum::<u128>() > u128::from(u64::MAX);
@@ -109,36 +77,52 @@ fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>, PlaceErro
     Ok(Problem::new(fleet, &rules.resolve(fleet)?))
 }
 
+/// Places the items of `problem`.
+pub(crate) fn placed(problem: &Problem<'_>, aim: Aim) -> Placement {
+    let mut load = problem.load_now();
+    repair(problem, &mut load);
+    let mut solution = match aim.goal {
+        Goal::Fit => Solution::of(problem, load, aim),
+        Goal::FewestHosts => emptied(problem, &load, aim),
+    };
+    let mut is_optimal = false;
+    if aim.exhaustive && problem.items.len() <= SEARCH_ITEMS_MAX {
+        let (better, is_complete) = exact::search(problem, aim, &solution, SEARCH_STEPS);
+        solution = better.unwrap_or(solution);
+        is_optimal = is_complete;
+    }
+    placement(solution, problem, is_optimal)
+}
+
+/// The items of `problem` as they are, with what would happen if any one host were lost.
+pub(crate) fn as_it_is(problem: &Problem<'_>) -> Placement {
+    let aim = Aim {
+        goal: Goal::Fit,
+        survive_loss: true,
+        exhaustive: false,
+    };
+    let solution = Solution::of(problem, problem.load_now(), aim);
+    placement(solution, problem, false)
+}
+
 /// The placement for callers.
-fn placement(solution: Solution, problem: &Problem<'_>, aim: Aim, is_optimal: bool) -> Placement {
-    let fleet = problem.fleet;
-    let mut host_of = vec![0; fleet.vms.len()];
+fn placement(solution: Solution, problem: &Problem<'_>, is_optimal: bool) -> Placement {
+    let mut host_of = vec![0; problem.fleet.vms.len()];
     for (item, host) in problem.items.iter().zip(&solution.load.host_of) {
         for &vm in &item.vms {
             host_of[vm] = host.unwrap_or(item.origin);
         }
     }
-    let mut kept = kept(&solution.load);
-    for (host, kept) in kept.iter_mut().enumerate() {
-        *kept |= aim.goal == Goal::Fit || solution.spare.contains(&host);
-    }
-    let hosts = 0..fleet.hosts.len();
-    let stranded = |host| match aim.survive_loss {
-        true => stranded(problem, &solution.load, host, &kept),
-        false => Vec::new(),
-    };
-    let unplaced = hosts.clone().filter(|&host| {
-        !solution.load.is_within(problem, host) || solution.load.forbidden(problem, host).is_some()
-    });
-    let unplaced = unplaced.flat_map(|host| &solution.load.items_of[host]);
-    let unplaced: Vec<usize> = unplaced
+    let items = solution.short.iter();
+    let items = items.flat_map(|&host| &solution.load.items_of[host]);
+    let unplaced: Vec<usize> = items
         .flat_map(|&item| problem.items[item].vms.iter().copied())
         .collect();
     Placement {
         fits: unplaced.is_empty(),
         host_of,
         is_optimal,
-        stranded: hosts.map(stranded).collect(),
+        stranded: solution.stranded,
         spare: solution.spare,
         unplaced,
     }
@@ -327,7 +311,7 @@ fn emptied(problem: &Problem<'_>, load: &Load, aim: Aim) -> Solution {
         Solution::of(problem, load, aim)
     });
     let cost = |solution: &Solution| {
-        let is_partial = !solution.is_whole;
+        let is_partial = !solution.is_whole();
         (is_partial, solution.hosts(), solution.moved_bytes(problem))
     };
     let best = solutions.into_iter().min_by_key(cost);

@@ -7,8 +7,8 @@ use plimsoll_protocol::fleet::{
 };
 
 use crate::fleet::{Fleet, Host, Vm, bytes, processors};
-use crate::load::Problem;
-use crate::place::{Aim, PlaceError, Placement, as_it_is, place};
+use crate::load::{Load, Problem};
+use crate::place::{Aim, PlaceError, Placement, as_it_is, placed, problem};
 use crate::rules::Rules;
 use crate::{bound, order};
 
@@ -26,25 +26,25 @@ pub fn plan(
     aim: Aim,
     bandwidth: Option<f64>,
 ) -> Result<PlacementJson, PlaceError> {
-    let placement = place(fleet, rules, aim)?;
-    let problem = Problem::new(fleet, &rules.resolve(fleet)?);
-    let hosts = Hosts::of(fleet, &placement.host_of);
-    let before = Hosts::of(
-        fleet,
-        &fleet.vms.iter().map(|vm| vm.host).collect::<Vec<_>>(),
+    let problem = problem(fleet, rules)?;
+    let placement = placed(&problem, aim);
+    // Every VM by itself, on its host now and then.
+    let vms_alone = Problem::new(fleet, &Rules::default().resolve(fleet)?);
+    let (before, after) = (
+        vms_alone.load_now(),
+        vms_alone.load(placement.host_of.iter().copied()),
     );
-    let in_use = |hosts: &Hosts| hosts.vms.iter().filter(|&&vms| vms > 0).count() as u64;
     let reason = |vm: usize| {
         let origin = fleet.vms[vm].host;
-        if aim.goal == Goal::FewestHosts && hosts.vms[origin] == 0 {
+        if aim.goal == Goal::FewestHosts && after.items_of[origin].is_empty() {
             MoveReason::Emptying
-        } else if before.is_within(fleet, origin) {
+        } else if before.is_within(&vms_alone, origin) {
             MoveReason::Room
         } else {
             MoveReason::Relief
         }
     };
-    let order = order::order(fleet, &placement, reason);
+    let order = order::order(&vms_alone, &placement.host_of, reason);
     let moves: Vec<VmMove> = order
         .moves
         .iter()
@@ -74,8 +74,8 @@ pub fn plan(
             .then(|| placement.stranded.iter().all(Vec::is_empty)),
         is_optimal: placement.is_optimal,
         hosts_used: BoundedCount {
-            before: in_use(&before),
-            after: in_use(&hosts) + placement.spare.len() as u64,
+            before: before.hosts_in_use() as u64,
+            after: (after.hosts_in_use() + placement.spare.len()) as u64,
             at_least: bound::hosts(fleet, aim.survive_loss),
         },
         moved_bytes: BoundedBytes {
@@ -85,60 +85,42 @@ pub fn plan(
         moves,
         vms: vms(fleet, &placement.host_of),
         hosts: (0..fleet.hosts.len())
-            .map(|host| hosts.place(fleet, host, survives(host)))
+            .map(|host| host_place(&vms_alone, &after, host, survives(host)))
             .collect(),
         problems: problems(fleet, &placement, order.at_once),
     })
 }
 
-/// What the VMs of each host need together.
-struct Hosts {
-    vms: Vec<u64>,
-    used: Vec<Vec<u64>>,
-    sum_of_peaks: Vec<u64>,
+/// A host with its VMs, each an item of `problem`.
+fn host_place(
+    problem: &Problem<'_>,
+    load: &Load,
+    host: usize,
+    survives_loss: Option<bool>,
+) -> HostPlace {
+    let slots = problem.fleet.slots;
+    let own = &problem.fleet.hosts[host];
+    let (memory, time) = load.used(host).split_at(slots);
+    let processors = own.capacity[slots];
+    let vms = &load.items_of[host];
+    let peaks = vms
+        .iter()
+        .map(|&vm| peak_bytes(&problem.items[vm].need, slots));
+    HostPlace {
+        host: own.name.clone(),
+        vms: vms.len() as u64,
+        capacity_bytes: own.memory_bytes(),
+        peak_bytes: bytes(most(memory)),
+        sum_of_peaks_bytes: peaks.sum(),
+        processors_ratio: (processors != u32::MAX && processors > 0)
+            .then(|| f64::from(most(time)) / f64::from(processors)),
+        survives_loss,
+    }
 }
 
-impl Hosts {
-    fn of(fleet: &Fleet, host_of: &[usize]) -> Self {
-        let count = fleet.hosts.len();
-        let mut hosts = Self {
-            vms: vec![0; count],
-            used: vec![vec![0; fleet.slots * 2]; count],
-            sum_of_peaks: vec![0; count],
-        };
-        for (vm, &host) in fleet.vms.iter().zip(host_of) {
-            hosts.vms[host] += 1;
-            hosts.sum_of_peaks[host] += bytes(most(&vm.need[..fleet.slots]));
-            for (used, &need) in hosts.used[host].iter_mut().zip(&vm.need) {
-                *used += u64::from(need);
-            }
-        }
-        hosts
-    }
-
-    fn is_within(&self, fleet: &Fleet, host: usize) -> bool {
-        let capacity = fleet.hosts[host].capacity.iter();
-        let mut pairs = self.used[host].iter().zip(capacity);
-        pairs.all(|(&used, &capacity)| used <= u64::from(capacity))
-    }
-
-    fn place(&self, fleet: &Fleet, host: usize, survives_loss: Option<bool>) -> HostPlace {
-        let own = &fleet.hosts[host];
-        let (memory, time) = self.used[host].split_at(fleet.slots);
-        let processors = own.capacity[fleet.slots];
-        let peak = memory.iter().copied().max().unwrap_or_default();
-        let busiest = time.iter().copied().max().unwrap_or_default();
-        HostPlace {
-            host: own.name.clone(),
-            vms: self.vms[host],
-            capacity_bytes: own.memory_bytes(),
-            peak_bytes: peak.saturating_mul(bytes(1)),
-            sum_of_peaks_bytes: self.sum_of_peaks[host],
-            processors_ratio: (processors != u32::MAX && processors > 0)
-                .then(|| busiest as f64 / f64::from(processors)),
-            survives_loss,
-        }
-    }
+/// The most memory that is needed in any slot.
+fn peak_bytes(amounts: &[u32], slots: usize) -> u64 {
+    bytes(most(&amounts[..slots]))
 }
 
 fn most(amounts: &[u32]) -> u32 {
@@ -196,8 +178,10 @@ fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String>
 ///
 /// [`PlaceError::TooLarge`].
 pub fn report(file: &FleetFile, fleet: &Fleet) -> Result<FleetReport, PlaceError> {
-    let placement = as_it_is(fleet)?;
-    let hosts = Hosts::of(fleet, &placement.host_of);
+    let problem = problem(fleet, &Rules::default())?;
+    let placement = as_it_is(&problem);
+    let load = problem.load_now();
+    let vms = vms(fleet, &placement.host_of);
     let total = fleet.total_need();
     let need = total.iter().take(fleet.slots);
     let interval_ms = file
@@ -215,14 +199,14 @@ pub fn report(file: &FleetFile, fleet: &Fleet) -> Result<FleetReport, PlaceError
         period_ms: interval_ms * fleet.slots as u64,
         interval_ms,
         need_bytes: need.map(|units| units.saturating_mul(bytes(1))).collect(),
-        sum_of_peaks_bytes: hosts.sum_of_peaks.iter().sum(),
+        sum_of_peaks_bytes: vms.iter().map(|vm| vm.need_bytes).sum(),
         size_bytes: fleet.vms.iter().map(|vm| vm.size_bytes).sum(),
         capacity_bytes: fleet.hosts.iter().map(Host::memory_bytes).sum(),
         hosts_at_least: bound::hosts(fleet, false),
         hosts: (0..fleet.hosts.len())
-            .map(|host| hosts.place(fleet, host, Some(survives(host))))
+            .map(|host| host_place(&problem, &load, host, Some(survives(host))))
             .collect(),
-        vms: vms(fleet, &placement.host_of),
+        vms,
         clocks: clocks
             .filter(|clock| clock.ahead_ms.unsigned_abs() > CLOCK_DIFFERENCE_MS)
             .collect(),
@@ -237,7 +221,7 @@ fn vms(fleet: &Fleet, host_of: &[usize]) -> Vec<VmPlace> {
         uuid: vm.uuid.clone(),
         host: fleet.hosts[host].name.clone(),
         size_bytes: vm.size_bytes,
-        need_bytes: bytes(most(&vm.need[..fleet.slots])),
+        need_bytes: peak_bytes(&vm.need, fleet.slots),
         processors: vm
             .processors_known
             .then(|| processors(most(&vm.need[fleet.slots..]))),

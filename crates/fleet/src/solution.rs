@@ -15,54 +15,68 @@ pub struct Aim {
     pub exhaustive: bool,
 }
 
-/// A placement of items, how good it is, and what it needs besides.
+/// A placement of items, and what is wrong with it.
 #[derive(Debug, Clone)]
 pub(crate) struct Solution {
     pub(crate) load: Load,
+    /// Hosts without a VM that are kept for the loss of another.
     pub(crate) spare: Vec<usize>,
-    pub(crate) is_whole: bool,
+    /// Hosts that cannot give their VMs what they need, or on which rules forbid one.
+    pub(crate) short: Vec<usize>,
+    /// For each host, the VMs that would find no place if it were lost.
+    pub(crate) stranded: Vec<Vec<usize>>,
 }
 
 impl Solution {
     /// The placement with the spare hosts that it needs.
     pub(crate) fn of(problem: &Problem<'_>, load: Load, aim: Aim) -> Self {
         let hosts = 0..problem.fleet.hosts.len();
-        let mut is_whole = hosts
-            .clone()
-            .all(|host| load.is_within(problem, host) && load.forbidden(problem, host).is_none());
+        let is_short = |&host: &usize| {
+            !load.is_within(problem, host) || load.forbidden(problem, host).is_some()
+        };
+        let short = hosts.clone().filter(is_short).collect();
         let mut spare = Vec::new();
+        let mut stranded_of = vec![Vec::new(); hosts.len()];
         if aim.survive_loss {
             let mut empty: Vec<usize> = hosts
                 .clone()
                 .filter(|&host| load.items_of[host].is_empty())
                 .collect();
             empty.sort_by_key(|&host| problem.fleet.hosts[host].capacity[0]);
-            let mut kept = kept(&load);
-            if aim.goal == Goal::Fit {
-                kept = vec![true; kept.len()];
+            let mut kept = match aim.goal {
+                Goal::Fit => vec![true; hosts.len()],
+                Goal::FewestHosts => kept(&load),
+            };
+            for (host, stranded_of) in stranded_of.iter_mut().enumerate() {
+                *stranded_of = stranded(problem, &load, host, &kept);
             }
-            let mut in_danger: Vec<usize> = hosts
-                .filter(|&host| !stranded(problem, &load, host, &kept).is_empty())
-                .collect();
-            while !in_danger.is_empty() && aim.goal == Goal::FewestHosts {
+            let is_bad = |stranded_of: &[Vec<usize>]| stranded_of.iter().any(|vms| !vms.is_empty());
+            while aim.goal == Goal::FewestHosts && is_bad(&stranded_of) {
                 let Some(host) = empty.pop() else { break };
                 kept[host] = true;
                 spare.push(host);
-                in_danger.retain(|&host| !stranded(problem, &load, host, &kept).is_empty());
+                let in_danger = stranded_of.iter_mut().enumerate();
+                for (host, vms) in in_danger.filter(|(_, vms)| !vms.is_empty()) {
+                    *vms = stranded(problem, &load, host, &kept);
+                }
             }
-            is_whole &= in_danger.is_empty();
         }
         Self {
             load,
             spare,
-            is_whole,
+            short,
+            stranded: stranded_of,
         }
+    }
+
+    /// Whether every VM has what it needs, rules are kept, and any host may be lost if that was asked for.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.short.is_empty() && self.stranded.iter().all(Vec::is_empty)
     }
 
     /// Hosts that must run: those in use, and the spare ones.
     pub(crate) fn hosts(&self) -> usize {
-        let used = self.load.items_of.iter().filter(|items| !items.is_empty());
-        used.count() + self.spare.len()
+        self.load.hosts_in_use() + self.spare.len()
     }
 
     /// Bytes of all VMs that are not where they were.

@@ -7,8 +7,7 @@ use plimsoll_protocol::fleet::{
 use proptest::prelude::*;
 
 use crate::fleet::{Fleet, FleetError, Host, Settings, Vm};
-use crate::load::Problem;
-use crate::place::{Aim, place};
+use crate::place::{Aim, place, problem};
 use crate::plan::plan;
 use crate::rules::Rules;
 use crate::{bound, order};
@@ -120,7 +119,7 @@ proptest! {
             prop_assert!(is_within(&fleet, &found.host_of) && is_allowed(&found.host_of));
             prop_assert_eq!(cost(&fleet, goal, &found.host_of), best);
             // No bound is above the best.
-            let problem = Problem::new(&fleet, &rules.resolve(&fleet).unwrap());
+            let problem = problem(&fleet, &rules).unwrap();
             let least = naive(&fleet, Goal::Fit, is_allowed).unwrap().1;
             prop_assert!(bound::moved_bytes(&problem) <= least);
             if goal == Goal::FewestHosts {
@@ -128,7 +127,8 @@ proptest! {
             }
         }
         // Each VM that comes has room, unless the plan says that there is none.
-        let order = order::order(&fleet, &found, |_| MoveReason::Relief);
+        let alone = problem(&fleet, &Rules::default()).unwrap();
+        let order = order::order(&alone, &found.host_of, |_| MoveReason::Relief);
         let mut host_of: Vec<usize> = fleet.vms.iter().map(|vm| vm.host).collect();
         for (done, step) in order.moves.iter().enumerate() {
             prop_assert_eq!(host_of[step.vm], step.from);
@@ -164,6 +164,14 @@ fn peaks_at_different_times_share_a_host() {
     )
     .unwrap();
     assert_eq!(found.host_of, [0, 1]);
+}
+
+#[test]
+fn a_vm_that_has_no_memory_yet_is_on_its_own_host() {
+    let starting = fleet(&[8, 8], &[(1, [0, 0])]);
+    let found = plan(&starting, &Rules::default(), aim(Goal::Fit, false), None).unwrap();
+    assert_eq!(found.moves, []);
+    assert_eq!(found.vms[0].host, "host-1");
 }
 
 #[test]
