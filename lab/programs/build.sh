@@ -14,11 +14,8 @@ die() {
     exit 1
 }
 
-# mirror: where the system's own packages come from.
-mirror() {
-    apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' 'Component: main' \
-        | awk '$1 == "bookworm" { print $2; exit }'
-}
+# shellcheck source=packaging/mirror.sh
+. packaging/mirror.sh
 
 # install FOLDER: a minimal Debian with the packages, whose services are not started, and the sources of lua.
 install() {
@@ -38,7 +35,7 @@ install() {
 if [ "$(cat "$debian/packages" 2>/dev/null)" != "$packages" ]; then
     [ "$(id -u)" = 0 ] || die "only root can make $debian (debootstrap)"
     mirror=$(mirror)
-    [ -n "$mirror" ] || die "no source of packages of Debian 12 is configured (apt-get indextargets)"
+    [ -n "$mirror" ] || die "no mirror of Debian is known: set MIRROR"
     say "making a Debian guest in $debian"
     rm -rf "$debian" "$debian.part" "$debian.img"
     mkdir -p "$debian.part"
