@@ -1,7 +1,8 @@
 //! Curves, samples and decisions of the past, in an embedded store (redb) on disk.
 //!
 //! Samples are kept turn by turn for two hours, as means of five minutes after that; heat every five minutes, curves
-//! every ten, thinned. All are bounded in age and together in bytes, the oldest going first.
+//! every ten, thinned, and the last one of a VM that leaves. All are bounded in age and together in bytes, the oldest
+//! going first.
 //!
 //! Records that must be durable (decisions, settings, flags) are on disk when the call returns; samples follow within
 //! five minutes. No call fails for the caller: what cannot be written to disk is kept in memory, up to a bound,
@@ -37,6 +38,8 @@ use store::{Failure, Store};
 
 /// Time span of a mean, and the interval at which heat is kept.
 const SPAN_MS: u64 = 5 * 60 * 1000;
+/// The interval at which a VM's curve is kept: half of the VMs in each span.
+const CURVES_MS: u64 = 2 * SPAN_MS;
 /// Maximum bytes of the history in memory.
 const MEMORY_BYTES_MAX: u64 = 8 << 20;
 /// Interval between attempts to write to disk again.
@@ -224,6 +227,29 @@ impl History {
         }
     }
 
+    /// Stores the last curves of VMs that leave, or of all when the daemon ends: what was observed since a curve was kept
+    /// would be lost. One that was kept less than ten minutes ago suffices, because kept curves count alike.
+    pub fn keep_last_curves(&self, unix_ms: u64, curves: &[CurveJson]) {
+        let is_due = |curve: &&CurveJson| {
+            let newest = self.curve_at(&curve.vm, u64::MAX);
+            newest.is_none_or(|(made, _)| made.saturating_add(CURVES_MS) <= unix_ms)
+        };
+        let due = curves.iter().filter(is_due);
+        let due: Vec<_> = due
+            .map(|curve| (self.key(&curve.vm), form::Curve::thinned(curve)))
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        let vms = state.vms.clone();
+        let _ = state.write(true, &|txn| {
+            store::put_curves(txn, unix_ms, &due)?;
+            // With the time at which they were last present.
+            store::put_all_vms(txn, &vms)
+        });
+    }
+
     /// Writes all turns to disk.
     pub fn flush(&self) -> Persistence {
         self.state().write(true, &|_| Ok(()))
@@ -338,6 +364,13 @@ impl History {
         let kept = self.curves(vm, since_ms).into_iter();
         kept.filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)))
             .collect()
+    }
+
+    /// Whether there is a record of a VM, by the name that it has now, or by its UUID.
+    #[must_use]
+    pub fn is_known(&self, vm: &str) -> bool {
+        let state = self.state();
+        state.vms.contains_key(state.id(vm))
     }
 
     /// The UUIDs of VMs that were here since `since_ms`, but for those `present`, each with its baseline in bytes.

@@ -9,6 +9,7 @@ mod acting;
 mod caches;
 mod faults;
 mod hostile;
+mod migrating;
 mod observing;
 mod rig;
 mod starts;

@@ -115,6 +115,8 @@ pub fn signal(pid: u32, signal: Signal) {
 /// Where daemons run, one after the other: configuration, socket, history and log.
 pub struct DaemonDirectory {
     folder: tempfile::TempDir,
+    /// The host's name, if it is not this machine's.
+    host: Option<&'static str>,
     /// Daemons started here.
     started: Cell<u32>,
 }
@@ -126,8 +128,16 @@ impl DaemonDirectory {
                 .prefix("plimsolld-")
                 .tempdir()
                 .unwrap(),
+            host: None,
             started: Cell::new(0),
         }
+    }
+
+    /// The same on a host of this name.
+    pub fn named(host: &'static str) -> Self {
+        let mut directory = Self::new();
+        directory.host = Some(host);
+        directory
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -154,7 +164,16 @@ impl DaemonDirectory {
 
     /// `plimsolld` with this place's configuration.
     fn command(&self) -> Command {
-        let mut command = Command::new(plimsolld());
+        let mut command = match self.host {
+            None => Command::new(plimsolld()),
+            Some(host) => {
+                let mut command = Command::new("unshare");
+                let script = r#"hostname "$0" && exec "$@""#;
+                command.args(["--uts", "sh", "-c", script, host]);
+                command.arg(plimsolld());
+                command
+            }
+        };
         command.arg("--config").arg(self.path("plimsoll.toml"));
         command
     }

@@ -354,6 +354,7 @@ impl<H: Host> Turns<H> {
             self.return_memory();
         }
         self.want_statistics(false);
+        self.keep_last_curves(self.vms.iter());
         let _ = self.history.flush();
     }
 }

@@ -345,6 +345,12 @@ impl<H: Host> Turns<H> {
         self.warnings.extend(self.history.warnings());
     }
 
+    /// Keeps the curves of VMs that are no longer observed from now on.
+    fn keep_last_curves<'a>(&self, vms: impl Iterator<Item = (&'a String, &'a Vm)>) {
+        let curves: Vec<_> = vms.filter_map(|(name, vm)| curve_json(name, vm)).collect();
+        self.history.keep_last_curves(self.unix_ms(), &curves);
+    }
+
     fn publish(&mut self) {
         let snapshot = self.snapshot();
         self.shared.publish(snapshot);

@@ -4,6 +4,7 @@ mod checks;
 mod dividing;
 mod faults;
 mod guests;
+mod kept;
 mod moves;
 #[allow(dead_code, reason = "each test uses its part")]
 #[path = "../common/rig.rs"]
