@@ -35,6 +35,11 @@ fn secret(path: PathBuf, text: &str) -> PathBuf {
 
 /// Serves an example host under this name.
 fn serve(folder: &Path, name: &str, token: &str, ahead_ms: u64) -> Server {
+    serve_as(folder, name, name, token, ahead_ms)
+}
+
+/// The same under a name that may be none of a file.
+fn serve_as(folder: &Path, file: &str, name: &str, token: &str, ahead_ms: u64) -> Server {
     let (mut shared, _) = example::shared();
     let own = Clock::of_host();
     let clock = Clock::new(move || {
@@ -53,14 +58,14 @@ fn serve(folder: &Path, name: &str, token: &str, ahead_ms: u64) -> Server {
     }
     shared.publish(snapshot);
     let settings = ServeSettings {
-        socket: folder.join(format!("{name}.sock")),
+        socket: folder.join(format!("{file}.sock")),
         group: None,
         read_only_socket: None,
         read_only_group: None,
         curve_buckets: false,
         tcp: Some(TcpSettings {
             listen: ([127, 0, 0, 1], 0).into(),
-            token_file: Some(secret(folder.join(format!("{name}.token")), token)),
+            token_file: Some(secret(folder.join(format!("{file}.token")), token)),
             tls: None,
             read_only: true,
         }),
@@ -196,6 +201,56 @@ fn a_fleet_is_planned_with_the_hosts_that_answer_and_the_others_are_named() {
     .unwrap();
     let table = text(&place(&["--rules", "rules.toml"]).stdout);
     assert!(table.starts_with("No VM has to move."), "{table}");
+}
+
+#[test]
+fn an_archive_has_the_hosts_that_answer_and_is_completed_later() {
+    let folder = TempDir::new().unwrap();
+    secret(folder.path().join("token"), TOKEN);
+    let servers: Vec<Server> = ["host-0", "../host 1"]
+        .iter()
+        .enumerate()
+        .map(|(number, name)| {
+            let place = folder.path().join(number.to_string());
+            fs::create_dir(&place).unwrap();
+            serve_as(&place, "daemon", name, TOKEN, 0)
+        })
+        .collect();
+    let mut targets: Vec<String> = servers
+        .iter()
+        .map(|server| server.tcp().unwrap().to_string())
+        .collect();
+    targets.push(format!("127.0.0.1:{}", port()));
+    let list = serde_json::json!([{ "targets": targets }]);
+    fs::write(folder.path().join("hosts.json"), list.to_string()).unwrap();
+    let archive = || {
+        let args = "fleet archive kept/here --hosts hosts.json --token-file token --since 1d";
+        let found = plimsoll(folder.path(), &args.split(' ').collect::<Vec<_>>());
+        let errors = text(&found.stderr);
+        assert_eq!(found.status.code(), Some(5), "{errors}");
+        assert!(errors.contains("1 hosts did not answer"), "{errors}");
+        text(&found.stdout)
+    };
+    let said = archive();
+    assert!(said.starts_with("2 hosts answered: "), "{said}");
+    let mut found = Vec::new();
+    for day in fs::read_dir(folder.path().join("kept/here")).unwrap() {
+        for host in fs::read_dir(day.unwrap().path()).unwrap() {
+            let host = host.unwrap();
+            let tables = fs::read_dir(host.path()).unwrap();
+            let mut names: Vec<_> = tables
+                .map(|table| table.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            assert_eq!(names, ["curves.parquet", "working_sets.parquet"]);
+            found.push(host.file_name().into_string().unwrap());
+        }
+    }
+    // The example's past is an hour, which may lie across midnight.
+    found.sort();
+    found.dedup();
+    assert_eq!(found, ["host=..%2Fhost%201", "host=host-0"]);
+    assert!(archive().contains(" files were written"));
 }
 
 /// A database of metrics that scrapes our daemons, ended when this goes.

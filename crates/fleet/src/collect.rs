@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost, demands_path};
+use serde::de::DeserializeOwned;
 use ureq::Agent;
 use ureq::http::StatusCode;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
@@ -157,27 +158,15 @@ impl Collector {
         let past_ms = u64::try_from(past.as_millis()).unwrap_or(u64::MAX);
         let since = now_unix_ms.saturating_sub(past_ms);
         let since_unix_ms = since - since % interval_ms.max(1);
-        let waiting: Mutex<VecDeque<&String>> = Mutex::new(bases.iter().collect());
-        let answers = Mutex::new(Vec::new());
-        let work = || {
-            while let Some(base) = lock(&waiting).pop_front() {
-                let answer = self.ask(base, since_unix_ms, interval_ms);
-                lock(&answers).push((base.clone(), answer));
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 0..AT_ONCE.min(bases.len()) {
-                scope.spawn(work);
-            }
-        });
+        let answers = self.each(bases, |base| self.demands(base, since_unix_ms, interval_ms));
         let mut file = FleetFile {
             schema: SCHEMA,
             collected_unix_ms: now_unix_ms,
             hosts: Vec::new(),
             missing: Vec::new(),
         };
-        let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (target, answer) in answers {
+            let target = target.clone();
             match answer {
                 Ok((clock_ahead_ms, demands)) => file.hosts.push(CollectedHost {
                     target,
@@ -193,7 +182,37 @@ impl Collector {
         file
     }
 
-    fn ask(
+    /// What `work` makes of each of `hosts`, several at the same time; in no order.
+    pub(crate) fn each<'a, T: Sync, A: Send>(
+        &self,
+        hosts: &'a [T],
+        work: impl Fn(&T) -> A + Sync,
+    ) -> Vec<(&'a T, A)> {
+        let waiting: Mutex<VecDeque<&T>> = Mutex::new(hosts.iter().collect());
+        let answers = Mutex::new(Vec::new());
+        let take = || {
+            // Others go on while one is asked.
+            let next = || lock(&waiting).pop_front();
+            while let Some(host) = next() {
+                let answer = work(host);
+                lock(&answers).push((host, answer));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..AT_ONCE.min(hosts.len()) {
+                scope.spawn(take);
+            }
+        });
+        answers.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A daemon's answer at an address.
+    pub(crate) fn ask<T: DeserializeOwned>(&self, address: &str) -> Result<T, String> {
+        let body = self.get(address, self.token.as_deref())?;
+        serde_json::from_slice(&body).map_err(|error| format!("malformed answer: {error}"))
+    }
+
+    fn demands(
         &self,
         base: &str,
         since_unix_ms: u64,
@@ -201,10 +220,8 @@ impl Collector {
     ) -> Result<(i64, HostDemands), String> {
         let address = format!("{base}{}", demands_path(since_unix_ms, interval_ms));
         let before_ms = unix_ms();
-        let body = self.get(&address, self.token.as_deref())?;
+        let demands: HostDemands = self.ask(&address)?;
         let ours_ms = before_ms.midpoint(unix_ms());
-        let demands: HostDemands =
-            serde_json::from_slice(&body).map_err(|error| format!("malformed answer: {error}"))?;
         if demands.schema != SCHEMA {
             return Err(format!("schema {}, not {SCHEMA}", demands.schema));
         }

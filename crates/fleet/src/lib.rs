@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`discovery`] | the daemons of a fleet, as Prometheus finds them |
 //! | [`collect`] | their answers |
+//! | [`archive`] | their past, as Parquet files |
 //! | [`fleet`] | needs over time, on one clock, and the capacities of hosts |
 //! | [`rules`] | which VMs belong together, which must not, and on which hosts they may be |
 //! | [`place`] | a placement: repair, emptying of hosts, the loss of any one host |
@@ -23,6 +24,7 @@
 //! Not here: who moves VMs. The plan is for the platform's own mover.
 #![forbid(unsafe_code)]
 
+pub mod archive;
 mod bound;
 pub mod collect;
 pub mod discovery;

@@ -11,7 +11,6 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -22,6 +21,7 @@ use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::fleet::{HostDemands, demands_path};
+use crate::path::{encoded, of_vm, query};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
@@ -31,12 +31,6 @@ use crate::{SOCKET, SOCKET_READ_ONLY};
 pub const TIME_OUT: Duration = Duration::from_secs(20);
 /// Limit on the size of an answer.
 pub const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// Characters that are not escaped in a path segment or in a query value.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
 
 /// Why there is no answer, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
@@ -477,30 +471,6 @@ fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, Cli
         why: format!("its body is none: {error}"),
     })?;
     Ok(text.into())
-}
-
-/// The path of a VM's resource.
-fn of_vm(vm: &str, rest: &str) -> String {
-    format!("/v1/vms/{}{rest}", encoded(vm))
-}
-
-/// A name, encoded for a path segment or a query value.
-fn encoded(name: &str) -> String {
-    utf8_percent_encode(name, PLAIN).to_string()
-}
-
-/// The `values` that are present, as a query string.
-fn query(values: &[(&str, Option<String>)]) -> String {
-    let mut query = String::new();
-    for (key, value) in values {
-        if let Some(value) = value {
-            query.push(if query.is_empty() { '?' } else { '&' });
-            query.push_str(key);
-            query.push('=');
-            query.push_str(value);
-        }
-    }
-    query
 }
 
 #[cfg(test)]

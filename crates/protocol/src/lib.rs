@@ -14,6 +14,7 @@
 //! | [`fleet`] | what the VMs of many hosts need, and where they should run |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
 //! | [`disk_admin`] | requests to a disk daemon, and its answers |
+//! | [`path`] | paths and queries of requests to the daemon |
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
 //! | [`curve_size`] | sizes in pages or bytes, as users write them |
 //! | [`size`] | sizes, rates and times as users write them |
@@ -29,6 +30,7 @@ pub mod decision;
 pub mod disk_admin;
 pub mod fleet;
 pub mod openmetrics;
+pub mod path;
 pub mod plan;
 pub mod request;
 pub mod rightsize;

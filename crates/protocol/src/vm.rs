@@ -535,6 +535,28 @@ pub struct HistoryView {
     pub samples: Vec<Sample>,
 }
 
+/// The curves that are kept of a VM: the answer to `GET /v1/vms/{vm}/curves`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct KeptCurves {
+    /// [`SCHEMA`](crate::SCHEMA).
+    pub schema: u32,
+    /// The VM.
+    pub vm: String,
+    /// Its curves, in ascending time, with at most 48 steps each.
+    pub curves: Vec<KeptCurve>,
+}
+
+/// A curve that is kept of a VM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct KeptCurve {
+    /// When it was kept.
+    pub unix_ms: u64,
+    /// The curve.
+    pub curve: CurveJson,
+}
+
 /// Activity by region of a VM's RAM: the answer to `GET /v1/vms/{vm}/heatmap`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

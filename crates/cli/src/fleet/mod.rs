@@ -1,5 +1,6 @@
 //! `plimsoll fleet`: what the VMs of many hosts need, and on which host each should run.
 
+mod archive;
 mod place;
 mod report;
 mod source;
@@ -19,6 +20,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    Archive(archive::Args),
     Collect(source::CollectArgs),
     Report(report::Args),
     Place(place::Args),
@@ -27,6 +29,7 @@ enum Task {
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.task {
+        Task::Archive(args) => archive::run(args, out),
         Task::Collect(args) => source::run(args, out),
         Task::Report(args) => report::run(args, out),
         Task::Place(args) => place::run(args, out),

@@ -16,7 +16,7 @@ use plimsoll_protocol::size::{Interval, Share};
 
 /// The daemons of a fleet.
 #[derive(Debug, Clone, clap::Args)]
-struct Daemons {
+pub struct Daemons {
     /// File or URL with a list of hosts in the form of Prometheus' file or HTTP service discovery
     #[arg(long, value_name = "FILE|URL", conflicts_with = "prometheus")]
     hosts: Option<String>,
@@ -41,9 +41,6 @@ struct Daemons {
     /// How far back to ask
     #[arg(long, value_name = "TIME", default_value = "7d")]
     since: Interval,
-    /// Length of an interval of needs
-    #[arg(long, value_name = "TIME", default_value = "1h")]
-    every: Interval,
     /// How long a daemon may take to answer
     #[arg(long, value_name = "TIME", default_value = "20s")]
     time_out: Interval,
@@ -56,6 +53,9 @@ struct Daemons {
 pub struct CollectArgs {
     #[command(flatten)]
     daemons: Daemons,
+    /// Length of an interval of needs
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    every: Interval,
 }
 
 /// The answers of a fleet.
@@ -66,6 +66,9 @@ pub struct Source {
     file: Option<PathBuf>,
     #[command(flatten)]
     daemons: Daemons,
+    /// Length of an interval of needs
+    #[arg(long, value_name = "TIME", default_value = "1h")]
+    every: Interval,
     /// Period into which time is folded: needs at the same time of it count together
     #[arg(long, value_name = "TIME", default_value = "24h")]
     period: Interval,
@@ -82,7 +85,7 @@ pub struct Source {
 
 /// Runs `fleet collect`.
 pub fn run(args: &CollectArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let file = args.daemons.collect()?;
+    let (_, file) = args.daemons.collect(milliseconds(args.every)?)?;
     writeln!(out, "{}", serde_json::to_string(&file)?)?;
     complain(&file.missing)
 }
@@ -102,7 +105,8 @@ pub fn complain(missing: &[MissingHost]) -> anyhow::Result<()> {
 }
 
 impl Daemons {
-    fn collect(&self) -> anyhow::Result<FleetFile> {
+    /// The answers of all daemons in intervals of this length, with the client that asked them.
+    pub fn collect(&self, interval_ms: u64) -> anyhow::Result<(Collector, FleetFile)> {
         let certificate = self.cert.clone().zip(self.key.clone());
         let collector = Collector::new(&Access {
             token_file: self.token_file.clone(),
@@ -141,8 +145,8 @@ impl Daemons {
                 self.job
             );
         }
-        let interval_ms = u64::try_from(self.every.get().as_millis())?;
-        Ok(collector.collect(&bases, self.since.get(), interval_ms))
+        let file = collector.collect(&bases, self.since.get(), interval_ms);
+        Ok((collector, file))
     }
 }
 
@@ -158,10 +162,10 @@ impl Source {
         }
         let file = match &self.file {
             Some(path) => read(path)?,
-            None => self.daemons.collect()?,
+            None => self.daemons.collect(milliseconds(self.every)?)?.1,
         };
         let settings = Settings {
-            period_ms: u64::try_from(self.period.get().as_millis())?,
+            period_ms: milliseconds(self.period)?,
             reserve_ratio,
             processors_ratio: (!self.no_cpu).then_some(self.cpu_ratio),
         };
@@ -171,6 +175,10 @@ impl Source {
         let fleet = Fleet::of(&file, &settings)?;
         Ok((file, fleet))
     }
+}
+
+fn milliseconds(time: Interval) -> anyhow::Result<u64> {
+    Ok(u64::try_from(time.get().as_millis())?)
 }
 
 fn read(path: &Path) -> anyhow::Result<FleetFile> {

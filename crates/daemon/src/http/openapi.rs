@@ -45,6 +45,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(views::vm, change::set))
         .routes(routes!(views::curve))
         .routes(routes!(views::history))
+        .routes(routes!(views::curves))
         .routes(routes!(rightsize::rightsize))
         .routes(routes!(demands::demands))
         .routes(routes!(views::heatmap))

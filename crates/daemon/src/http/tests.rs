@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::decision::State;
+use plimsoll_protocol::path::{of_vm, query};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::Promise;
-use plimsoll_protocol::vm::VmStatus;
+use plimsoll_protocol::vm::{KeptCurves, Promise, VmStatus};
 use tempfile::TempDir;
 
 use super::serve::{Limits, serve_within};
@@ -196,6 +196,31 @@ fn needs_over_time_follow_from_the_curves_of_the_history() {
 }
 
 #[test]
+fn kept_curves_are_those_of_an_interval() {
+    let example = ExampleServer::new(|_| ());
+    let client = example.client();
+    let now = clock::unix_ms();
+    let kept = |since_unix_ms: u64, until_unix_ms: u64| {
+        let query = query(&[
+            ("since_unix_ms", Some(since_unix_ms.to_string())),
+            ("until_unix_ms", Some(until_unix_ms.to_string())),
+        ]);
+        let kept: KeptCurves = client
+            .get(&of_vm("web", &format!("/curves{query}")))
+            .unwrap();
+        kept.curves
+    };
+    let all = kept(now - 3_600_000, now);
+    assert!((5..=7).contains(&all.len()), "{}", all.len());
+    for kept in &all {
+        assert!(kept.curve.points.len() <= 48);
+        kept.curve.to_curve().unwrap();
+    }
+    assert_eq!(kept(all[1].unix_ms, all[3].unix_ms), all[1..3]);
+    assert_eq!(kept(0, 1), []);
+}
+
+#[test]
 fn an_answer_that_a_client_has_is_not_sent_again_and_a_large_one_is_compressed() {
     let example = ExampleServer::new(|_| ());
     let ask = |headers: &str| {
@@ -354,6 +379,13 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             "at most 10000 intervals",
         ),
         ("/v1/vms/nobody/history", 404, "no VM is called"),
+        ("/v1/vms/nobody/curves", 404, "no VM is called"),
+        (
+            "/v1/vms/web/curves?since_unix_ms=9&until_unix_ms=3",
+            400,
+            "later than until_unix_ms",
+        ),
+        ("/v1/vms/web/curves?points=3", 400, "points"),
         ("/v1/vms/nobody/explain", 404, "no VM is called"),
         ("/v1/vms/web/whatif", 400, "missing field `size_bytes`"),
         ("/v1/vms/web/whatif?size_bytes=-1", 400, "size_bytes"),

@@ -10,7 +10,7 @@ use plimsoll_protocol::answer::{Acknowledgement, ProposalView, VmsView};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, VmView};
+use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, KeptCurve, KeptCurves, VmView};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -107,23 +107,72 @@ pub(super) struct Span {
     points: Option<usize>,
 }
 
+/// An interval of the past.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Interval {
+    /// Its start; default: an hour before its end.
+    since_unix_ms: Option<u64>,
+    /// Its end; default: now.
+    until_unix_ms: Option<u64>,
+}
+
+impl Interval {
+    /// From when until before when.
+    fn limits(self) -> Result<(u64, u64), RequestRefusal> {
+        let until_ms = self.until_unix_ms.unwrap_or_else(clock::unix_ms);
+        let since_ms = self.since_unix_ms;
+        let since_ms = since_ms.unwrap_or(until_ms.saturating_sub(HISTORY_MS));
+        match since_ms <= until_ms {
+            true => Ok((since_ms, until_ms)),
+            false => Err(bad("since_unix_ms is later than until_unix_ms")),
+        }
+    }
+}
+
+/// The curves that are kept of a VM: one every ten minutes, and the last one before it left or the daemon ended.
+#[utoipa::path(get, path = "/v1/vms/{vm}/curves", params(("vm", description = "Its name; the UUID of one that has left"), Interval), responses((status = 200, body = KeptCurves)))]
+pub(super) async fn curves(
+    State(desk): State<Arc<ApiState>>,
+    PathValue(vm): PathValue<String>,
+    Params(interval): Params<Interval>,
+) -> Answer<KeptCurves> {
+    let (since_ms, until_ms) = interval.limits()?;
+    beside(Arc::clone(&desk.reads), move || {
+        let kept = desk.shared.history.curves(&vm, since_ms).into_iter();
+        let kept = kept.take_while(|(unix_ms, _)| *unix_ms < until_ms);
+        let curves: Vec<_> = kept
+            .map(|(unix_ms, curve)| KeptCurve { unix_ms, curve })
+            .collect();
+        if curves.is_empty() && !desk.shared.history.is_known(&vm) {
+            find(&desk.shared.snapshot(), &vm)?;
+        }
+        Ok(Json(KeptCurves {
+            schema: SCHEMA,
+            vm,
+            curves,
+        }))
+    })
+    .await?
+}
+
 /// A VM's history.
-#[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm", description = "Its name"), Span), responses((status = 200, body = HistoryView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm", description = "Its name; the UUID of one that has left"), Span), responses((status = 200, body = HistoryView)))]
 pub(super) async fn history(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
     Params(span): Params<Span>,
 ) -> Answer<HistoryView> {
-    let until_ms = span.until_unix_ms.unwrap_or_else(clock::unix_ms);
-    let since_ms = span.since_unix_ms;
-    let since_ms = since_ms.unwrap_or(until_ms.saturating_sub(HISTORY_MS));
-    if since_ms > until_ms {
-        return Err(bad("since_unix_ms is later than until_unix_ms"));
-    }
+    let interval = Interval {
+        since_unix_ms: span.since_unix_ms,
+        until_unix_ms: span.until_unix_ms,
+    };
+    let (since_ms, until_ms) = interval.limits()?;
     let points = within("points", span.points, POINTS, POINTS_MAX)?;
     beside(Arc::clone(&desk.reads), move || {
         let samples = desk.shared.history.samples(&vm, since_ms, until_ms, points);
-        if samples.is_empty() {
+        if samples.is_empty() && !desk.shared.history.is_known(&vm) {
             find(&desk.shared.snapshot(), &vm)?;
         }
         Ok(Json(HistoryView {

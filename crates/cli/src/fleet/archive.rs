@@ -1,0 +1,35 @@
+//! `plimsoll fleet archive`: the past of a fleet as Parquet files.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use plimsoll_fleet::archive::{self, DAY_MS};
+
+use super::source::{Daemons, complain};
+
+/// Keep the curves and working sets of all VMs as Parquet files, for queries over many hosts and months.
+///
+/// Writes DIR/date=YYYY-MM-DD/host=NAME/curves.parquet and working_sets.parquet. Files of days that ended more than three hours ago are
+/// final; others are replaced when the command is repeated, as by a timer once a day. A run that is interrupted leaves no damaged
+/// file. The exit code is 5 if some hosts did not answer: their days are archived later, as long as their daemons keep them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Directory of the archive, which is created
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    #[command(flatten)]
+    daemons: Daemons,
+}
+
+/// Runs the command; `out` is standard output, or a buffer in tests.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let (collector, answers) = args.daemons.collect(DAY_MS)?;
+    let hosts = answers.hosts.len();
+    let archived = archive::archive(&collector, answers, &args.folder)?;
+    writeln!(
+        out,
+        "{hosts} hosts answered: {} files were written, {} were final already.",
+        archived.written, archived.kept
+    )?;
+    complain(&archived.missing)
+}
