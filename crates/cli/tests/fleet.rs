@@ -253,6 +253,95 @@ fn an_archive_has_the_hosts_that_answer_and_is_completed_later() {
     assert!(archive().contains(" files were written"));
 }
 
+/// What a script of contrib/movers makes of moves, and whether it succeeds; `None` without jq.
+fn translated(script: &str, vms: &str, moves: &serde_json::Value) -> Option<(bool, String)> {
+    let folder = TempDir::new().unwrap();
+    let [plan, known] = ["plan.json", "vms.json"].map(|name| folder.path().join(name));
+    fs::write(&plan, serde_json::json!({ "moves": moves }).to_string()).unwrap();
+    fs::write(&known, vms).unwrap();
+    let jq = Command::new("jq").arg("--version").output();
+    if let Err(error) = jq {
+        skip(Lack::Program, format_args!("jq: {error}"));
+        return None;
+    }
+    let movers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/movers");
+    let output = Command::new(movers.join(script))
+        .env("PLIMSOLL_VMS", known)
+        .stdin(fs::File::open(plan).unwrap())
+        .output()
+        .unwrap();
+    Some((output.status.success(), text(&output.stdout)))
+}
+
+#[test]
+fn a_plan_becomes_the_commands_of_each_platform() {
+    const UUID: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+    let step = |vm: &str, uuid: Option<&str>, from: &str, to: &str| serde_json::json!({"vm": vm, "uuid": uuid, "from": from, "to": to});
+    let hostile = "-x'; touch evil";
+    // The first moves twice: other VMs wait for its room.
+    let moves = serde_json::json!([
+        step("web", Some(UUID), "h1", "h2"),
+        step(hostile, None, "h2", "h3"),
+        step("web", Some(UUID), "h2", "h1"),
+    ]);
+    let vms = serde_json::json!([
+        {"name": "web", "node": "h1", "vmid": 101}, {"name": "web", "node": "h9", "vmid": 104},
+        {"name": hostile, "node": "h2", "vmid": 102},
+    ]);
+    let vms = vms.to_string();
+    let Some((true, virsh)) = translated("virsh", &vms, &moves) else {
+        return;
+    };
+    // A shell takes each for a command with these words.
+    let said = Command::new("sh")
+        .args([
+            "-euc",
+            &format!("virsh() {{ printf '[%s]' \"$@\"; echo; }}\n{virsh}"),
+        ])
+        .output()
+        .unwrap();
+    let words = |from: &str, domain: &str, to: &str| {
+        format!(
+            "[-c][qemu+ssh://{from}/system][migrate][--live][--persistent][--undefinesource][--domain={domain}]\
+             [--desturi=qemu+ssh://{to}/system]\n"
+        )
+    };
+    let wanted = [
+        words("h1", UUID, "h2"),
+        words("h2", hostile, "h3"),
+        words("h2", UUID, "h1"),
+    ];
+    assert_eq!(text(&said.stdout), wanted.concat(), "{virsh}");
+    let (_, proxmox) = translated("proxmox", &vms, &moves).unwrap();
+    let wanted = [("h1", 101, "h2"), ("h2", 102, "h3"), ("h2", 101, "h1")].map(|(from, id, to)| {
+        format!("pvesh create /nodes/{from}/qemu/{id}/migrate --target {to} --online 1\n")
+    });
+    assert_eq!(proxmox, wanted.concat());
+    let (_, kubevirt) = translated("kubevirt", &vms, &moves).unwrap();
+    let last: serde_json::Value = serde_json::from_str(kubevirt.lines().nth(1).unwrap()).unwrap();
+    let spec = serde_json::json!({"vmiName": hostile, "addedNodeSelector": {"kubernetes.io/hostname": "h3"}});
+    assert_eq!((kubevirt.lines().count(), &last["spec"]), (3, &spec));
+
+    // A URI of libvirt may name a program, and a VM that is not there has no number.
+    let evil = "h1/system?command=/tmp/evil";
+    for (script, vm, from) in [
+        ("virsh", "web", evil),
+        ("virsh", "web", "-oProxyCommand=x"),
+        ("virsh", "web", "h1\n"),
+        ("virsh", "a\nb", "h1"),
+        ("proxmox", "web", evil),
+        ("proxmox", "web", "h7"),
+        ("proxmox", "nobody", "h1"),
+    ] {
+        let moves = serde_json::json!([step(vm, None, from, "h2")]);
+        let (succeeds, said) = translated(script, &vms, &moves).unwrap();
+        assert!(
+            !succeeds && said.is_empty(),
+            "{script} {vm:?} {from:?}: {said}"
+        );
+    }
+}
+
 /// A database of metrics that scrapes our daemons, ended when this goes.
 struct Scraper {
     process: Child,
