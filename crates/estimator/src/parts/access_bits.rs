@@ -155,9 +155,15 @@ impl AccessBits {
     pub(crate) fn number_anew(&mut self) {
         let marked = self.marked;
         self.clear();
-        for _ in 0..marked {
-            self.take();
+        while self.taken < marked {
+            if self.taken == self.words.len() * WORD_BITS {
+                self.add_block();
+            }
+            let bits = WORD_BITS.min(marked - self.taken);
+            self.words[self.taken / WORD_BITS] = u64::MAX >> (WORD_BITS - bits);
+            self.taken += bits;
         }
+        self.marked = marked;
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {

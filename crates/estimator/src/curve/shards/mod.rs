@@ -250,7 +250,7 @@ impl PagesSampled {
         Self {
             sample,
             pages_max,
-            stack: SampledStack::new(),
+            stack: SampledStack::new(sample.rate() < 1.0),
             exact: Vec::new(),
             exact_references: 0,
             whole: Reuses::new(whole_bits),
@@ -373,7 +373,7 @@ impl PagesSampled {
     /// Counts a reference while all pages are sampled.
     fn touch_exactly(&mut self, hash: u64) {
         self.exact_references += 1;
-        if let Some(Distances { whole, .. }) = self.stack.touch(hash).distances {
+        if let Some(Distances { whole, .. }) = self.stack.touch::<false>(hash).distances {
             count_reuse(&mut self.exact, whole as u64);
         }
     }
@@ -384,7 +384,7 @@ impl PagesSampled {
         let replicate = replicate_of(hash);
         let part = &mut self.parts[replicate];
         part.references += 1;
-        let found = self.stack.touch(hash);
+        let found = self.stack.touch::<true>(hash);
         let size_of = |distance: usize, scale: f64| (distance as f64 + 0.5) * scale + 0.5;
         let sizes = found.distances.map(|Distances { whole, part }| {
             (
@@ -532,7 +532,10 @@ impl PagesSampled {
             unknown,
             effective,
             others,
-        } = self.reaching();
+        } = match self.rate() {
+            1.0 => NearReferences::none(),
+            _ => self.reaching(),
+        };
         let stream = Stream {
             references: self.references,
             exact_references: self.exact_references,
@@ -595,6 +598,19 @@ struct NearReferences {
     effective: f64,
     /// The last share by bursts and by sample, the lower one first, if they contradict each other.
     others: Option<(f64, f64)>,
+}
+
+impl NearReferences {
+    /// Where all pages are sampled, and no burst is needed.
+    fn none() -> Self {
+        Self {
+            reaching: vec![1.0],
+            parts: Vec::new(),
+            unknown: 0.0,
+            effective: 0.0,
+            others: None,
+        }
+    }
 }
 
 /// Returns `reaching` with the last share set to `far`, and those before scaled in proportion.

@@ -8,7 +8,9 @@
 //! the rest.
 //!
 //! A page's part is determined by its hash (`steps`). The distances of a part are those of a sample that
-//! consists of it alone, so every part gives an estimate of the same kind as the whole.
+//! consists of it alone, so every part gives an estimate of the same kind as the whole. While all pages are sampled their
+//! distances are exact, and no part is needed: the stack is divided when the first page is dropped, and the parts then have
+//! the pages in the order of the whole.
 //!
 //! Cost: 24 bytes per slot, 4/3 to 4 slots per page; 1 byte of bit vectors per page; O(log(pages / 128)) per reference.
 //! Not here: selecting the sampled pages (`hash`), deriving the curve from distances (`reuses`).
@@ -25,7 +27,7 @@ struct Slot {
     weights: Weights,
     /// Its last use in the whole sample; [`FREE`] for a free slot.
     time: u32,
-    /// Its last use in its part.
+    /// Its last use in its part, if the stack is divided.
     part_time: u32,
 }
 
@@ -53,7 +55,8 @@ const NO_PAGE: Slot = Slot {
 /// Result of an access to a page.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Use<'stack> {
-    /// Other sampled pages used since its last use, in the whole and in its part; `None` on first use.
+    /// Other sampled pages used since its last use, in the whole and in its part (0 in an undivided stack); `None` on first
+    /// use.
     pub(crate) distances: Option<Distances>,
     /// The caller's weights of the page.
     pub(crate) weights: &'stack mut Weights,
@@ -83,7 +86,9 @@ pub(crate) struct SampledStack {
     shift: u32,
     pages: usize,
     whole: AccessBits,
+    /// Empty before the stack is divided.
     parts: [AccessBits; REPLICATES],
+    is_divided: bool,
     /// Number of times at which pages are renumbered.
     times: usize,
 }
@@ -91,7 +96,8 @@ pub(crate) struct SampledStack {
 const SLOTS_MIN_BITS: u32 = 6;
 
 impl SampledStack {
-    pub(crate) fn new() -> Self {
+    /// Returns an empty stack, divided into parts or not.
+    pub(crate) fn new(is_divided: bool) -> Self {
         Self {
             salt: PageHash::salted().of(plimsoll_flow::PageNumber(0)) | 1,
             slots: vec![NO_PAGE; 1 << SLOTS_MIN_BITS],
@@ -99,6 +105,7 @@ impl SampledStack {
             pages: 0,
             whole: AccessBits::default(),
             parts: Default::default(),
+            is_divided,
             times: TIMES_MIN,
         }
     }
@@ -108,7 +115,7 @@ impl SampledStack {
         self.pages
     }
 
-    /// Number of pages in each part.
+    /// Number of pages in each part of a divided stack.
     pub(crate) fn part_pages(&self) -> [usize; REPLICATES] {
         self.parts.each_ref().map(AccessBits::marked)
     }
@@ -126,9 +133,10 @@ impl SampledStack {
         self.parts[replicate_of(hash)].prefetch(slot.part_time);
     }
 
-    /// Moves a page to the top.
+    /// Moves a page to the top; `DIVIDED` is whether the stack is divided.
     #[inline(always)]
-    pub(crate) fn touch(&mut self, hash: u64) -> Use<'_> {
+    pub(crate) fn touch<const DIVIDED: bool>(&mut self, hash: u64) -> Use<'_> {
+        debug_assert_eq!(DIVIDED, self.is_divided);
         if self.whole.taken() >= self.times {
             self.number_anew();
         }
@@ -149,14 +157,15 @@ impl SampledStack {
         let distances = if slot.time == self.whole.last() {
             Distances { whole: 0, part: 0 }
         } else {
-            let part = &mut self.parts[replicate_of(hash)];
-            let distances = Distances {
-                whole: self.whole.strike(slot.time),
-                part: part.strike(slot.part_time),
-            };
+            let whole = self.whole.strike(slot.time);
             slot.time = self.whole.take();
-            slot.part_time = part.take();
-            distances
+            let mut part = 0;
+            if DIVIDED {
+                let bits = &mut self.parts[replicate_of(hash)];
+                part = bits.strike(slot.part_time);
+                slot.part_time = bits.take();
+            }
+            Distances { whole, part }
         };
         Use {
             distances: Some(distances),
@@ -164,15 +173,17 @@ impl SampledStack {
         }
     }
 
-    /// Drops the pages with the largest hashes, keeping `keep` (at least 1, and less than present).
-    /// Returns the smallest hash that was dropped, which is above 0.
+    /// Drops the pages with the largest hashes, keeping `keep` (at least 1, and less than present), and divides the stack if
+    /// it is not. Returns the smallest hash that was dropped, which is above 0.
     pub(crate) fn keep_smallest(&mut self, keep: usize) -> u64 {
         let mut hashes: Vec<u64> = self.taken().map(|slot| slot.hash).collect();
         let (_, &mut dropped, _) = hashes.select_nth_unstable(keep);
         for slot in &mut self.slots {
             if slot.time != FREE && slot.hash >= dropped {
                 self.whole.strike(slot.time);
-                self.parts[replicate_of(slot.hash)].strike(slot.part_time);
+                if self.is_divided {
+                    self.parts[replicate_of(slot.hash)].strike(slot.part_time);
+                }
                 *slot = NO_PAGE;
             }
         }
@@ -180,7 +191,25 @@ impl SampledStack {
         // The remaining slots must be found again by a search that stops at a free one.
         self.place_anew(self.shift);
         self.number_anew();
+        if !self.is_divided {
+            self.divide();
+        }
         dropped
+    }
+
+    /// Gives every page a time in its part. The times of the whole have just been renumbered.
+    fn divide(&mut self) {
+        let mut in_order = vec![0; self.pages];
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slot.time != FREE {
+                in_order[slot.time as usize] = index;
+            }
+        }
+        for index in in_order {
+            let slot = &mut self.slots[index];
+            slot.part_time = self.parts[replicate_of(slot.hash)].take();
+        }
+        self.is_divided = true;
     }
 
     /// Bytes of heap allocated.
@@ -208,11 +237,15 @@ impl SampledStack {
     /// Inserts a page into the free slot where it belongs. Returns its index.
     #[cold]
     fn insert(&mut self, index: usize, hash: u64) -> usize {
+        let part_time = match self.is_divided {
+            true => self.parts[replicate_of(hash)].take(),
+            false => FREE,
+        };
         self.slots[index] = Slot {
             hash,
             weights: NO_WEIGHTS,
             time: self.whole.take(),
-            part_time: self.parts[replicate_of(hash)].take(),
+            part_time,
         };
         self.pages += 1;
         if self.pages * 4 <= self.slots.len() * 3 {
@@ -248,9 +281,11 @@ impl SampledStack {
         let ranks = self.whole.ranks();
         let part_ranks = self.parts.each_ref().map(AccessBits::ranks);
         for slot in self.slots.iter_mut().filter(|slot| slot.time != FREE) {
-            let part = replicate_of(slot.hash);
             slot.time = self.whole.rank(&ranks, slot.time);
-            slot.part_time = self.parts[part].rank(&part_ranks[part], slot.part_time);
+            if self.is_divided {
+                let part = replicate_of(slot.hash);
+                slot.part_time = self.parts[part].rank(&part_ranks[part], slot.part_time);
+            }
         }
         self.whole.number_anew();
         self.parts.iter_mut().for_each(AccessBits::number_anew);
@@ -311,12 +346,22 @@ mod tests {
                 prop::collection::vec((0_u64..900, 0_usize..2_000), 1..3_000),
             ],
             spread in prop_oneof![Just(1_u64), Just(16), any::<u64>().prop_map(|n| n | 1)],
+            is_divided in any::<bool>(),
         ) {
-            let (mut stack, mut twin) = (SampledStack::new(), Twin::default());
+            let (mut stack, mut twin) = (SampledStack::new(is_divided), Twin::default());
             for (page, drop) in steps {
                 let hash = page.wrapping_mul(spread);
-                let found = stack.touch(hash);
-                prop_assert_eq!((found.distances, f64::from(found.weights.all)), twin.touch(hash));
+                let (mut expected, weight) = twin.touch(hash);
+                let found = match stack.is_divided {
+                    true => stack.touch::<true>(hash),
+                    false => {
+                        if let Some(expected) = &mut expected {
+                            expected.part = 0;
+                        }
+                        stack.touch::<false>(hash)
+                    }
+                };
+                prop_assert_eq!((found.distances, f64::from(found.weights.all)), (expected, weight));
                 found.weights.all += 1.0;
                 if drop < 3 && stack.pages() > drop + 1 {
                     let keep = stack.pages() - drop - 1;
@@ -324,18 +369,20 @@ mod tests {
                 }
                 prop_assert_eq!(stack.pages(), twin.pages.len());
             }
-            prop_assert_eq!(stack.part_pages().iter().sum::<usize>(), stack.pages());
+            if stack.is_divided {
+                prop_assert_eq!(stack.part_pages().iter().sum::<usize>(), stack.pages());
+            }
         }
     }
 
     #[test]
     fn a_large_stack_agrees_with_a_list() {
         let mut random = crate::parts::streams::Random::new(3);
-        let (mut stack, mut naive) = (SampledStack::new(), NaiveStack::default());
+        let (mut stack, mut naive) = (SampledStack::new(true), NaiveStack::default());
         for _ in 0..60_000 {
             // Mostly near, at times far: the words, the last blocks and the tree all answer.
             let page = (random.share().powi(4) * 6_000.0) as u64;
-            let found = stack.touch(page).distances;
+            let found = stack.touch::<true>(page).distances;
             let found = found.map(|distances| distances.whole as u64);
             assert_eq!(found, naive.touch(page));
         }
