@@ -180,7 +180,8 @@ impl ReuseTimes {
             .flat_map(|&(index, _)| [floor_of(index), floor_of(index + 1)]);
         let mut cuts: Vec<_> = reuses.iter().map(|&(time, _)| time).chain(edges).collect();
         cuts.push(0);
-        cuts.sort_unstable();
+        // Two rising runs, which this sort merges.
+        cuts.sort();
         cuts.dedup();
 
         let all = self.references();
@@ -228,7 +229,10 @@ impl ReuseTimes {
             let mut from = age;
             while from < next {
                 let to = next.min(from + piece);
-                let share = f64::midpoint(share_at(from), share_at(to - 1));
+                let mut share = share_at(from);
+                if to - from > 1 {
+                    share = f64::midpoint(share, share_at(to - 1));
+                }
                 pages += share * (to - from) as f64;
                 from = to;
             }

@@ -276,7 +276,12 @@ impl Reuses {
     }
 
     /// The reuses by the size at which they begin to hit, rising.
-    fn by_size(&self, stream: Stream<'_>, scale: f64, shrink: f64) -> Vec<(f64, AtSize)> {
+    fn by_size<'a>(
+        &'a self,
+        stream: Stream<'a>,
+        scale: f64,
+        shrink: f64,
+    ) -> impl Iterator<Item = (f64, AtSize)> + 'a {
         let counted = |size: f64, count: f64| {
             let bucket = Bucket {
                 count,
@@ -286,13 +291,13 @@ impl Reuses {
             (size, AtSize { bucket, is_far })
         };
         let exact = (1_u64..).zip(stream.exact).filter(|&(_, &count)| count > 0);
-        let exact = exact.map(|(size, &count)| counted(size as f64, count as f64));
+        let exact = exact.map(move |(size, &count)| counted(size as f64, count as f64));
         let others = stream.burst_references as f64;
         let near = (1_u64..).zip(stream.reaching.windows(2));
-        let near = near.map(|(size, pair)| counted(size as f64, others * (pair[0] - pair[1])));
+        let near = near.map(move |(size, pair)| counted(size as f64, others * (pair[0] - pair[1])));
         let size_min = (stream.reaching.len() - 1) as f64;
         let buckets = self.buckets.iter().filter(|bucket| bucket.count > 0.0);
-        let far = buckets.map(|bucket| {
+        let far = buckets.map(move |bucket| {
             // The half page is not part of the distance.
             let size = (bucket.size_pages / bucket.count - 0.5) * shrink + 0.5;
             let bucket = Bucket {
@@ -303,8 +308,19 @@ impl Reuses {
             (size.max(size_min), AtSize { bucket, is_far })
         });
         let near = near.filter(|(_, at)| at.bucket.count > 0.0);
-        let mut all: Vec<_> = exact.chain(near).chain(far).collect();
-        all.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-        all
+        merged(merged(exact, near), far)
     }
+}
+
+/// The items of two lists that rise by size, in the order of their sizes.
+fn merged<T>(
+    first: impl Iterator<Item = (f64, T)>,
+    second: impl Iterator<Item = (f64, T)>,
+) -> impl Iterator<Item = (f64, T)> {
+    let (mut first, mut second) = (first.peekable(), second.peekable());
+    std::iter::from_fn(move || match (first.peek(), second.peek()) {
+        (Some((size, _)), Some((other, _))) if other < size => second.next(),
+        (Some(_), _) => first.next(),
+        (None, _) => second.next(),
+    })
 }
