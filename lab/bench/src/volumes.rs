@@ -132,10 +132,11 @@ fn measured(
     );
     let memory_bytes = match options.groups {
         Some(_) => {
-            for group in all.groups() {
-                group.estimator().curve()?;
+            let memory_bytes = all.memory_bytes();
+            for (_, mut estimator) in all.finish() {
+                estimator.curve()?;
             }
-            all.memory_bytes()
+            memory_bytes
         }
         None => {
             one.curve()?;

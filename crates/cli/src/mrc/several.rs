@@ -157,12 +157,11 @@ impl Several<'_> {
         })?;
         self.memory_bytes = all.memory_bytes();
         let names = source.groups();
-        for (group, name) in all.groups().iter_mut().zip(names) {
-            let references = group.references();
+        for ((references, mut estimator), name) in all.finish().zip(names) {
             // A device without references was in requests that made none.
             if references > 0 {
                 let page_size = self.trace.page_bytes;
-                let part = Part::new(name, None, references, group.estimator(), view, page_size)?;
+                let part = Part::new(name, None, references, &mut *estimator, view, page_size)?;
                 self.parts.push(part);
             }
         }
