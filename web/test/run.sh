@@ -19,5 +19,6 @@ cmp -s web/test/package-lock.json "$modules/installed" || {
     npm ci --prefix "$modules" --no-audit --no-fund --loglevel=error >&2
     cp web/test/package-lock.json "$modules/installed"
 }
-cargo build -q --release --workspace --example board
+# As `./dev` builds it: the Python package would change the features of its dependencies.
+cargo build -q --release --workspace --exclude plimsoll-python --example board
 PAGE_MODULES=$(realpath "$modules") PAGE_BOARD=$(realpath "$target/release/examples/board") node --test web/test/page.test.mjs
