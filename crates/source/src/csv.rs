@@ -102,9 +102,7 @@ impl<R: Read> Reader<R> {
             (Some(column), None, ..) | (_, _, Some(column), None) => {
                 Some(format!("a column {column}"))
             }
-            (None, None, ..) => Some(format!(
-                "a column '{PAGE}', or the page's column in the options"
-            )),
+            (None, None, ..) => Some(format!("a column '{PAGE}' (or another, by --page-column)")),
             _ => None,
         };
         if let Some(expected) = missing {
@@ -374,7 +372,7 @@ mod tests {
         let error = read("time,lbn\n1,2\n", None, None).unwrap_err().to_string();
         assert_eq!(
             error,
-            "t.csv, line 1: expected a column 'page', or the page's column in the options, \
+            "t.csv, line 1: expected a column 'page' (or another, by --page-column), \
              found 'time,lbn'"
         );
     }
