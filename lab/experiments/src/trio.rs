@@ -52,8 +52,11 @@ const SERVERS: [(&str, &str); 2] = [
 ];
 /// Name of the third server.
 pub const SCAN: &str = "demo-scan";
-/// The third server's workload, besides the common part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the third server does, besides the common part.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize, clap::ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
 pub enum Third {
     /// Reads everything in turn, and a few files more often.
     Scan,
@@ -65,6 +68,16 @@ pub enum Third {
 }
 
 impl Third {
+    /// Its name in options and results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Scan => "scan",
+            Self::ScanWithTask => "scan-with-task",
+            Self::Hostile => "hostile",
+        }
+    }
+
     fn workload(self) -> &'static str {
         match self {
             Self::Scan => "order=scan files=192 file_kib=1024",

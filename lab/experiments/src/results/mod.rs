@@ -125,6 +125,8 @@ pub enum Unit {
     Count,
     /// A small ratio, shown with an exponent.
     Ratio,
+    /// A value relative to another, shown with two digits: 1.00 is no change.
+    Factor,
 }
 
 /// A chart of a set.
@@ -144,6 +146,7 @@ impl Unit {
             Self::Seconds => format!("{value:.2} s"),
             Self::Count => plimsoll_output::grouped(value.round()),
             Self::Ratio => format!("{value:.2e}"),
+            Self::Factor => format!("{value:.2}"),
         }
     }
 }
