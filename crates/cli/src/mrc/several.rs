@@ -108,7 +108,7 @@ struct Several<'a> {
     every: Option<Interval>,
     /// References counted in an interval after their own.
     late: u64,
-    /// Largest number of bytes that the estimators took.
+    /// Number of bytes that the estimators took at most.
     memory_bytes: usize,
 }
 
@@ -155,9 +155,12 @@ impl Several<'_> {
         read(&mut source, |batch| {
             all.observe(batch.pages(), &batch.details().groups);
         })?;
-        self.memory_bytes = all.memory_bytes();
+        let held_bytes = all.memory_bytes();
         let names = source.groups();
         for ((references, mut estimator), name) in all.finish().zip(names) {
+            // Of those that are made in the end there is one at a time.
+            let bytes = held_bytes + estimator.memory_bytes();
+            self.memory_bytes = self.memory_bytes.max(bytes);
             // A device without references was in requests that made none.
             if references > 0 {
                 let page_size = self.trace.page_bytes;
