@@ -30,5 +30,5 @@ pub use period::{
 };
 pub use reference::{AccessKind, Details, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;
-pub use vm::{Accelerator, RamBacking, RamMapping, VmId};
+pub use vm::{Accelerator, GroupKind, RamBacking, RamMapping, VmId};
 pub use working_set::{WorkingSet, WorkingSetBound};

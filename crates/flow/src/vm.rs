@@ -1,4 +1,4 @@
-//! Virtual machines: their names and the mappings of their memory.
+//! Virtual machines and control groups: names and kinds, and the mappings of a VM's memory.
 
 use std::fmt;
 
@@ -32,6 +32,36 @@ impl fmt::Display for Accelerator {
         f.write_str(match self {
             Self::Kvm => "kvm",
             Self::Tcg => "tcg",
+        })
+    }
+}
+
+/// What a control group holds, judged by its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(rename_all = "lowercase")
+)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum GroupKind {
+    /// A unit of systemd: a service, a scope or a slice.
+    Systemd,
+    /// A container, also one of a pod.
+    Container,
+    /// A Kubernetes pod, with all its containers.
+    Pod,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Systemd => "systemd",
+            Self::Container => "container",
+            Self::Pod => "pod",
+            Self::Other => "other",
         })
     }
 }

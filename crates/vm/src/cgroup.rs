@@ -18,6 +18,9 @@ use crate::VmError;
 /// second one alone.
 const COUNTED: [&str; 2] = ["memory.usage_in_bytes", "memory.stat"];
 
+/// A limit of version 1 from which on there is none.
+const NO_LIMIT_BYTES: u64 = 1 << 62;
+
 /// A control group with all groups below it, at the time it was inspected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryGroup {
@@ -61,6 +64,18 @@ pub struct CgroupMount {
 }
 
 impl CgroupMount {
+    /// The hierarchies mounted here, in the order of their mounts.
+    ///
+    /// # Errors
+    ///
+    /// [`VmError::File`] if the mounts cannot be listed.
+    pub fn all() -> Result<Vec<Self>, VmError> {
+        let file = "/proc/self/mountinfo";
+        let mountinfo =
+            fs::read_to_string(file).map_err(|source| VmError::of_file(file, source))?;
+        Ok(Self::parse(&mountinfo))
+    }
+
     /// Parses `/proc/self/mountinfo`: version 2, and the hierarchy of version 1 that has the memory controller. Malformed
     /// lines are ignored.
     #[must_use]
@@ -107,10 +122,7 @@ impl MemoryGroup {
     ///
     /// [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`]; [`VmError::NotPermitted`] if a directory may not be read.
     pub fn find(path: &str) -> Result<Self, VmError> {
-        let file = "/proc/self/mountinfo";
-        let mountinfo =
-            fs::read_to_string(file).map_err(|source| VmError::of_file(file, source))?;
-        Self::find_in(path, &CgroupMount::parse(&mountinfo))
+        Self::find_in(path, &CgroupMount::all()?)
     }
 
     fn find_in(path: &str, mounts: &[CgroupMount]) -> Result<Self, VmError> {
@@ -127,7 +139,7 @@ impl MemoryGroup {
             if !is_below || !directory.is_dir() {
                 continue;
             }
-            if COUNTED.iter().any(|file| directory.join(file).exists()) {
+            if counts_memory(&directory) {
                 return Self::of_directory(directory, mount.version);
             }
             without.get_or_insert(directory);
@@ -204,13 +216,36 @@ impl MemoryGroup {
     /// Memory charged to it, in bytes; `None` if the kernel does not report it, as for the root of version 2.
     #[must_use]
     pub fn charged_bytes(&self) -> Option<u64> {
-        let file = match self.version {
-            CgroupVersion::V1 => "memory.usage_in_bytes",
-            CgroupVersion::V2 => "memory.current",
-        };
-        let text = fs::read_to_string(self.directory.join(file)).ok()?;
-        text.trim().parse().ok()
+        charged_bytes(&self.directory, self.version)
     }
+}
+
+/// Whether the memory of the group of a directory is counted.
+pub(crate) fn counts_memory(directory: &Path) -> bool {
+    COUNTED.iter().any(|file| directory.join(file).exists())
+}
+
+/// Memory charged to the group of a directory, in bytes; `None` if the kernel does not report it.
+pub(crate) fn charged_bytes(directory: &Path, version: CgroupVersion) -> Option<u64> {
+    let file = match version {
+        CgroupVersion::V1 => "memory.usage_in_bytes",
+        CgroupVersion::V2 => "memory.current",
+    };
+    bytes_in(&directory.join(file))
+}
+
+/// The limit of memory of the group of a directory, in bytes; `None` without one. Limits of the groups above it do not count.
+pub(crate) fn limit_bytes(directory: &Path, version: CgroupVersion) -> Option<u64> {
+    let file = match version {
+        CgroupVersion::V1 => "memory.limit_in_bytes",
+        CgroupVersion::V2 => "memory.max",
+    };
+    // Version 2 has a word for no limit, version 1 the largest number of whole pages.
+    bytes_in(&directory.join(file)).filter(|&bytes| bytes < NO_LIMIT_BYTES)
+}
+
+fn bytes_in(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
 /// The process ids of a `cgroup.procs` file that can be named here. Malformed lines are ignored.

@@ -3,6 +3,7 @@
 //! - [`AllowedUsers`] determines which processes are VMs of this host; a [`PeerSocket`] is a socket at which only the
 //!   right process may listen.
 //! - [`Target`] is what can be observed: a VM, any other [`MemoryProcess`], or a control group ([`MemoryGroup`]).
+//! - [`GroupListing`] finds the control groups that match a [`GroupPattern`]; a [`GroupName`] is a name for readers.
 //! - [`QemuVm`] describes a running QEMU process according to `/proc`:
 //!   name, guest-RAM mappings, virtual CPUs, monitor socket.
 //! - [`Qmp`] is a client of a QEMU monitor; [`GuestStats`] is a guest's balloon statistics, [`BlockReads`] are the
@@ -29,6 +30,8 @@ mod command_line;
 mod console;
 mod contents;
 mod error;
+mod group_list;
+mod group_name;
 mod guest_stats;
 mod identity;
 mod kernel;
@@ -50,6 +53,8 @@ pub use command_line::{
 };
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use error::VmError;
+pub use group_list::{GroupFault, GroupListing, GroupPattern, ListedGroup};
+pub use group_name::{GroupName, printable};
 pub use guest_stats::{GuestStats, KernelMemory, StatsClock};
 pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
