@@ -17,7 +17,7 @@ use plimsoll_policy::{Policy, Search};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::vm::{MissCost, Promise};
 use plimsoll_trap::BackendSetting;
-use plimsoll_vm::AllowedUsers;
+use plimsoll_vm::{AllowedUsers, GroupPattern};
 use wildmatch::WildMatch;
 
 pub use error::ConfigError;
@@ -73,6 +73,8 @@ pub struct Config {
     pub libvirt: Option<String>,
     /// Socket of the shared page store, which gets the memory of self-ballooning VMs; `None` without.
     pub store: Option<PathBuf>,
+    /// Which control groups are watched; none by default.
+    pub groups: GroupSettings,
     /// Users whose processes can be VMs of this host; by default root and libvirt's users.
     pub users: AllowedUsers,
     /// Rules for VMs; each setting comes from the first matching rule that has it.
@@ -114,6 +116,15 @@ pub struct TraceSettings {
     pub window: Duration,
     /// Whether tracing rests while a VM's phase is steady; not by default.
     pub intermittent: bool,
+}
+
+/// Which control groups are watched.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GroupSettings {
+    /// Patterns of their paths; groups of earlier patterns come first.
+    pub watch: Vec<GroupPattern>,
+    /// Maximum number of groups watched at a time, 1 to 256; 16 by default.
+    pub max: usize,
 }
 
 /// Sockets of the API, and their permissions.
@@ -226,6 +237,10 @@ impl Default for Config {
             },
             libvirt: None,
             store: None,
+            groups: GroupSettings {
+                watch: Vec::new(),
+                max: 16,
+            },
             users: AllowedUsers::default(),
             vms: Vec::new(),
         }
@@ -314,6 +329,7 @@ impl Config {
             ("libvirt.uri", self.libvirt != new.libvirt),
             ("store.socket", self.store != new.store),
             ("hosts.users", self.users != new.users),
+            ("[groups]", self.groups != new.groups),
         ];
         let changed = keys.into_iter().filter(|(_, differs)| *differs);
         changed.map(|(key, _)| key).collect()

@@ -5,8 +5,7 @@
 //! budget: hundreds of monitors that never answer delay the discovery of others by seconds, and do not delay turns.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use plimsoll_protocol::vm::{BackendRefusal, BackendView};
 use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess};
 use plimsoll_vm::{ProcessId, QemuVm, VmError, qemu_pids};
 
+use crate::background::Background;
 use crate::config::Config;
 
 /// Pause between rounds.
@@ -137,59 +137,38 @@ pub struct DiscoveryResult {
     pub backends: BTreeMap<ProcessId, Vec<BackendView>>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
-    /// End of the round; `None` before the first.
-    pub at: Option<Instant>,
 }
 
 /// The discovery thread. Ends when dropped.
 #[derive(Debug)]
 pub struct Discovery {
-    shared: Arc<(Mutex<DiscoveryResult>, Condvar)>,
-    began: Instant,
-    _end: Sender<()>,
+    rounds: Result<Background<DiscoveryResult>, String>,
 }
 
 impl Discovery {
     /// Starts the thread.
     #[must_use]
     pub fn begin(processes: impl Processes) -> Self {
-        let shared = Arc::new((Mutex::new(DiscoveryResult::default()), Condvar::new()));
-        let (end, ended) = mpsc::channel();
-        let its = Arc::clone(&shared);
-        let run = move || {
-            let mut rounds = Rounds::default();
-            loop {
-                let discovered = rounds.round(&processes);
-                *lock(&its.0) = discovered;
-                its.1.notify_all();
-                if ended.recv_timeout(PAUSE) != Err(RecvTimeoutError::Timeout) {
-                    return;
-                }
-            }
-        };
-        let thread = thread::Builder::new().name("discovery".into()).spawn(run);
-        if let Err(error) = thread {
-            lock(&shared.0).warnings = vec![format!("VMs cannot be discovered: {error}")];
-        }
+        let mut rounds = Rounds::default();
+        let rounds = Background::begin("discovery", move || (rounds.round(&processes), PAUSE));
         Self {
-            shared,
-            began: Instant::now(),
-            _end: end,
+            rounds: rounds.map_err(|error| format!("VMs cannot be discovered: {error}")),
         }
     }
 
     /// The results of the last round; waits a second at most for the first one.
     #[must_use]
     pub fn last(&self) -> DiscoveryResult {
-        let first = FIRST_ROUND_MAX.saturating_sub(self.began.elapsed());
-        let waiting = |discovered: &mut DiscoveryResult| discovered.at.is_none();
-        let waited = self
-            .shared
-            .1
-            .wait_timeout_while(lock(&self.shared.0), first, waiting);
-        let (discovered, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let mut discovered = discovered.clone();
-        let age = discovered.at.unwrap_or(self.began).elapsed();
+        let (discovered, age) = match &self.rounds {
+            Ok(rounds) => rounds.last(FIRST_ROUND_MAX),
+            Err(why) => {
+                return DiscoveryResult {
+                    warnings: vec![why.clone()],
+                    ..DiscoveryResult::default()
+                };
+            }
+        };
+        let mut discovered = discovered.unwrap_or_default();
         if age > HANGS_AFTER {
             let seconds = age.as_secs();
             discovered.warnings.push(format!(
@@ -198,11 +177,6 @@ impl Discovery {
         }
         discovered
     }
-}
-
-fn lock(discovered: &Mutex<DiscoveryResult>) -> MutexGuard<'_, DiscoveryResult> {
-    // It is only ever replaced as a whole, so it is consistent.
-    discovered.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Why a process is not a VM (yet), and when it is inspected again.
@@ -268,7 +242,6 @@ impl Rounds {
                 .map(|(process, assessed)| (*process, assessed.backends.clone()))
                 .collect(),
             warnings,
-            at: Some(Instant::now()),
         }
     }
 

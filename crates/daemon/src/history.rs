@@ -29,6 +29,7 @@ use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, HeatmapView, Sample};
 use plimsoll_vm::ProcessId;
 use redb::WriteTransaction;
+use sha2::{Digest as _, Sha256};
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -48,6 +49,8 @@ const RETRY_AFTER: Duration = Duration::from_mins(1);
 const POINTS_MAX: usize = 10_000;
 /// Maximum number of decisions returned at once.
 const DECISIONS_MAX: usize = 1000;
+/// Begins the identifiers of control groups.
+const GROUP: &str = "\0cgroup:";
 /// Maximum number of cells of a heatmap that is kept; larger ones are not.
 const CELLS_MAX: usize = 4096;
 
@@ -94,10 +97,16 @@ pub enum Persistence {
     InMemory,
 }
 
-/// A VM at the end of a turn.
+/// What identifies the records of a control group: its path below the root of its hierarchy. No VM can have such a name.
+#[must_use]
+pub fn group_id(path: &str) -> String {
+    format!("{GROUP}{path}")
+}
+
+/// A VM or a control group at the end of a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct TurnRecord<'a> {
-    /// Its name.
+    /// Its name, or [`group_id`].
     pub vm: &'a str,
     /// Its memory and misses.
     pub sample: Sample,
@@ -785,7 +794,6 @@ impl State {
     }
 }
 
-/// A VM's key: names may be long. Names are assigned by the host, not a guest, so that nobody can provoke a collision.
 /// Whether a record's key is a UUID as QEMU prints it, and not a name.
 fn is_uuid(id: &str) -> bool {
     let lengths = id.split('-').map(str::len);
@@ -795,8 +803,15 @@ fn is_uuid(id: &str) -> bool {
             .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
 }
 
-fn key_of(vm: &str) -> u64 {
-    xxh3_64(vm.as_bytes())
+/// The key of a VM or of a control group: names may be long. Names of VMs are assigned by the host, not a guest. The path of a group
+/// is chosen by whoever may create one, who must not find one with the key of a VM.
+fn key_of(id: &str) -> u64 {
+    if !id.starts_with(GROUP) {
+        return xxh3_64(id.as_bytes());
+    }
+    let digest: [u8; 32] = Sha256::digest(id.as_bytes()).into();
+    let [a, b, c, d, e, f, g, h, ..] = digest;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// The readable records; unreadable ones are logged.

@@ -5,11 +5,12 @@
 use std::time::Duration;
 
 use plimsoll_actuator::{ActuatorError, MemoryStatus, VmMemory};
-use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, WorkingSet};
+use plimsoll_flow::{Accelerator, GroupKind, MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
+use plimsoll_protocol::group::LeftOutGroups;
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
 pub use plimsoll_vm::MemoryPressure;
-use plimsoll_vm::ProcessId;
+use plimsoll_vm::{ListedGroup, ProcessId};
 
 use crate::config::{Config, VmRule};
 
@@ -43,6 +44,37 @@ impl DiscoveredVm {
             start_ticks: self.start_ticks,
         }
     }
+}
+
+/// A control group that is watched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiscoveredGroup {
+    /// Its name, unique among the watched groups.
+    pub name: String,
+    /// What it holds.
+    pub kind: GroupKind,
+    /// Its path, directory and memory.
+    pub listed: ListedGroup,
+}
+
+impl DiscoveredGroup {
+    /// Whether another finding is of the same group, and not of one that was made again with its path.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let identity = |group: &Self| (group.listed.directory.clone(), group.listed.inode);
+        identity(self) == identity(other)
+    }
+}
+
+/// The control groups of a host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FoundGroups {
+    /// Those that are to be watched, by name.
+    pub watched: Vec<DiscoveredGroup>,
+    /// Those that match the patterns and are not.
+    pub left_out: Vec<LeftOutGroups>,
+    /// Warnings for the operator.
+    pub warnings: Vec<String>,
 }
 
 /// The actuator and the curve source of a VM.
@@ -117,6 +149,12 @@ pub trait Host: Send {
 
     /// Creates the actuator and the curve source of a VM.
     fn open(&mut self, found: &DiscoveredVm, rule: &VmRule, config: &Config) -> VmHandles;
+
+    /// The control groups that are to be watched now.
+    fn groups(&mut self) -> FoundGroups;
+
+    /// Starts to observe a control group.
+    fn open_group(&mut self, found: &DiscoveredGroup, config: &Config) -> Vec<Box<dyn Feed>>;
 
     /// All RAM of the host, and the part that the kernel could provide without swapping, in bytes.
     fn ram(&mut self) -> (u64, u64);

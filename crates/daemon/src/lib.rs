@@ -10,11 +10,13 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod background;
 pub mod clock;
 pub mod config;
 pub mod demand;
 pub mod discovery;
 mod disk_feed;
+pub mod groups;
 pub mod guard;
 pub mod history;
 pub mod host;
@@ -23,6 +25,7 @@ pub mod judgement;
 pub mod log;
 pub mod miss_cost;
 pub mod moves;
+pub mod observed;
 pub mod qemu_host;
 pub mod rightsize;
 pub mod shared;

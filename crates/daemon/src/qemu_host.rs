@@ -12,6 +12,8 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
+use plimsoll_protocol::vm::CurveSource;
+use plimsoll_trap::{GroupTarget, Refusal, assess_group};
 use plimsoll_vm::{
     AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
 };
@@ -20,9 +22,10 @@ use crate::clock::Clock;
 use crate::config::{Config, VmRule};
 use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
-use crate::host::{DiscoveredVm, Feed, Host, VmHandles};
+use crate::groups::GroupDiscovery;
+use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, Host, VmHandles};
 use crate::moves::chain;
-use crate::tracer::Tracer;
+use crate::tracer::{Tracer, TracerTarget};
 
 /// Where `plimsoll run` keeps each VM's sockets.
 const FOLDER: &str = "/run/plimsoll";
@@ -40,12 +43,13 @@ const CURVE_INTERVAL_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct QemuHost {
     discovery: Discovery,
+    groups: GroupDiscovery,
     /// VMs of the last call.
     known: Vec<Arc<QemuVm>>,
     /// Their names, each of one VM.
     names: BTreeMap<ProcessId, String>,
     /// Control groups in which they are alone.
-    groups: BTreeMap<ProcessId, ControlGroup>,
+    vm_groups: BTreeMap<ProcessId, ControlGroup>,
     users: AllowedUsers,
     store: Option<Box<dyn MemoryPart>>,
     dry_run: bool,
@@ -67,9 +71,10 @@ impl QemuHost {
             discovery: Discovery::begin(HostProcesses {
                 config: config.clone(),
             }),
+            groups: GroupDiscovery::begin(&config.groups),
             known: Vec::new(),
             names: BTreeMap::new(),
-            groups: BTreeMap::new(),
+            vm_groups: BTreeMap::new(),
             users,
             store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
@@ -106,7 +111,7 @@ impl Host for QemuHost {
         } = self.discovery.last();
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
-        self.groups = groups_of(&self.known);
+        self.vm_groups = groups_of(&self.known);
         let own = self.known.iter().map(|vm| (vm.process(), vm.id.0.as_str()));
         name(&mut self.names, own);
         let found = self.known.iter().map(|vm| {
@@ -175,16 +180,32 @@ impl Host for QemuHost {
             feeds.push(Box::new(DiskFeed::new(socket, interval, clock, vcpu_time)));
         }
         if config.trace.enabled {
-            let program = config.trace.program.clone().unwrap_or_else(beside_us);
-            feeds.push(Box::new(Tracer::new(
+            let program = tracer_program(config);
+            let target = TracerTarget::Vm {
                 process,
-                found.ram_bytes,
-                program,
-                &config.trace,
-                rule.allow_namespaced == Some(true),
-            )));
+                ram_bytes: found.ram_bytes,
+                allow_namespaced: rule.allow_namespaced == Some(true),
+            };
+            feeds.push(Box::new(Tracer::new(target, program, &config.trace)));
         }
         VmHandles { actuator, feeds }
+    }
+
+    fn groups(&mut self) -> FoundGroups {
+        self.groups.last()
+    }
+
+    fn open_group(&mut self, found: &DiscoveredGroup, config: &Config) -> Vec<Box<dyn Feed>> {
+        if !config.trace.enabled {
+            return Vec::new();
+        }
+        let directory = found.listed.directory.clone();
+        if let Some(why) = why_unobservable(&directory) {
+            return vec![Box::new(Untraced { why })];
+        }
+        let target = TracerTarget::Group { directory };
+        let tracer = Tracer::new(target, tracer_program(config), &config.trace);
+        vec![Box::new(tracer)]
     }
 
     fn ram(&mut self) -> (u64, u64) {
@@ -197,7 +218,7 @@ impl Host for QemuHost {
     }
 
     fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure> {
-        self.groups.get(&found.process())?.pressure()
+        self.vm_groups.get(&found.process())?.pressure()
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {
@@ -212,6 +233,47 @@ impl Host for QemuHost {
         match &mut self.store {
             Some(store) => store.set(capacity_bytes),
             None => Ok(()),
+        }
+    }
+}
+
+/// Why no backend can observe a control group on this host.
+fn why_unobservable(directory: &Path) -> Option<String> {
+    let target = GroupTarget {
+        directory: directory.to_owned(),
+        inodes: Vec::new(),
+    };
+    let mut why = None;
+    for refusal in assess_group(&target)
+        .into_iter()
+        .map(|found| found.refusals)
+    {
+        // Those that observe no groups at all only repeat that.
+        let mut refusals = refusal.into_iter();
+        match refusals.next() {
+            None => return None,
+            Some(Refusal::ControlGroup { .. }) => {}
+            Some(refusal) => why = why.or(Some(refusal)),
+        }
+    }
+    why.map(|why| format!("it is not traced: {why}; {}", why.change()))
+}
+
+/// What stands for the tracer of a control group that no backend can observe.
+#[derive(Debug)]
+struct Untraced {
+    why: String,
+}
+
+impl Feed for Untraced {
+    fn source(&self) -> CurveSource {
+        CurveSource::Scan
+    }
+
+    fn seen(&mut self) -> FeedReport {
+        FeedReport {
+            warning: Some(self.why.clone()),
+            ..FeedReport::default()
         }
     }
 }
@@ -256,8 +318,11 @@ fn admin_socket(name: &str, vm: &QemuVm) -> Option<PeerSocket> {
         .find(|socket| socket.owner().is_ok_and(|user_id| user_id == owner))
 }
 
-/// The program `plimsoll` beside this one, else in the path.
-fn beside_us() -> PathBuf {
+/// The program of tracers: the configured one, else `plimsoll` beside this program, else in the path.
+fn tracer_program(config: &Config) -> PathBuf {
+    if let Some(program) = &config.trace.program {
+        return program.clone();
+    }
     let beside = std::env::current_exe().map(|us| us.with_file_name("plimsoll"));
     match beside {
         Ok(path) if path.exists() => path,

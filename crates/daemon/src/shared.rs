@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
+use plimsoll_protocol::group::Groups;
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{HeatmapView, HostMemory, HostView, VmSummary};
@@ -24,6 +25,8 @@ pub struct Snapshot {
     pub host: HostView,
     /// The curves of the VMs.
     pub curves: BTreeMap<String, CurveJson>,
+    /// The curves of the control groups, by path.
+    pub group_curves: BTreeMap<String, CurveJson>,
     /// The memory that each VM with a curve needs for each of [`demand::PROMISES`], in bytes.
     pub demands: BTreeMap<String, [u64; demand::PROMISES.len()]>,
     /// The heatmaps of the VMs, newest periods last.
@@ -53,6 +56,7 @@ impl Snapshot {
             turn_took_ms: 0.0,
             memory: HostMemory::default(),
             vms: Vec::new(),
+            groups: Groups::default(),
             moving: None,
             warnings: vec!["the first turn has not ended yet".to_owned()],
             history_bytes: None,
@@ -61,6 +65,7 @@ impl Snapshot {
         Self {
             host,
             curves: BTreeMap::new(),
+            group_curves: BTreeMap::new(),
             demands: BTreeMap::new(),
             heat: BTreeMap::new(),
             inputs: None,

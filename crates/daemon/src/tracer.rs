@@ -1,9 +1,10 @@
-//! A VM's tracer: `plimsoll attach` as a child process, whose output is JSON lines.
+//! The tracer of a VM or of a control group: `plimsoll attach` as a child process, whose output is JSON lines.
 //!
 //! A trap is answered by the tracer, so the tracer is a process of its own: should this daemon hang or die, the guest's
 //! accesses are still answered, and the tracer ends at the next line that nobody reads, which removes its traps.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::{TraceMethod, WorkingSet};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
-use plimsoll_trap::BackendSetting;
+use plimsoll_trap::{BackendRow, BackendSetting};
 use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -72,14 +73,77 @@ struct Read {
     lost_line_error: String,
 }
 
+/// What a tracer observes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TracerTarget {
+    /// A VM.
+    Vm {
+        /// Its process.
+        process: ProcessId,
+        /// Its RAM.
+        ram_bytes: u64,
+        /// Whether it is traced also in a user namespace of its own.
+        allow_namespaced: bool,
+    },
+    /// A control group.
+    Group {
+        /// Its directory.
+        directory: PathBuf,
+    },
+}
+
+impl TracerTarget {
+    /// The arguments of `attach` that name it, and those that go with its kind.
+    fn arguments(&self, settings: &TraceSettings) -> Vec<OsString> {
+        let cells = HEAT_CELLS.to_string();
+        let mut arguments: Vec<OsString> = Vec::new();
+        match self {
+            Self::Vm {
+                process,
+                allow_namespaced,
+                ..
+            } => {
+                arguments.push(process.to_string().into());
+                arguments.extend(["--heatmap", &*cells].map(OsString::from));
+                arguments.extend(settings.intermittent.then(|| "--intermittent".into()));
+                arguments.extend(allow_namespaced.then(|| "--allow-namespaced".into()));
+            }
+            Self::Group { directory } => {
+                let mut name = OsString::from("cgroup:");
+                name.push(directory);
+                arguments.push(name);
+            }
+        }
+        arguments
+    }
+
+    /// The backend: the configured one, if it can observe such a target.
+    fn backend(&self, configured: BackendSetting) -> BackendSetting {
+        match (self, configured) {
+            (Self::Group { .. }, BackendSetting::Method(method))
+                if BackendRow::of(method).group.is_none() =>
+            {
+                BackendSetting::Auto
+            }
+            _ => configured,
+        }
+    }
+
+    /// Bytes of RAM that a cell of its heatmap covers; 0 without one.
+    fn heat_cell_bytes(&self) -> u64 {
+        match self {
+            Self::Vm { ram_bytes, .. } => ram_bytes.div_ceil(u64::from(HEAT_CELLS)),
+            Self::Group { .. } => 0,
+        }
+    }
+}
+
 /// A tracer, restarted when it ends.
 #[derive(Debug)]
 pub struct Tracer {
-    process: ProcessId,
-    ram_bytes: u64,
+    target: TracerTarget,
     program: PathBuf,
     settings: TraceSettings,
-    allow_namespaced: bool,
     clock: Clock,
     read: Arc<Mutex<Read>>,
     child: Option<Child>,
@@ -99,23 +163,18 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Prepares to trace the VM of `process`; the tracer starts at the first poll. A VM in a user namespace of its own is
-    /// traced only if `allow_namespaced`.
+    /// Prepares to trace `target`; the tracer starts at the first poll.
     #[must_use]
-    pub fn new(
-        process: ProcessId,
-        ram_bytes: u64,
-        program: PathBuf,
-        settings: &TraceSettings,
-        allow_namespaced: bool,
-    ) -> Self {
+    pub fn new(target: TracerTarget, program: PathBuf, settings: &TraceSettings) -> Self {
         let now = Instant::now();
+        let settings = TraceSettings {
+            backend: target.backend(settings.backend),
+            ..settings.clone()
+        };
         Self {
-            process,
-            ram_bytes,
+            target,
             program,
-            settings: settings.clone(),
-            allow_namespaced,
+            settings,
             clock: Clock::of_host(),
             read: Arc::default(),
             child: None,
@@ -132,25 +191,27 @@ impl Tracer {
         }
     }
 
-    /// How it observes pages; where it chooses by itself, the registry's first backend until its first report.
+    /// How it observes pages; where it chooses by itself, the first backend for such a target until its first report.
     fn method(&self) -> TraceMethod {
+        let first = match self.target {
+            TracerTarget::Vm { .. } => TraceMethod::FirstTouches,
+            TracerTarget::Group { .. } => TraceMethod::IdlePages,
+        };
         match self.settings.backend {
             BackendSetting::Method(method) => method,
-            BackendSetting::Auto => lock(&self.read).method.unwrap_or(TraceMethod::FirstTouches),
+            BackendSetting::Auto => lock(&self.read).method.unwrap_or(first),
         }
     }
 
     fn start(&mut self) -> io::Result<()> {
         let seconds = |time: Duration| format!("{}ms", time.as_millis().max(1));
         let mut child = Command::new(&self.program)
-            .args(["attach", &self.process.to_string(), "-o", "json", "--curve"])
+            .args(["attach", "-o", "json", "--curve"])
+            .args(self.target.arguments(&self.settings))
             .args(["--window", &seconds(self.settings.window)])
             .args(["--period", &seconds(self.settings.period)])
             .args(["--budget", &self.settings.budget.to_string()])
-            .args(["--heatmap", &HEAT_CELLS.to_string()])
             .args(["--backend", self.settings.backend.name()])
-            .args(self.settings.intermittent.then_some("--intermittent"))
-            .args(self.allow_namespaced.then_some("--allow-namespaced"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -227,6 +288,7 @@ impl Tracer {
                     let said = lock(&self.read).errors.clone();
                     let last = said.lines().last().unwrap_or_default();
                     let last = last.strip_prefix("plimsoll: ").unwrap_or(last);
+                    let last = last.strip_prefix("error: ").unwrap_or(last);
                     self.error = Some(match last {
                         "" => format!("the tracer ended ({status})"),
                         last => last.to_owned(),
@@ -343,7 +405,7 @@ impl Feed for Tracer {
             }),
             last_period: read.last_since_boot,
             heat: read.heat.drain(..).collect(),
-            heat_cell_bytes: self.ram_bytes.div_ceil(u64::from(HEAT_CELLS)),
+            heat_cell_bytes: self.target.heat_cell_bytes(),
             warning,
         }
     }
@@ -450,13 +512,21 @@ mod tests {
         start_ticks: 7,
     };
 
+    fn vm(ram_bytes: u64, allow_namespaced: bool) -> TracerTarget {
+        TracerTarget::Vm {
+            process: PROCESS,
+            ram_bytes,
+            allow_namespaced,
+        }
+    }
+
     /// A tracer that is a shell script.
     fn scripted(script: &str) -> (tempfile::TempDir, Tracer) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("tracer");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let tracer = Tracer::new(PROCESS, 128 << 20, program, &settings(), false);
+        let tracer = Tracer::new(vm(128 << 20, false), program, &settings());
         (folder, tracer)
     }
 
@@ -480,7 +550,7 @@ mod tests {
             let program = folder.path().join(format!("tracer-{allowed}"));
             fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            let mut tracer = Tracer::new(PROCESS, 1 << 20, program, &settings(), allowed);
+            let mut tracer = Tracer::new(vm(1 << 20, allowed), program, &settings());
             let seen = until(&mut tracer, |seen| {
                 seen.trace
                     .as_ref()
@@ -492,6 +562,33 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_group_is_traced_by_its_directory_whatever_that_is_called_and_without_options_of_vms() {
+        let target = TracerTarget::Group {
+            directory: "/sys/fs/cgroup/a\n--heatmap 7".into(),
+        };
+        let settings = TraceSettings {
+            intermittent: true,
+            ..settings()
+        };
+        let arguments = target.arguments(&settings);
+        assert_eq!(arguments, ["cgroup:/sys/fs/cgroup/a\n--heatmap 7"]);
+        // Traps cannot observe a group, and idle pages can.
+        let idle = BackendSetting::Method(TraceMethod::IdlePages);
+        assert_eq!(target.backend(settings.backend), BackendSetting::Auto);
+        assert_eq!(target.backend(idle), idle);
+        let vm = vm(1 << 30, false);
+        assert_eq!(vm.backend(settings.backend), settings.backend);
+        assert_eq!(
+            vm.arguments(&settings),
+            ["4711@7", "--heatmap", "128", "--intermittent"]
+        );
+        assert_eq!(
+            (vm.heat_cell_bytes(), target.heat_cell_bytes()),
+            (8 << 20, 0)
+        );
     }
 
     #[test]
@@ -666,7 +763,7 @@ mod tests {
             backend: BackendSetting::Method(TraceMethod::AccessedPageScans),
             ..settings()
         };
-        let mut tracer = Tracer::new(PROCESS, 1 << 20, "/no/such/program".into(), &scans, false);
+        let mut tracer = Tracer::new(vm(1 << 20, false), "/no/such/program".into(), &scans);
         assert_eq!(tracer.source(), CurveSource::Scan);
         assert_eq!(
             tracer.seen().trace.unwrap().method,
@@ -763,13 +860,8 @@ mod tests {
 
     #[test]
     fn a_tracer_that_cannot_be_run_says_so() {
-        let mut tracer = Tracer::new(
-            PROCESS,
-            1 << 20,
-            "/no/such/program".into(),
-            &settings(),
-            false,
-        );
+        let program = "/no/such/program".into();
+        let mut tracer = Tracer::new(vm(1 << 20, false), program, &settings());
         let seen = tracer.seen();
         let error = seen.trace.unwrap().error.unwrap();
         assert!(

@@ -4,52 +4,32 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::Bound;
 use plimsoll_protocol::decision::{Step, Verdict};
 use plimsoll_protocol::request::SettingsChange;
-use plimsoll_protocol::vm::{CurveSource, HeatRow, MissCost, Promise, Settings, TraceView};
+use plimsoll_protocol::vm::{CurveSource, MissCost, Promise, Settings};
 
 use crate::config::{Config, VmRule, Workflow};
 use crate::guard;
-use crate::host::{
-    DiscoveredVm, Feed, FeedReport, MemoryPressure, Misses, ObservedCurve, VmHandles,
-};
+use crate::host::{DiscoveredVm, MemoryPressure, Misses, VmHandles};
 use crate::judgement::{self, MissCount};
 use crate::miss_cost::MissCostMeter;
 use crate::moves::{chain, is_fresh, reserved_bytes};
+use crate::observed::Observations;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
 /// Default weight of a VM.
 const SHARES: u32 = 100;
-/// Minimum number of references of a curve on which decisions are based.
-const REFERENCES_MIN: u64 = 100;
 /// Floors are rounded up to this, and follow a fall only if it is at least the VM's slack.
 const FLOOR_UNIT_BYTES: u64 = 4 << 20;
-/// Number of points of a curve that is displayed.
-const SHOWN_POINTS: usize = 400;
-/// Number of rows of a heatmap that are kept.
-const HEAT_ROWS: usize = 240;
 /// Maximum duration of a poll of a VM whose monitor and disk daemon answer.
 const QUICK: Duration = Duration::from_millis(500);
 /// Number of times that the time for which nothing is taken from a VM doubles at most.
 const BACK_OFF_MAX: u32 = 5;
 /// How long miss counts are kept.
 const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
-
-/// A VM's curve, over sizes as the host counts them.
-#[derive(Debug, Clone)]
-pub struct VmCurve {
-    /// The curve.
-    pub curve: MissRatioCurve,
-    /// The same with few points, for display and history.
-    pub shown: MissRatioCurve,
-    /// Its source.
-    pub source: CurveSource,
-    /// Its time, since boot.
-    pub since_boot: Duration,
-}
 
 /// A VM.
 pub struct Vm {
@@ -67,20 +47,8 @@ pub struct Vm {
     pub rule: VmRule,
     /// Settings changed by hand.
     pub change: SettingsChange,
-    /// Its curve.
-    pub known: Option<VmCurve>,
-    /// Its working set.
-    pub working_set: Option<WorkingSet>,
-    /// How it is traced; without the time of the last period.
-    pub trace: Option<TraceView>,
-    /// That time, since boot.
-    pub last_period: Option<Duration>,
-    /// Rows of its heatmap, newest last.
-    pub heat: VecDeque<HeatRow>,
-    /// Bytes of RAM that a cell of the heatmap covers.
-    pub heat_cell_bytes: u64,
-    /// Rows added since the turn before.
-    heat_is_new: bool,
+    /// What its feeds show of it.
+    pub seen: Observations,
     /// Warnings about it.
     pub warnings: Vec<String>,
     /// The last check that found it above its limit.
@@ -109,15 +77,12 @@ pub struct Vm {
     pub whole_faults_per_second: f64,
     /// Time and duration of its last poll in a turn.
     polled: Option<(Instant, Duration)>,
-    feeds: Vec<Box<dyn Feed>>,
     counts: VecDeque<(Instant, Misses)>,
     /// How long it waits for a miss.
     pub miss_cost: MissCost,
     meter: MissCostMeter,
     /// Time that its threads lost to a lack of the host's memory.
     stalls: VecDeque<(Instant, Duration)>,
-    /// Losses of its tracer that were already stored in the history.
-    lost_before: u64,
 }
 
 impl Vm {
@@ -141,13 +106,7 @@ impl Vm {
             first_is_kept: first_bytes.is_some(),
             rule,
             change,
-            known: None,
-            working_set: None,
-            trace: None,
-            last_period: None,
-            heat: VecDeque::new(),
-            heat_cell_bytes: 0,
-            heat_is_new: false,
+            seen: Observations::by(feeds),
             warnings: Vec::new(),
             broken: None,
             target_bytes: None,
@@ -162,12 +121,10 @@ impl Vm {
             is_spared: false,
             whole_faults_per_second: 0.0,
             polled: None,
-            feeds,
             counts: VecDeque::new(),
             miss_cost: MissCost::default(),
             meter: MissCostMeter::default(),
             stalls: VecDeque::new(),
-            lost_before: 0,
         }
     }
 
@@ -379,7 +336,7 @@ impl Vm {
     /// The bound that policies keep for it.
     #[must_use]
     pub fn bound(&self) -> Bound {
-        let known = self.known.as_ref();
+        let known = self.seen.known.as_ref();
         let vcpus = known.and_then(|known| known.curve.vcpus());
         self.settings().promise.bound(vcpus, self.miss_cost)
     }
@@ -413,52 +370,26 @@ impl Vm {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
             self.warnings.push(silent.to_owned());
         }
-        let mut found: Vec<VmCurve> = Vec::new();
-        let mut new_heat = false;
-        let mut new_set = None;
-        for index in 0..self.feeds.len() {
-            let source = self.feeds[index].source();
-            let FeedReport {
-                curve,
-                working_set,
-                trace,
-                last_period,
-                heat,
-                heat_cell_bytes,
-                warning,
-            } = self.feeds[index].seen();
-            self.warnings.extend(warning);
-            if let Some(observed) = curve {
-                match self.in_host_sizes(&observed, source) {
-                    Ok(curve) => found.push(VmCurve {
-                        shown: curve.thinned(SHOWN_POINTS),
-                        curve,
-                        source,
-                        since_boot: observed.since_boot,
-                    }),
-                    Err(why) => self.warnings.push(format!("invalid curve: {why}")),
-                }
-            }
-            new_set = working_set.or(new_set);
-            self.trace = trace.or(self.trace.take());
-            self.last_period = last_period.or(self.last_period);
-            if heat_cell_bytes > 0 {
-                self.heat_cell_bytes = heat_cell_bytes;
-            }
-            new_heat |= !heat.is_empty();
-            self.heat.extend(heat);
-        }
-        self.heat_is_new = new_heat;
-        self.working_set = new_set;
-        while self.heat.len() > HEAT_ROWS {
-            self.heat.pop_front();
-        }
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });
-        found.sort_by_key(|known| (known.source == CurveSource::Disk) != from_disk);
-        let newest = found
-            .into_iter()
-            .find(|known| known.curve.references() >= REFERENCES_MIN);
-        self.known = newest;
+        // A disk's curve begins at the pages that the guest's kernel manages, which are fewer than those the guest has.
+        let behind_disk = self
+            .status
+            .disk
+            .as_ref()
+            .filter(|disk| disk.direct_pages > 0);
+        let behind_disk = behind_disk.map_or(0, |disk| {
+            pages(self.status.direct.actual_bytes)
+                .0
+                .saturating_sub(disk.direct_pages)
+        });
+        let warnings = self.seen.refresh(
+            |source| (source == CurveSource::Disk) == from_disk,
+            |source| match source {
+                CurveSource::Disk => behind_disk,
+                _ => 0,
+            },
+        );
+        self.warnings.extend(warnings);
     }
 
     /// Counts its misses; to be called at every tick that polled it.
@@ -553,45 +484,9 @@ impl Vm {
         self.stalled_between(*begin, *end)
     }
 
-    /// The newest row of its heatmap, if it was added since the turn before.
-    #[must_use]
-    pub fn new_heat(&self) -> Option<&HeatRow> {
-        self.heat.back().filter(|_| self.heat_is_new)
-    }
-
-    /// References lost by its tracer since the previous call.
-    pub fn newly_lost(&mut self) -> u64 {
-        let lost = self.trace.as_ref().map_or(0, |trace| trace.lost);
-        let new = lost.saturating_sub(self.lost_before);
-        self.lost_before = lost;
-        new
-    }
-
     /// Discards observations made before its memory was moved.
     pub fn moved(&mut self) {
-        for feed in &mut self.feeds {
-            feed.forget();
-        }
-    }
-
-    /// A feed's curve over sizes as the host counts them: a disk's curve begins at the pages that the guest's kernel
-    /// manages, which are fewer than those the guest has.
-    fn in_host_sizes(
-        &self,
-        observed: &ObservedCurve,
-        source: CurveSource,
-    ) -> Result<MissRatioCurve, String> {
-        let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
-        if page != host_page {
-            return Err(format!("its pages have {page} bytes, not {host_page}"));
-        }
-        let behind = match (source, &self.status.disk) {
-            (CurveSource::Disk, Some(disk)) if disk.direct_pages > 0 => {
-                (self.status.direct.actual_bytes / page).saturating_sub(disk.direct_pages)
-            }
-            _ => 0,
-        };
-        Ok(observed.curve.clone().shifted(PageCount(behind)))
+        self.seen.forget();
     }
 }
 

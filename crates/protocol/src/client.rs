@@ -21,6 +21,7 @@ use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::fleet::{HostDemands, demands_path};
+use crate::group::GroupView;
 use crate::path::{encoded, of_vm, query};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
@@ -168,12 +169,32 @@ impl Client {
         until_unix_ms: Option<u64>,
         points: Option<usize>,
     ) -> Result<HistoryView, ClientError> {
-        let query = query(&[
-            ("since_unix_ms", since_unix_ms.map(|ms| ms.to_string())),
-            ("until_unix_ms", until_unix_ms.map(|ms| ms.to_string())),
-            ("points", points.map(|points| points.to_string())),
-        ]);
-        self.get(&of_vm(vm, &format!("/history{query}")))
+        self.get(&of_vm(vm, &history(since_unix_ms, until_unix_ms, points)))
+    }
+
+    /// All details of a control group, by its name or path.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if no such group is watched.
+    pub fn group(&self, group: &str) -> Result<GroupView, ClientError> {
+        self.get(&of_group(group, ""))
+    }
+
+    /// A control group's history, as [`history`](Self::history) gives it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`host`](Self::host); refused if there are no data of such a group.
+    pub fn group_history(
+        &self,
+        group: &str,
+        since_unix_ms: Option<u64>,
+        until_unix_ms: Option<u64>,
+        points: Option<usize>,
+    ) -> Result<HistoryView, ClientError> {
+        let rest = history(since_unix_ms, until_unix_ms, points);
+        self.get(&of_group(group, &rest))
     }
 
     /// The right size of a VM by its curves since a time.
@@ -471,6 +492,25 @@ fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, Cli
         why: format!("its body is none: {error}"),
     })?;
     Ok(text.into())
+}
+
+/// The path of a control group's resource.
+fn of_group(group: &str, rest: &str) -> String {
+    format!("/v1/groups/{}{rest}", encoded(group))
+}
+
+/// The end of the path of a history.
+fn history(
+    since_unix_ms: Option<u64>,
+    until_unix_ms: Option<u64>,
+    points: Option<usize>,
+) -> String {
+    let query = query(&[
+        ("since_unix_ms", since_unix_ms.map(|ms| ms.to_string())),
+        ("until_unix_ms", until_unix_ms.map(|ms| ms.to_string())),
+        ("points", points.map(|points| points.to_string())),
+    ]);
+    format!("/history{query}")
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`vm`] | views of the host and its VMs |
+//! | [`group`] | views of control groups |
 //! | [`decision`] | decisions of the daemon, their reasons and results |
 //! | [`request`] | requests to the daemon, and its refusals |
 //! | [`plan`] | a policy's inputs and outputs |
@@ -10,6 +11,7 @@
 //! | [`client`] | a client of the daemon |
 //! | [`curve_json`] | a curve |
 //! | [`byte_curve`] | a curve, validated, over sizes in bytes |
+//! | [`trace`] | how a VM or a control group is traced, and what that shows |
 //! | [`rightsize`] | the right size of a VM over time |
 //! | [`fleet`] | what the VMs of many hosts need, and where they should run |
 //! | [`tracer`] | the lines of `plimsoll attach -o json`, which the daemon reads |
@@ -29,12 +31,14 @@ pub mod curve_size;
 pub mod decision;
 pub mod disk_admin;
 pub mod fleet;
+pub mod group;
 pub mod openmetrics;
 pub mod path;
 pub mod plan;
 pub mod request;
 pub mod rightsize;
 pub mod size;
+pub mod trace;
 pub mod tracer;
 pub mod vm;
 

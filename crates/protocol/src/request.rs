@@ -167,6 +167,8 @@ pub enum RefusalKind {
     Conflict,
     /// 422: a VM's limit or minimum size forbids it.
     Guarantee,
+    /// 422: it is a control group, which is only observed.
+    ObservedOnly,
     /// 503: the turn loop does not answer.
     Busy,
 }
@@ -181,7 +183,7 @@ impl RefusalKind {
             Self::ReadOnly => 403,
             Self::NotFound => 404,
             Self::Conflict => 409,
-            Self::Guarantee => 422,
+            Self::Guarantee | Self::ObservedOnly => 422,
             Self::Busy => 503,
         }
     }

@@ -6,12 +6,14 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
+use plimsoll_flow::{Accelerator, TraceMethod};
 use plimsoll_policy::Bound;
 pub use plimsoll_policy::Relative;
 
 use crate::curve_json::{CurveJson, MissesJson};
 use crate::decision::{Mode, Phase};
+use crate::group::Groups;
+pub use crate::trace::{CurveSource, TraceState, TraceView, WorkingSetView};
 
 /// The host.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,6 +45,9 @@ pub struct HostView {
     pub memory: HostMemory,
     /// The VMs, by name.
     pub vms: Vec<VmSummary>,
+    /// The control groups, which no allocation concerns.
+    #[serde(default)]
+    pub groups: Groups,
     /// Number of the decision whose move is in progress.
     pub moving: Option<u64>,
     /// Warnings for the operator, each a sentence.
@@ -169,47 +174,6 @@ pub struct VmSummary {
     /// Sizes reported by it or by its disk daemon that the kernel rules out, and that were therefore not used.
     #[serde(default)]
     pub refused_claims: u64,
-}
-
-/// How the references behind a curve were observed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum CurveSource {
-    /// Traps on sampled pages of the VM's RAM.
-    Trap,
-    /// Accessed-page scans of its RAM, which have no order within a scan.
-    Scan,
-    /// First touches of sampled pages of its RAM.
-    FirstTouch,
-    /// The cache under its disk and the ghost list behind it.
-    Disk,
-}
-
-impl CurveSource {
-    /// What was observed, as the end of "from ...".
-    #[must_use]
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::Trap => "traps on its RAM",
-            Self::Scan => "accessed-page scans of its RAM",
-            Self::FirstTouch => "first touches of sampled pages of its RAM",
-            Self::Disk => "its disk's cache and the ghost list behind it",
-        }
-    }
-}
-
-impl From<TraceMethod> for CurveSource {
-    fn from(method: TraceMethod) -> Self {
-        match method {
-            TraceMethod::Traps => Self::Trap,
-            TraceMethod::FirstTouches => Self::FirstTouch,
-            TraceMethod::AccessedPageScans
-            | TraceMethod::WriteScans
-            | TraceMethod::SampledPages
-            | TraceMethod::IdlePages => Self::Scan,
-        }
-    }
 }
 
 /// What a VM is promised about its misses; all that is given holds.
@@ -354,29 +318,6 @@ pub struct Settings {
     pub managed: bool,
 }
 
-/// A working set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct WorkingSetView {
-    /// Its size.
-    pub bytes: u64,
-    /// Whether that is an estimate or only a bound.
-    pub bound: WorkingSetBound,
-}
-
-/// Whether a tracer runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[serde(rename_all = "kebab-case")]
-pub enum TraceState {
-    /// It runs, and no period has ended yet.
-    Starting,
-    /// It has reported a period.
-    Tracing,
-    /// It does not run; it is started again after a pause.
-    Failed,
-}
-
 /// Whether a tracing backend can observe a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -397,40 +338,6 @@ pub struct BackendRefusal {
     pub why: String,
     /// What to change, in one line.
     pub change: String,
-}
-
-/// How a VM is traced.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct TraceView {
-    /// Whether the tracer runs.
-    pub state: TraceState,
-    /// How it observes pages.
-    pub method: TraceMethod,
-    /// Why it failed.
-    pub error: Option<String>,
-    /// The tracer's process.
-    pub pid: Option<u32>,
-    /// Periods so far.
-    pub periods: u64,
-    /// Fraction of the VM's pages that is armed.
-    pub tracking_rate: f64,
-    /// Pages that are armed.
-    pub tracked_pages: u64,
-    /// Traps per second in the last period; 0 with scans.
-    pub traps_per_second: f64,
-    /// Pages per second that scans found touched in the last period; 0 with traps.
-    pub touches_per_second: f64,
-    /// Time taken from the VM, as a share of its CPU time.
-    pub overhead_ratio: f64,
-    /// References that may be missing, in all periods.
-    pub lost: u64,
-    /// Reports of the tracer that could not be read; their losses are not in `lost`.
-    pub lost_lines: u64,
-    /// Times that the tracer was restarted.
-    pub restarts: u64,
-    /// When the last period ended.
-    pub last_unix_ms: Option<u64>,
 }
 
 /// How a balloon follows its target.
@@ -499,13 +406,13 @@ pub struct VmView {
     pub curve: Option<CurveJson>,
 }
 
-/// A point in a VM's history.
+/// A point in the history of a VM, or of a control group, which has neither cache nor target.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sample {
     /// Time of the point.
     pub unix_ms: u64,
-    /// Memory of its own.
+    /// Memory of its own; charged to a control group.
     pub direct_bytes: u64,
     /// Capacity of its cache.
     pub cache_bytes: u64,
@@ -523,13 +430,13 @@ pub struct Sample {
     pub lost: u64,
 }
 
-/// A VM's history: the answer to `GET /v1/vms/{vm}/history`.
+/// The history of a VM or of a control group: the answer to `GET /v1/vms/{vm}/history` and `GET /v1/groups/{group}/history`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct HistoryView {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
-    /// The VM.
+    /// The VM or the control group.
     pub vm: String,
     /// Its points, in ascending time.
     pub samples: Vec<Sample>,

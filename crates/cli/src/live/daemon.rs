@@ -10,6 +10,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{HostView, VmSummary};
 
+use super::subject::GROUP;
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;
 
@@ -139,11 +140,16 @@ impl Daemon {
 
     /// The error where `vm` was not found: the daemon's words if the VM is there and something of it is not.
     fn not_found(&self, vm: &str, error: &ClientError) -> anyhow::Error {
-        let Ok(vms) = self.client.vms() else {
+        let Ok(HostView { vms, groups, .. }) = self.client.host() else {
             return said(error);
         };
-        let names: Vec<_> = vms.iter().map(|vm| &*vm.vm).collect();
-        if names.contains(&vm) {
+        let groups = groups.watched.iter().map(|group| &*group.group);
+        let names: Vec<_> = vms.iter().map(|vm| &*vm.vm).chain(groups).collect();
+        let group = vm.strip_prefix(GROUP);
+        if names.contains(&vm) || group.is_some_and(|name| names.contains(&name)) {
+            return said(error);
+        }
+        if group.is_some() {
             return said(error);
         }
         let meant = match nearest(vm, &names) {
@@ -188,7 +194,7 @@ fn said(error: &ClientError) -> anyhow::Error {
             Unreachable(anyhow!("{words}; {what_to_do}")).into()
         }
         ClientError::Refused(refusal) => match refusal.kind {
-            RefusalKind::Guarantee => Forbidden(words).into(),
+            RefusalKind::Guarantee | RefusalKind::ObservedOnly => Forbidden(words).into(),
             RefusalKind::ReadOnly => anyhow!("{words}; changes go through {SOCKET}"),
             _ => anyhow!(words),
         },

@@ -14,6 +14,7 @@ mod example;
 
 mod daemon;
 mod decisions;
+mod subject;
 pub(crate) mod words;
 
 pub mod apply;

@@ -1,15 +1,16 @@
 //! `plimsoll show`: all that is known of a VM.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context;
 use plimsoll_flow::Accelerator;
-use plimsoll_protocol::client::Client;
-use plimsoll_protocol::vm::{CacheView, VmSummary, VmView};
+use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::group::GroupView;
+use plimsoll_protocol::vm::{CacheView, CurveSource, TraceView, VmSummary, VmView};
 
 use super::daemon::curve_of;
+use super::subject::{SizesOfInterest, Subject};
 use super::words::{
     UNKNOWN, age, maybe_size, name_of, percent, ratio, relative, size, working_set,
 };
@@ -23,12 +24,13 @@ const CURVE_LINES: u64 = 12;
 /// Letters of a bar for a ratio of 1.
 const BAR_LETTERS: f64 = 24.0;
 
-/// Show everything about a VM: memory, limits, misses, tracing, balloon, cache and curve.
+/// Show everything about a VM: memory, limits, misses, tracing, balloon, cache and curve; or about a control group that the daemon
+/// watches.
 ///
 /// With -o csv, only the curve.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Name of the VM
+    /// Name of the VM or of the control group; cgroup:NAME or cgroup:/PATH is always a control group
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
     #[command(flatten)]
@@ -42,18 +44,25 @@ pub struct Args {
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
-    let vm = daemon.ask_of(&args.vm, Client::vm)?;
+    let subject = daemon.ask_of(&args.vm, Subject::ask)?;
     match args.look.form.output {
         TextFormat::Table => {
             let now_unix_ms = daemon.host()?.now_unix_ms;
-            out.write_all(text(&vm, now_unix_ms)?.as_bytes())?;
+            let text = match &subject {
+                Subject::Vm(view) => text(view, now_unix_ms)?,
+                Subject::Group(view) => group_text(view, now_unix_ms)?,
+            };
+            out.write_all(text.as_bytes())?;
         }
         TextFormat::Csv => {
             let none = "its curve is not available yet";
-            let curve = curve_of(vm.curve.as_ref().context(none)?)?;
-            out.write_all(csv(&vm.summary, &curve).as_bytes())?;
+            let curve = curve_of(subject.curve().context(none)?)?;
+            out.write_all(csv(subject.sizes().baseline_bytes, &curve).as_bytes())?;
         }
-        TextFormat::Json => write_json(&vm, out)?,
+        TextFormat::Json => match &subject {
+            Subject::Vm(view) => write_json(view, out)?,
+            Subject::Group(view) => write_json(view, out)?,
+        },
     }
     Ok(())
 }
@@ -93,7 +102,7 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     ));
     memory(vm, &mut sections);
     promise(vm, &mut sections);
-    tracing(vm, now_unix_ms, &mut sections);
+    tracing(vm.trace.as_ref(), now_unix_ms, &mut sections);
     if let Some(balloon) = &vm.balloon {
         sections.head("Balloon");
         sections.line("state", &name_of(balloon.state), "");
@@ -114,23 +123,71 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     if let Some(cache) = &vm.cache {
         under_disk(cache, &mut sections);
     }
-    match &view.curve {
-        None => sections.head("Curve\n  not known yet"),
-        Some(json) => {
-            let curve = curve_of(json)?;
-            let source = vm.curve_source.map_or_else(String::new, |source| {
-                format!("from {}, ", source.description())
-            });
-            let made = vm.curve_unix_ms.map_or_else(String::new, |made| {
-                format!(", {} old", age(now_unix_ms, made))
-            });
-            sections.head(&format!(
-                "Curve ({source}{} references{made})",
-                short(json.references as f64)
-            ));
-            sections.0.push_str(&plot(vm, &curve));
-        }
+    let made = vm.curve_source.zip(vm.curve_unix_ms);
+    let sizes = SizesOfInterest::of_vm(vm);
+    curve_section(
+        view.curve.as_ref(),
+        made,
+        &sizes,
+        now_unix_ms,
+        &mut sections,
+    )?;
+    Ok(sections.0)
+}
+
+/// The curve, with its source and the time when it was made.
+fn curve_section(
+    curve: Option<&CurveJson>,
+    made: Option<(CurveSource, u64)>,
+    sizes: &SizesOfInterest,
+    now_unix_ms: u64,
+    sections: &mut Sections,
+) -> anyhow::Result<()> {
+    let Some(json) = curve else {
+        sections.head("Curve\n  not known yet");
+        return Ok(());
+    };
+    let curve = curve_of(json)?;
+    let (from, age) = made.map_or_else(Default::default, |(source, made)| {
+        let from = format!("from {}, ", source.description());
+        (from, format!(", {} old", age(now_unix_ms, made)))
+    });
+    let references = short(json.references as f64);
+    sections.head(&format!("Curve ({from}{references} references{age})"));
+    sections.0.push_str(&plot(sizes, &curve));
+    Ok(())
+}
+
+fn group_text(view: &GroupView, now_unix_ms: u64) -> anyhow::Result<String> {
+    let group = &view.summary;
+    let mut sections = Sections(format!(
+        "control group {} ({}), version {}: only observed\n{}\n",
+        printable(&group.group),
+        group.kind,
+        group.cgroup_version,
+        printable(&group.path),
+    ));
+    for warning in &group.warnings {
+        let _ = writeln!(sections.0, "warning: {}", printable(warning));
     }
+    sections.head("Memory");
+    let charged = "of its processes and page cache, with the groups below it";
+    sections.line("charged", &maybe_size(group.charged_bytes), charged);
+    let limit = "its own; those of the groups above it count as well";
+    let most = group.limit_bytes.map_or_else(|| "none".to_owned(), size);
+    sections.line("limit", &most, limit);
+    let uses = working_set(group.working_set.as_ref());
+    sections.line("uses", &uses, "its working set, by its curve");
+    tracing(group.trace.as_ref(), now_unix_ms, &mut sections);
+    let made = group.curve_source.zip(group.curve_unix_ms);
+    let sizes = SizesOfInterest::of_group(group);
+    curve_section(
+        view.curve.as_ref(),
+        made,
+        &sizes,
+        now_unix_ms,
+        &mut sections,
+    )?;
     Ok(sections.0)
 }
 
@@ -221,9 +278,9 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
     sections.line("managed", managed, meaning);
 }
 
-fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
+fn tracing(trace: Option<&TraceView>, now_unix_ms: u64, sections: &mut Sections) {
     sections.head("Tracing");
-    let Some(trace) = &vm.trace else {
+    let Some(trace) = trace else {
         sections.line("state", "not traced", "");
         return;
     };
@@ -231,7 +288,7 @@ fn tracing(vm: &VmSummary, now_unix_ms: u64, sections: &mut Sections) {
     let error = trace.error.as_deref().map(printable);
     let meaning = error.or(process).unwrap_or_default();
     sections.line("state", &name_of(trace.state), &meaning);
-    let overhead = "of the VM's CPU time taken by its tracer";
+    let overhead = "of its CPU time taken by its tracer, or of one CPU's";
     sections.line("overhead", &percent(trace.overhead_ratio), overhead);
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);
@@ -281,44 +338,57 @@ fn under_disk(cache: &CacheView, sections: &mut Sections) {
 }
 
 /// The curve at some sizes, with those that matter marked: misses per second first, if they are known.
-pub(super) fn plot(vm: &VmSummary, curve: &ByteCurve) -> String {
-    let baseline = vm.settings.baseline_bytes;
+pub(super) fn plot(of: &SizesOfInterest, curve: &ByteCurve) -> String {
     if curve.misses.points()[0].misses.is_some() {
-        return rates(vm, curve);
+        return rates(of, curve);
     }
-    let marks = marks(vm);
-    let mut text = format!(
-        "  {:>9}  {:<w$}  {:>7}  x baseline (band)\n",
+    let heading = of.baseline_bytes.map_or("", |_| "x baseline (band)");
+    let head = format!(
+        "  {:>9}  {:<w$}  {:>7}  {heading}",
         "size",
         "misses of its references",
         "",
         w = 24
     );
-    let sizes: Vec<_> = marks.keys().copied().collect();
-    for bytes in curve.sizes(until(vm, curve), CURVE_LINES, &sizes) {
+    let mut text = format!("{}\n", head.trim_end());
+    for (bytes, mark) in lines_of(of, curve) {
         let at = curve.at(bytes);
+        let over = of.baseline_bytes.map_or_else(String::new, |baseline| {
+            format!(
+                "{:<21} ",
+                relative(curve.relative(bytes, baseline).as_ref())
+            )
+        });
         let line = format!(
-            "  {:>9}  {:<24}  {:>5.1} %  {:<21} {}",
+            "  {:>9}  {:<24}  {:>5.1} %  {over}{mark}",
             size(bytes),
             bar(at.miss_ratio),
             at.miss_ratio * 100.0,
-            relative(curve.relative(bytes, baseline).as_ref()),
-            marks.get(&bytes).map_or("", String::as_str)
         );
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text
 }
 
+/// The sizes of a plot, each with its names.
+fn lines_of<'a>(of: &'a SizesOfInterest, curve: &ByteCurve) -> Vec<(u64, &'a str)> {
+    let sizes: Vec<_> = of.marks.keys().copied().collect();
+    let sizes = curve
+        .sizes(of.until(curve), CURVE_LINES, &sizes)
+        .into_iter();
+    let marked = sizes.map(|bytes| (bytes, of.marks.get(&bytes).map_or("", String::as_str)));
+    marked.collect()
+}
+
 /// [`plot`] of a curve with misses per second.
-fn rates(vm: &VmSummary, curve: &ByteCurve) -> String {
-    let marks = marks(vm);
-    let mut text = format!(
-        "  {:>9}  {:>8}  {:<17}  {:<12}  {:>7}  {:>10}\n",
-        "size", "misses/s", "(band)", "share of the", "misses", "x baseline"
+fn rates(of: &SizesOfInterest, curve: &ByteCurve) -> String {
+    let heading = of.baseline_bytes.map_or("", |_| "x baseline");
+    let head = format!(
+        "  {:>9}  {:>8}  {:<17}  {:<12}  {:>7}  {heading:>10}",
+        "size", "misses/s", "(band)", "share of the", "misses"
     );
-    let sizes: Vec<_> = marks.keys().copied().collect();
-    for bytes in curve.sizes(until(vm, curve), CURVE_LINES, &sizes) {
+    let mut text = format!("{}\n", head.trim_end());
+    for (bytes, mark) in lines_of(of, curve) {
         let at = curve.at(bytes);
         let (rate, band) = at.misses.map_or_else(
             || (UNKNOWN.to_owned(), "not resolved".to_owned()),
@@ -327,47 +397,19 @@ fn rates(vm: &VmSummary, curve: &ByteCurve) -> String {
                 (per_second(misses.expected), format!("({low} to {high})"))
             },
         );
-        let relative = curve.relative(bytes, vm.settings.baseline_bytes);
+        let over = of.baseline_bytes.map_or_else(String::new, |baseline| {
+            let relative = curve.relative(bytes, baseline);
+            relative.map_or_else(|| UNKNOWN.to_owned(), |at| ratio(at.expected))
+        });
         let line = format!(
-            "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {:>10}  {}",
+            "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {over:>10}  {mark}",
             size(bytes),
             bar(at.miss_ratio / 2.0),
             at.miss_ratio * 100.0,
-            relative.map_or_else(|| UNKNOWN.to_owned(), |at| ratio(at.expected)),
-            marks.get(&bytes).map_or("", String::as_str)
         );
         let _ = writeln!(text, "{}", line.trim_end());
     }
     text
-}
-
-/// The sizes of a VM that matter, each with its names; rising.
-pub(super) fn marks(vm: &VmSummary) -> BTreeMap<u64, String> {
-    let mut marks: BTreeMap<u64, String> = BTreeMap::new();
-    let known = [
-        (Some(vm.size_bytes), "now"),
-        (Some(vm.settings.baseline_bytes), "baseline"),
-        (vm.promise_bytes, "smallest within its limit"),
-        (vm.target_bytes, "target"),
-    ];
-    for (bytes, name) in known {
-        let Some(bytes) = bytes else { continue };
-        let names = marks.entry(bytes).or_default();
-        if !names.is_empty() {
-            names.push_str(", ");
-        }
-        names.push_str(name);
-    }
-    marks
-}
-
-/// How far the curve is of interest: to its end, or to what the VM may have.
-pub(super) fn until(vm: &VmSummary, curve: &ByteCurve) -> u64 {
-    let most = vm
-        .ram_bytes
-        .max(vm.size_bytes)
-        .max(vm.settings.baseline_bytes);
-    most.max(curve.end_bytes().min(most.saturating_mul(2)))
 }
 
 /// A share as a bar of eighths of characters.
@@ -382,7 +424,7 @@ fn bar(share: f64) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
+fn csv(baseline_bytes: Option<u64>, curve: &ByteCurve) -> String {
     let heads = [
         "size_bytes",
         "miss_ratio",
@@ -396,7 +438,7 @@ fn csv(vm: &VmSummary, curve: &ByteCurve) -> String {
     let mut text = line(heads);
     for point in curve.misses.points() {
         let bytes = point.size.to_bytes(curve.page_size);
-        let relative = curve.relative(bytes, vm.settings.baseline_bytes);
+        let relative = baseline_bytes.and_then(|baseline| curve.relative(bytes, baseline));
         let cells = [
             bytes.to_string(),
             point.miss_ratio.to_string(),

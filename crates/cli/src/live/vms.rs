@@ -1,16 +1,27 @@
-//! `plimsoll vms`: the host's VMs, a line each.
+//! `plimsoll vms`: the host's VMs and the control groups that are watched, a line each.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
-use plimsoll_protocol::vm::{HostMemory, HostView, TraceState, VmSummary};
+use plimsoll_protocol::group::{GroupSummary, Groups};
+use plimsoll_protocol::vm::{
+    HostMemory, HostView, TraceState, TraceView, VmSummary, WorkingSetView,
+};
 
 use super::words::{
     is_emulated, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
 };
 use super::{Daemon, QueryArgs, write_json};
-use plimsoll_output::{Columns, Side, TextFormat, csv_table, duration, or_empty, printable};
+use plimsoll_output::{
+    Columns, Side, TextFormat, csv_table, cut_front, duration, or_empty, printable,
+};
 
-/// List the VMs: status, size, working set and reclaimable memory.
+/// Characters of a control group's path that the table shows.
+const PATH_CHARACTERS: usize = 60;
+/// Number of control groups that are named beside a reason.
+const NAMED: usize = 4;
+
+/// List the VMs: status, size, working set and reclaimable memory; and the control groups that are watched.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -47,6 +58,7 @@ fn text(host: &HostView) -> String {
     if host.vms.iter().any(is_emulated) {
         text.push_str("tcg: emulated; its times do not carry over to real hardware.\n");
     }
+    text.push_str(&groups_text(&host.groups));
     for warning in &host.warnings {
         text.push_str(&format!("warning: {}\n", printable(warning)));
     }
@@ -124,6 +136,96 @@ fn table(vms: &[VmSummary]) -> String {
     columns.text()
 }
 
+/// The control groups, with an account of those that are not watched or not traced.
+fn groups_text(groups: &Groups) -> String {
+    let mut text = String::new();
+    if !groups.watched.is_empty() {
+        let mut columns = Columns::new(&[
+            ("control group", Side::Left),
+            ("kind", Side::Left),
+            ("charged", Side::Right),
+            ("limit", Side::Right),
+            ("uses", Side::Right),
+            ("cost", Side::Right),
+            ("traced", Side::Left),
+            ("path", Side::Left),
+        ]);
+        for group in &groups.watched {
+            let overhead = (group.trace.as_ref()).map(|trace| percent(trace.overhead_ratio));
+            columns.row([
+                name(&group.group),
+                group.kind.to_string(),
+                maybe_size(group.charged_bytes),
+                group.limit_bytes.map(size).unwrap_or_default(),
+                working_set(group.working_set.as_ref()),
+                overhead.unwrap_or_default(),
+                group_traced(group).join(", "),
+                cut_front(&printable(&group.path), PATH_CHARACTERS),
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&columns.text());
+        text.push_str(
+            "\ncharged: its memory and page cache, with the groups below it. Control groups are only observed: no allocation counts them.\n",
+        );
+    }
+    let mut troubles: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for group in &groups.watched {
+        for warning in &group.warnings {
+            let names = troubles.entry(warning).or_default();
+            names.push(name(&group.group));
+        }
+    }
+    for (warning, names) in troubles {
+        let count = names.len() as u64;
+        text.push_str(&format!(
+            "warning: {}: {}\n",
+            some_of(&names, count),
+            printable(warning)
+        ));
+    }
+    for left in &groups.left_out {
+        text.push_str(&format!(
+            "not watched: {}: {}\n",
+            some_of(&left.paths, left.count),
+            printable(&left.why)
+        ));
+    }
+    text
+}
+
+/// The first of `count` names or paths, and the number of the others.
+fn some_of(names: &[String], count: u64) -> String {
+    let shown = names.iter().take(NAMED).map(|name| printable(name));
+    let shown: Vec<_> = shown.collect();
+    match count - (shown.len() as u64).min(count) {
+        0 => shown.join(", "),
+        rest => format!("{} and {rest} more", shown.join(", ")),
+    }
+}
+
+/// How a control group is traced, in few words.
+pub(super) fn group_traced(group: &GroupSummary) -> Vec<String> {
+    let trace = group.trace.as_ref();
+    let mut words = trace_words(trace);
+    words.extend(group.curve_source.map(name_of));
+    words.extend(
+        trace
+            .is_some_and(|trace| trace.lost > 0)
+            .then(|| "losses".to_owned()),
+    );
+    words
+}
+
+/// Whether something is traced, if that is not as it should be.
+fn trace_words(trace: Option<&TraceView>) -> Vec<String> {
+    match trace {
+        None => vec!["no".to_owned()],
+        Some(trace) if trace.state == TraceState::Tracing => Vec::new(),
+        Some(trace) => vec![name_of(trace.state)],
+    }
+}
+
 /// The tracing backends that can observe a VM; empty if that is not known.
 fn backends(vm: &VmSummary) -> String {
     let able = vm.backends.iter().filter(|view| view.refusals.is_empty());
@@ -138,11 +240,7 @@ fn backends(vm: &VmSummary) -> String {
 
 /// How a VM is traced, in few words.
 pub(super) fn traced(vm: &VmSummary) -> String {
-    let mut words = match &vm.trace {
-        None => vec!["no".to_owned()],
-        Some(trace) if trace.state == TraceState::Tracing => Vec::new(),
-        Some(trace) => vec![name_of(trace.state)],
-    };
+    let mut words = trace_words(vm.trace.as_ref());
     if let Some(source) = vm.curve_source {
         words.push(name_of(source));
     }
@@ -155,55 +253,134 @@ pub(super) fn traced(vm: &VmSummary) -> String {
     words.join(", ")
 }
 
+/// A VM or a control group in a line of values.
+enum Line<'a> {
+    Vm(&'a VmSummary),
+    Group(&'a GroupSummary),
+}
+
+impl Line<'_> {
+    /// A value that only VMs have.
+    fn of_vm(&self, value: impl Fn(&VmSummary) -> String) -> String {
+        match self {
+            Self::Vm(vm) => value(vm),
+            Self::Group(_) => String::new(),
+        }
+    }
+
+    /// A value that only control groups have.
+    fn of_group(&self, value: impl Fn(&GroupSummary) -> String) -> String {
+        match self {
+            Self::Vm(_) => String::new(),
+            Self::Group(group) => value(group),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Vm(vm) => &vm.vm,
+            Self::Group(group) => &group.group,
+        }
+    }
+
+    fn working_set(&self) -> Option<&WorkingSetView> {
+        match self {
+            Self::Vm(vm) => vm.working_set.as_ref(),
+            Self::Group(group) => group.working_set.as_ref(),
+        }
+    }
+
+    fn trace(&self) -> Option<&TraceView> {
+        match self {
+            Self::Vm(vm) => vm.trace.as_ref(),
+            Self::Group(group) => group.trace.as_ref(),
+        }
+    }
+
+    fn kind(&self) -> String {
+        match self {
+            Self::Vm(_) => "vm".to_owned(),
+            Self::Group(group) => group.kind.to_string(),
+        }
+    }
+}
+
 fn lines(host: &HostView) -> String {
+    let vms = host.vms.iter().map(Line::Vm);
     csv_table(
-        &host.vms,
+        vms.chain(host.groups.watched.iter().map(Line::Group)),
         &[
-            ("vm", &|vm| printable(&vm.vm)),
-            ("pid", &|vm| vm.pid.to_string()),
-            ("accelerator", &|vm| or_empty(vm.accelerator)),
-            ("status", &|vm| name_of(vm.status)),
-            ("size_bytes", &|vm| vm.size_bytes.to_string()),
-            ("direct_bytes", &|vm| vm.direct_bytes.to_string()),
-            ("cache_bytes", &|vm| vm.cache_bytes.to_string()),
-            ("target_bytes", &|vm| or_empty(vm.target_bytes)),
-            ("working_set_bytes", &|vm| {
-                or_empty(vm.working_set.as_ref().map(|set| set.bytes))
+            ("vm", &|line| printable(line.name())),
+            ("pid", &|line| line.of_vm(|vm| vm.pid.to_string())),
+            ("accelerator", &|line| {
+                line.of_vm(|vm| or_empty(vm.accelerator))
             }),
-            ("working_set_bound", &|vm| {
-                or_empty(vm.working_set.as_ref().map(|set| set.bound.name()))
+            ("status", &|line| line.of_vm(|vm| name_of(vm.status))),
+            ("size_bytes", &|line| {
+                line.of_vm(|vm| vm.size_bytes.to_string())
             }),
-            ("relative", &|vm| {
-                or_empty(vm.relative.map(|at| at.expected))
+            ("direct_bytes", &|line| {
+                line.of_vm(|vm| vm.direct_bytes.to_string())
             }),
-            ("relative_low", &|vm| or_empty(vm.relative.map(|at| at.low))),
-            ("relative_high", &|vm| {
-                or_empty(vm.relative.map(|at| at.high))
+            ("cache_bytes", &|line| {
+                line.of_vm(|vm| vm.cache_bytes.to_string())
             }),
-            ("misses_per_second", &|vm| {
-                or_empty(vm.misses.map(|at| at.misses_per_second))
+            ("target_bytes", &|line| {
+                line.of_vm(|vm| or_empty(vm.target_bytes))
             }),
-            ("misses_low_per_second", &|vm| {
-                or_empty(vm.misses.map(|at| at.misses_low_per_second))
+            ("working_set_bytes", &|line| {
+                or_empty(line.working_set().map(|set| set.bytes))
             }),
-            ("misses_high_per_second", &|vm| {
-                or_empty(vm.misses.map(|at| at.misses_high_per_second))
+            ("working_set_bound", &|line| {
+                or_empty(line.working_set().map(|set| set.bound.name()))
             }),
-            ("vcpu_seconds_per_second", &|vm| {
-                or_empty(vm.vcpu_seconds_per_second)
+            ("relative", &|line| {
+                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.expected)))
             }),
-            ("reclaimable_bytes", &|vm| or_empty(vm.reclaimable_bytes)),
-            ("promise_bytes", &|vm| or_empty(vm.promise_bytes)),
-            ("overhead_ratio", &|vm| {
-                or_empty(vm.trace.as_ref().map(|trace| trace.overhead_ratio))
+            ("relative_low", &|line| {
+                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.low)))
             }),
-            ("trace_state", &|vm| {
-                or_empty(vm.trace.as_ref().map(|trace| name_of(trace.state)))
+            ("relative_high", &|line| {
+                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.high)))
             }),
-            ("lost", &|vm| {
-                or_empty(vm.trace.as_ref().map(|trace| trace.lost))
+            ("misses_per_second", &|line| {
+                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_per_second)))
             }),
-            ("backends", &|vm| backends(vm)),
+            ("misses_low_per_second", &|line| {
+                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_low_per_second)))
+            }),
+            ("misses_high_per_second", &|line| {
+                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_high_per_second)))
+            }),
+            ("vcpu_seconds_per_second", &|line| {
+                line.of_vm(|vm| or_empty(vm.vcpu_seconds_per_second))
+            }),
+            ("reclaimable_bytes", &|line| {
+                line.of_vm(|vm| or_empty(vm.reclaimable_bytes))
+            }),
+            ("promise_bytes", &|line| {
+                line.of_vm(|vm| or_empty(vm.promise_bytes))
+            }),
+            ("overhead_ratio", &|line| {
+                or_empty(line.trace().map(|trace| trace.overhead_ratio))
+            }),
+            ("trace_state", &|line| {
+                or_empty(line.trace().map(|trace| name_of(trace.state)))
+            }),
+            ("lost", &|line| {
+                or_empty(line.trace().map(|trace| trace.lost))
+            }),
+            ("backends", &|line| line.of_vm(backends)),
+            ("kind", &|line| line.kind()),
+            ("path", &|line| {
+                line.of_group(|group| printable(&group.path))
+            }),
+            ("charged_bytes", &|line| {
+                line.of_group(|group| or_empty(group.charged_bytes))
+            }),
+            ("limit_bytes", &|line| {
+                line.of_group(|group| or_empty(group.limit_bytes))
+            }),
         ],
     )
 }

@@ -1,11 +1,12 @@
 //! A host with three VMs as its daemon tells of it; the name of one is an attack on the terminal.
 
-use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
+use plimsoll_flow::{Accelerator, GroupKind, TraceMethod, WorkingSetBound};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::decision::{
     Check, Decision, HoldingView, Initiator, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
+use plimsoll_protocol::group::{GroupSummary, GroupView, Groups, LeftOutGroups};
 use plimsoll_protocol::vm::{
     BackendRefusal, BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow,
     HeatmapView, HistoryView, HostMemory, HostView, MissCost, Promise, Relative, Sample, Settings,
@@ -176,11 +177,74 @@ pub fn host() -> HostView {
             available_bytes: 1024 * MIB,
         },
         vms,
+        groups: Groups {
+            watched: groups(),
+            left_out: vec![LeftOutGroups {
+                why: "no more than 2 groups are watched at a time (groups.max)".to_owned(),
+                count: 12,
+                paths: vec!["/system.slice/cron.service".to_owned()],
+            }],
+        },
         moving: None,
         warnings: vec!["the history is off\u{1b}[5m".to_owned()],
         history_bytes: Some(3 * MIB),
         daemon_resident_bytes: 20 * MIB,
     }
+}
+
+/// A group with a curve, and one whose name attacks the terminal and that is not traced.
+fn groups() -> Vec<GroupSummary> {
+    let nginx = GroupSummary {
+        group: "nginx.service".to_owned(),
+        kind: GroupKind::Systemd,
+        path: "/system.slice/nginx.service".to_owned(),
+        cgroup_version: 2,
+        charged_bytes: Some(300 * MIB),
+        limit_bytes: Some(512 * MIB),
+        working_set: Some(WorkingSetView {
+            bytes: 180 * MIB,
+            bound: WorkingSetBound::Estimate,
+        }),
+        curve_source: Some(CurveSource::Scan),
+        references: 123_456,
+        curve_unix_ms: Some(NOW_UNIX_MS - 5000),
+        trace: Some(TraceView {
+            method: TraceMethod::IdlePages,
+            ..trace()
+        }),
+        warnings: Vec::new(),
+    };
+    let odd = GroupSummary {
+        group: "\u{1b}[2Jodd".to_owned(),
+        kind: GroupKind::Other,
+        path: "/user.slice/\u{1b}[2Jodd\n".to_owned(),
+        working_set: None,
+        curve_source: None,
+        limit_bytes: None,
+        trace: Some(TraceView {
+            state: TraceState::Failed,
+            error: Some("the kernel does not track idle pages\u{1b}[2J".to_owned()),
+            ..trace()
+        }),
+        warnings: vec![
+            "it is not traced: the kernel does not track idle pages\u{1b}[2J".to_owned(),
+        ],
+        ..nginx.clone()
+    };
+    vec![odd, nginx]
+}
+
+pub fn group(name: &str) -> Option<GroupView> {
+    let mut groups = groups().into_iter();
+    let summary = groups.find(|group| group.group == name || group.path == name)?;
+    Some(GroupView {
+        schema: SCHEMA,
+        curve: summary.curve_source.map(|_| CurveJson {
+            baseline_pages: None,
+            ..curve(&summary.group)
+        }),
+        summary,
+    })
 }
 
 /// Falls from all at 64 MiB to a twentieth at 512 MiB.

@@ -60,7 +60,7 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
     }
     let csv = server.text(&["vms", "-o", "csv"]);
     assert!(
-        csv.lines().nth(1).unwrap().ends_with(",write-scan"),
+        csv.lines().nth(1).unwrap().ends_with(",write-scan,vm,,,"),
         "{csv}"
     );
     assert!(
@@ -74,6 +74,103 @@ host example: advise, whole; turn 120 of 30 s at 2026-11-22 11:31:55
     assert!(csv.contains(",314572800,at_least,"), "{csv}");
     let json: HostView = serde_json::from_str(&server.text(&["vms", "-o", "json"])).unwrap();
     assert_eq!(json, host::host());
+}
+
+#[test]
+fn control_groups_stand_below_the_vms_with_an_account_of_those_that_are_not_watched() {
+    let server = Server::new(Manner::Willing);
+    let text = server.text(&["vms"]);
+    let line = text.lines().find(|line| line.starts_with("nginx.service"));
+    let words: Vec<_> = line.unwrap().split_whitespace().collect();
+    let expected =
+        "nginx.service systemd 300 MiB 512 MiB 180 MiB 0.98 % scan /system.slice/nginx.service";
+    assert_eq!(words.join(" "), expected);
+    for part in [
+        "warning: \u{fffd}[2Jodd: it is not traced: the kernel does not track idle pages",
+        "not watched: /system.slice/cron.service and 11 more: no more than 2 groups are watched",
+        "no allocation counts them",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert_harmless(&text);
+    let csv = server.text(&["vms", "-o", "csv"]);
+    let line = csv.lines().find(|line| line.starts_with("nginx.service"));
+    let expected = "nginx.service,,,,,,,,188743680,estimate,,,,,,,,,,0.0098,tracing,0,,systemd,/system.slice/nginx.service,314572800,536870912";
+    assert_eq!(line, Some(expected));
+    assert_harmless(&csv);
+}
+
+#[test]
+fn a_control_group_is_shown_by_name_or_path_and_what_is_for_vms_ends_with_4() {
+    let server = Server::new(Manner::Willing);
+    let text = server.text(&["show", "nginx.service"]);
+    for part in [
+        "control group nginx.service (systemd), version 2: only observed\n/system.slice/nginx.service\n",
+        "  charged       300 MiB ",
+        "  limit         512 MiB ",
+        "  uses          180 MiB ",
+        "Tracing\n  state         tracing ",
+        "Curve (from accessed-page scans of its RAM, 123.5k references, 5 s old)",
+        " charged\n",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    for absent in ["baseline", "balloon", "could give", "Promise"] {
+        assert!(!text.contains(absent), "{absent}\n{text}");
+    }
+    for name in ["cgroup:nginx.service", "/system.slice/nginx.service"] {
+        assert_eq!(server.text(&["show", name]), text);
+    }
+    let odd = server.text(&["show", "cgroup:/user.slice/\u{1b}[2Jodd\n"]);
+    assert_harmless(&odd);
+    assert!(odd.contains("warning: it is not traced"), "{odd}");
+    let csv = server.text(&["show", "nginx.service", "-o", "csv"]);
+    assert!(csv.lines().nth(1).unwrap().ends_with(",,,,"), "{csv}");
+    for words in [
+        &["whatif", "nginx.service", "--size", "1G"][..],
+        &["set", "nginx.service", "--shares", "200"],
+        &["explain", "nginx.service"],
+        &["report", "heatmap", "nginx.service"],
+        &["report", "rightsize", "nginx.service"],
+    ] {
+        let (code, said) = failed(&mut server.verb(words));
+        assert_eq!(code, 4, "{words:?}: {said}");
+        assert!(
+            said.contains("is a control group, which is only observed"),
+            "{said}"
+        );
+    }
+    let (code, said) = failed(&mut server.verb(&["show", "cgroup:none"]));
+    assert_eq!(
+        (code, &*said),
+        (1, "plimsoll: error: no such control group is watched\n")
+    );
+    let (_, said) = failed(&mut server.verb(&["show", "nginx.servce"]));
+    assert!(said.contains("did you mean 'nginx.service'?"), "{said}");
+}
+
+#[test]
+fn reports_of_curves_and_working_sets_hold_control_groups() {
+    let server = Server::new(Manner::Willing);
+    let (all, one) = (
+        server.text(&["report", "mrc"]),
+        server.text(&["report", "mrc", "nginx.service"]),
+    );
+    assert!(
+        all.contains(&one) && one.starts_with("nginx.service: "),
+        "{all}"
+    );
+    assert!(!one.contains("baseline"), "{one}");
+    let all = server.text(&["report", "wss"]);
+    let one = server.text(&["report", "wss", "cgroup:/system.slice/nginx.service"]);
+    assert!(
+        all.contains(&one) && one.starts_with("nginx.service\n"),
+        "{one}"
+    );
+    for what in ["mrc", "wss"] {
+        let picture = server.text(&["report", what, "nginx.service", "-o", "svg"]);
+        assert!(picture.contains(" of nginx.service"), "{what}");
+    }
 }
 
 #[test]
@@ -515,7 +612,7 @@ fn reports_come_as_tables_values_and_pictures() {
             .text(&["report", "mrc", "-o", "json"])
             .lines()
             .count(),
-        2
+        3
     );
     for words in [
         &["mrc"][..],

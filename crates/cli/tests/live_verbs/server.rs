@@ -179,7 +179,20 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
             let vm = percent_encoding::percent_decode_str(vm)
                 .decode_utf8()
                 .unwrap();
+            if host::group(&vm).is_some() {
+                let why = format!("{vm:?} is a control group, which is only observed");
+                return refused(RefusalKind::ObservedOnly, &why);
+            }
             of_vm(method, &vm, rest, query, body)
+        }
+        ("GET", ["v1", "groups", group, rest @ ..]) => {
+            let group = percent_encoding::percent_decode_str(group);
+            let group = group.decode_utf8().unwrap();
+            match (host::group(&group), rest) {
+                (Some(view), []) => ok(view),
+                (Some(view), ["history"]) => ok(host::history(&view.summary.group)),
+                _ => refused(RefusalKind::NotFound, "no such control group is watched"),
+            }
         }
         _ => refused(RefusalKind::NotFound, "no such page"),
     }

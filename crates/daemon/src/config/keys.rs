@@ -17,8 +17,8 @@ use toml::Spanned;
 use super::file::File;
 use super::values::{
     ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, AtExit, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
-    FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, PolicyName, RangedValue, SearchName, ShareIn,
-    Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
+    FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, Patterns, PolicyName, RangedValue, SearchName,
+    ShareIn, Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
 
@@ -33,6 +33,9 @@ const SECOND: u64 = 1000;
 const HOUR: u64 = 3600 * SECOND;
 const WEEK: u64 = 7 * 24 * HOUR;
 const YEAR: u64 = 365 * 24 * HOUR;
+
+/// Maximum of groups.max: each group has a tracer, a process.
+const GROUPS_MAX: u64 = 256;
 
 /// An optional key, with its position in the file.
 type Key<K> = Option<Spanned<RangedValue<K>>>;
@@ -151,6 +154,10 @@ keys! {
     [hosts, HostsKeys]: "a section: write [hosts]" {
         users: Users => all.config.users,
     }
+    [groups, GroupsKeys]: "a section: write [groups]" {
+        watch: Patterns => all.config.groups.watch,
+        max: WholeNumber<1, GROUPS_MAX> => all.groups_max,
+    }
     [store, StoreKeys]: "a section: write [store]" {
         socket: OrNone<SocketPath> => all.config.store,
     }
@@ -193,6 +200,7 @@ struct Merge {
     key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
     tcp_read_only: bool,
+    groups_max: u64,
     /// File and line of each key's last value.
     places: BTreeMap<&'static str, String>,
 }
@@ -216,6 +224,7 @@ pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
         key: None,
         client_ca: None,
         tcp_read_only: false,
+        groups_max: Config::default().groups.max as u64,
         places: BTreeMap::new(),
     };
     for file in files {
@@ -276,6 +285,7 @@ impl Merge {
             };
         }
         self.config.serve.tcp = self.chosen_tcp()?;
+        self.config.groups.max = usize::try_from(self.groups_max).unwrap_or(usize::MAX);
         Ok(self.config)
     }
 

@@ -38,7 +38,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 45, "{in_force}");
+    assert_eq!(keys, 47, "{in_force}");
 }
 
 #[test]
@@ -102,6 +102,9 @@ fn every_key_is_taken() {
         socket = "/run/hcache"
         [hosts]
         users = ["root", "4711"]
+        [groups]
+        watch = ["system.slice/*.service", "**/docker-*.scope"]
+        max = 40
         [[vm]]
         name = "web-*"
         uuid = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
@@ -170,6 +173,12 @@ fn every_key_is_taken() {
         },
         libvirt: Some("qemu:///system".into()),
         store: Some("/run/hcache".into()),
+        groups: GroupSettings {
+            watch: ["system.slice/*.service", "**/docker-*.scope"]
+                .map(|text| GroupPattern::new(text).unwrap())
+                .to_vec(),
+            max: 40,
+        },
         users: AllowedUsers::of_ids([0, 4711]),
         vms: vec![VmRule {
             name: "web-*".into(),
@@ -204,7 +213,8 @@ fn every_key_is_taken() {
             "balloon.patience",
             "libvirt.uri",
             "store.socket",
-            "hosts.users"
+            "hosts.users",
+            "[groups]"
         ]
     );
     assert!(config.changes_needing_restart(&config).is_empty());
@@ -384,6 +394,28 @@ fn values_out_of_range_are_reported_with_the_range() {
         error.contains("at most 107 bytes") && error.len() < 200,
         "{error}"
     );
+}
+
+#[test]
+fn patterns_of_control_groups_that_are_none_are_refused_where_they_stand() {
+    for (value, expected) in [
+        (
+            "watch = \"system.slice\"",
+            "a list of paths of control groups",
+        ),
+        ("watch = [\"\"]", "a list of paths of control groups"),
+        ("watch = [\"a/../b\"]", "a list of paths of control groups"),
+        ("watch = [7]", "expected a string"),
+        ("max = 0", "a whole number from 1 to 256"),
+        ("max = 257", "a whole number from 1 to 256"),
+        ("match = []", "unknown key 'groups.match'"),
+    ] {
+        let refusal = refusal(&format!("[groups]\n{value}"));
+        assert!(refusal.contains(expected), "{refusal}");
+        assert!(refusal.contains("p.toml:2"), "{refusal}");
+    }
+    let many = vec!["\"a\""; 65].join(", ");
+    assert!(refusal(&format!("[groups]\nwatch = [{many}]")).contains("a list of paths"));
 }
 
 #[test]

@@ -12,8 +12,11 @@ use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, PerSecond, Share};
 use plimsoll_trap::{BACKENDS, BackendSetting};
-use plimsoll_vm::AllowedUsers;
+use plimsoll_vm::{AllowedUsers, GroupPattern};
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+
+/// Maximum number of patterns of control groups.
+const PATTERNS_MAX: usize = 64;
 
 /// A value as it is written in the file.
 #[derive(Clone, Copy)]
@@ -150,6 +153,29 @@ impl Kind for Users {
     fn of(written: RawValue<'_>) -> Option<AllowedUsers> {
         match written {
             RawValue::List(names) => AllowedUsers::of_names(names).ok(),
+            _ => None,
+        }
+    }
+}
+
+/// Patterns of paths of control groups.
+pub(super) struct Patterns;
+
+impl Kind for Patterns {
+    type Value = Vec<GroupPattern>;
+
+    fn expected() -> String {
+        "a list of paths of control groups, in which * stands within a name and ** for any number of names, such as \
+         [\"system.slice/*.service\", \"**/docker-*.scope\"]"
+            .into()
+    }
+
+    fn of(written: RawValue<'_>) -> Option<Vec<GroupPattern>> {
+        match written {
+            RawValue::List(patterns) if patterns.len() <= PATTERNS_MAX => {
+                let patterns = patterns.iter().map(|text| GroupPattern::new(text).ok());
+                patterns.collect()
+            }
             _ => None,
         }
     }

@@ -1,7 +1,8 @@
 //! The daemon, its host and its VMs as OpenMetrics text, for Prometheus and compatible systems.
 //!
 //! Names begin with `plimsoll_`, are in base units, and end in `_total` for counters. Metrics of a VM have the label
-//! `vm`, its name, and `uuid` if it has one, which stays the same when it is renamed or migrated. An unknown value is absent, never zero.
+//! `vm`, its name, and `uuid` if it has one, which stays the same when it is renamed or migrated. Those of a control group have the
+//! labels `group`, its name, and `kind`; there are as many groups as are watched at most. An unknown value is absent, never zero.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -13,8 +14,10 @@ use axum::response::IntoResponse;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Mode, Phase, State as Fate};
 use plimsoll_protocol::families;
+use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::openmetrics::{Exposition, Family, Kind, Labels};
 use plimsoll_protocol::vm::{BalloonState, HostView, TraceState, TraceView, VmStatus, VmSummary};
+use plimsoll_vm::printable;
 
 use super::params::{NoParams, Params};
 use super::{ApiState, beside};
@@ -34,6 +37,8 @@ const DECISIONS_MAX: usize = 10_000;
 type HostMetric = (&'static str, &'static str, fn(&HostView) -> Option<f64>);
 /// A metric of a VM.
 type VmMetric = (&'static str, &'static str, fn(&VmSummary) -> Option<f64>);
+/// A metric of a control group.
+type GroupMetric = (&'static str, &'static str, fn(&GroupSummary) -> Option<f64>);
 /// A metric of a tracer.
 type TraceMetric = (&'static str, &'static str, fn(&TraceView) -> Option<f64>);
 
@@ -47,6 +52,9 @@ const HOST_GAUGES: &[HostMetric] = families! { h =>
     moving: Some(f64::from(h.moving.is_some())), "Whether a move is in progress.";
     warnings: Some(count(h.warnings.len())), "Warnings for the operator.";
     vms: Some(count(h.vms.len())), "VMs discovered.";
+    groups: Some(count(h.groups.watched.len())), "Control groups that are watched.";
+    groups_left_out: Some(float(h.groups.left_out.iter().map(|left| left.count).sum())),
+        "Control groups that match the patterns and are not watched.";
     turn_duration_seconds: Some(h.turn_took_ms / 1000.0), "Duration of the last turn.";
     turn_interval_seconds: Some(seconds(h.turn_interval_ms)), "Interval between turns.";
     turn_timestamp_seconds: Some(seconds(h.now_unix_ms)), "End of the last turn.";
@@ -114,6 +122,15 @@ const VM_COUNTERS: &[VmMetric] = families! { vm =>
     vm_cache_hits: vm.cache.as_ref().map(|cache| float(cache.hits)), "Those served from the cache.";
     vm_refused_claims: Some(float(vm.refused_claims)),
         "Sizes reported by it or its disk daemon that the kernel rules out.";
+};
+
+const GROUP_GAUGES: &[GroupMetric] = families! { group =>
+    group_charged_bytes: group.charged_bytes.map(float), "Memory charged to the control group and those below it.";
+    group_limit_bytes: group.limit_bytes.map(float), "Its own limit of memory.";
+    group_curve_references: group.curve_source.map(|_| float(group.references)), "References behind its curve.";
+    group_curve_timestamp_seconds: group.curve_unix_ms.map(seconds), "Time of its curve.";
+    group_traced: Some(f64::from(group.trace.as_ref().is_some_and(|trace| trace.state == TraceState::Tracing))),
+        "Whether it is being traced.";
 };
 
 const TRACE_GAUGES: &[TraceMetric] = families! { t =>
@@ -245,6 +262,7 @@ pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()], curve_buckets
     let mut text = Exposition::new("plimsoll_");
     of_host(&mut text, &snapshot.host, ended);
     of_vms(&mut text, snapshot, curve_buckets);
+    of_groups(&mut text, &snapshot.host.groups.watched);
     text.finish()
 }
 
@@ -328,6 +346,11 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot, curve_buckets: bool) {
                     of_vm(&mut family, vm, &[], value);
                 }
             }
+            for group in &snapshot.host.groups.watched {
+                if let Some(value) = group.trace.as_ref().and_then(value) {
+                    of_group(&mut family, group, &[], value);
+                }
+            }
         }
     }
     let help = "Whether it meets its SLO; 1 for its status.";
@@ -371,6 +394,44 @@ fn of_vms(text: &mut Exposition, snapshot: &Snapshot, curve_buckets: bool) {
     for (vm, curve) in curves() {
         let first = float(curve.references) - hits(curve, u64::MAX);
         of_vm(&mut family, vm, &[], first);
+    }
+}
+
+/// Adds a sample of a control group.
+fn of_group(
+    family: &mut Family<'_>,
+    group: &GroupSummary,
+    labels: Labels<'_>,
+    value: impl Display,
+) {
+    let mut all: Vec<(&str, &dyn Display)> = vec![("group", &group.group), ("kind", &group.kind)];
+    all.extend_from_slice(labels);
+    family.sample(&all, value);
+}
+
+fn of_groups(text: &mut Exposition, groups: &[GroupSummary]) {
+    let help = "A control group that is watched.";
+    let mut family = text.family(Kind::Info, "group", help);
+    for group in groups {
+        let path = printable(&group.path);
+        let labels: Labels<'_> = &[("path", &path), ("version", &group.cgroup_version)];
+        of_group(&mut family, group, labels, 1);
+    }
+    for &(name, help, value) in GROUP_GAUGES {
+        let mut family = text.family(Kind::Gauge, name, help);
+        for group in groups {
+            if let Some(value) = value(group) {
+                of_group(&mut family, group, &[], value);
+            }
+        }
+    }
+    let help = "Working set by its curve; the label bound is estimate, at_least or at_most.";
+    let mut family = text.family(Kind::Gauge, "group_working_set_bytes", help);
+    for group in groups {
+        if let Some(set) = &group.working_set {
+            let bound = set.bound.name();
+            of_group(&mut family, group, &[("bound", &bound)], set.bytes);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
+use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::VmSummary;
 use serde::Deserialize;
@@ -82,8 +83,36 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| no_vm(snapshot, name))
 }
 
+/// The control group with this name or, if it begins with `/`, this path.
+pub(super) fn find_group<'a>(
+    snapshot: &'a Snapshot,
+    name: &str,
+) -> Result<&'a GroupSummary, RequestRefusal> {
+    let is_it = |group: &&GroupSummary| group.group == name || group.path == name;
+    snapshot
+        .host
+        .groups
+        .watched
+        .iter()
+        .find(is_it)
+        .ok_or_else(|| {
+            let message = format!(
+                "no control group {name:?} is watched; GET /v1/groups lists those that are"
+            );
+            RequestRefusal::new(RefusalKind::NotFound, message)
+        })
+}
+
 /// There is no VM called `name`.
 pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> RequestRefusal {
+    let group = name.strip_prefix("cgroup:").unwrap_or(name);
+    if find_group(snapshot, group).is_ok() {
+        let message = format!(
+            "{name:?} is a control group, which is only observed: it has no balloon, no promise and no size that could be \
+             changed or predicted; nothing was changed"
+        );
+        return RequestRefusal::new(RefusalKind::ObservedOnly, message);
+    }
     let alike = |vm: &VmSummary| strsim::jaro_winkler(&vm.vm, name);
     let vms = snapshot.host.vms.iter();
     let nearest = vms.max_by(|a, b| alike(a).total_cmp(&alike(b)));

@@ -134,6 +134,42 @@ fn kind<T>(answer: Result<T, ClientError>) -> RefusalKind {
 }
 
 #[test]
+fn a_control_group_is_shown_by_name_or_path_and_refuses_what_is_for_vms() {
+    let served = ExampleServer::new(|_| {});
+    let client = served.client();
+    let path = "/system.slice/nginx.service";
+    for name in ["nginx.service", path] {
+        let group = client.group(name).unwrap();
+        assert_eq!(&*group.summary.path, path);
+        assert_eq!(group.curve.unwrap().vm, "nginx.service");
+        let history = client.group_history(name, None, None, Some(10)).unwrap();
+        assert_eq!((&*history.vm, history.samples.len()), (name, 0));
+    }
+    let odd = client.group("/system.slice/odd\u{1b}[2J<b>\n").unwrap();
+    assert_eq!(odd.summary.group, r"odd\u{1b}[2J<b>\n");
+    assert_eq!(odd.curve, None);
+    let host = client.host().unwrap();
+    assert_eq!(host.groups.watched.len(), 2);
+    assert!(host.vms.iter().all(|vm| vm.vm != "nginx.service"));
+    let listed = served.raw(&get("/v1/groups"));
+    assert!(listed.contains("groups.max"), "{listed}");
+    assert_eq!(kind(client.group("none")), RefusalKind::NotFound);
+    let history = |group: &str| client.group_history(group, None, None, None);
+    assert_eq!(kind(history("/none")), RefusalKind::NotFound);
+    assert_eq!(kind(history("none")), RefusalKind::NotFound);
+    for name in ["nginx.service", path, "cgroup:nginx.service"] {
+        let observed = RefusalKind::ObservedOnly;
+        assert_eq!(kind(client.vm(name)), observed);
+        assert_eq!(kind(client.curve(name)), observed);
+        assert_eq!(kind(client.heatmap(name)), observed);
+        assert_eq!(kind(client.explain(name)), observed);
+        assert_eq!(kind(client.vm_what_if(name, 1 << 20)), observed);
+        assert_eq!(kind(client.rightsize(name, 0, 0.95)), observed);
+        assert_eq!(kind(client.set(name, &SettingsChange::default())), observed);
+    }
+}
+
+#[test]
 fn a_client_sees_the_host_and_all_that_is_known_of_it() {
     let served = ExampleServer::new(|_| {});
     let client = served.client();

@@ -9,14 +9,18 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::{Acknowledgement, ProposalView, VmsView};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
+use plimsoll_protocol::group::{GroupView, GroupsView};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, KeptCurve, KeptCurves, VmView};
+use plimsoll_protocol::vm::{
+    HeatmapView, HistoryView, HostView, KeptCurve, KeptCurves, Sample, VmView,
+};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::params::{NoParams, Params, PathValue, find};
+use super::params::{NoParams, Params, PathValue, find, find_group};
 use super::{Answer, ApiState, beside};
 use crate::clock;
+use crate::history::group_id;
 use crate::shared::RequestRefusal;
 
 /// Default period of a history.
@@ -164,24 +168,85 @@ pub(super) async fn history(
     PathValue(vm): PathValue<String>,
     Params(span): Params<Span>,
 ) -> Answer<HistoryView> {
+    let samples = samples_of(&desk, vm.clone(), &span).await?;
+    if samples.is_empty() && !desk.shared.history.is_known(&vm) {
+        find(&desk.shared.snapshot(), &vm)?;
+    }
+    Ok(Json(HistoryView {
+        schema: SCHEMA,
+        vm,
+        samples,
+    }))
+}
+
+/// The samples recorded under `id` within a span.
+async fn samples_of(
+    desk: &Arc<ApiState>,
+    id: String,
+    span: &Span,
+) -> Result<Vec<Sample>, RequestRefusal> {
     let interval = Interval {
         since_unix_ms: span.since_unix_ms,
         until_unix_ms: span.until_unix_ms,
     };
     let (since_ms, until_ms) = interval.limits()?;
     let points = within("points", span.points, POINTS, POINTS_MAX)?;
-    beside(Arc::clone(&desk.reads), move || {
-        let samples = desk.shared.history.samples(&vm, since_ms, until_ms, points);
-        if samples.is_empty() && !desk.shared.history.is_known(&vm) {
-            find(&desk.shared.snapshot(), &vm)?;
-        }
-        Ok(Json(HistoryView {
-            schema: SCHEMA,
-            vm,
-            samples,
-        }))
+    let reader = Arc::clone(desk);
+    let read = move || (reader.shared.history).samples(&id, since_ms, until_ms, points);
+    beside(Arc::clone(&desk.reads), read).await
+}
+
+/// The control groups that are watched, and those that are not.
+#[utoipa::path(get, path = "/v1/groups", responses((status = 200, body = GroupsView)))]
+pub(super) async fn groups(
+    State(desk): State<Arc<ApiState>>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Json<GroupsView> {
+    Json(GroupsView {
+        schema: SCHEMA,
+        groups: desk.shared.snapshot().host.groups.clone(),
     })
-    .await?
+}
+
+/// All details of a control group.
+#[utoipa::path(get, path = "/v1/groups/{group}", params(("group", description = "Its name or its path")), responses((status = 200, body = GroupView)))]
+pub(super) async fn group(
+    State(desk): State<Arc<ApiState>>,
+    PathValue(group): PathValue<String>,
+    Params(NoParams {}): Params<NoParams>,
+) -> Answer<GroupView> {
+    let snapshot = desk.shared.snapshot();
+    let summary = find_group(&snapshot, &group)?.clone();
+    Ok(Json(GroupView {
+        schema: SCHEMA,
+        curve: snapshot.group_curves.get(&summary.path).cloned(),
+        summary,
+    }))
+}
+
+/// A control group's history. It belongs to its path: also to a group that is no longer there, and goes on when one is made again.
+#[utoipa::path(get, path = "/v1/groups/{group}/history", params(("group", description = "Its name or its path"), Span), responses((status = 200, body = HistoryView)))]
+pub(super) async fn group_history(
+    State(desk): State<Arc<ApiState>>,
+    PathValue(group): PathValue<String>,
+    Params(span): Params<Span>,
+) -> Answer<HistoryView> {
+    let samples = {
+        let found = find_group(&desk.shared.snapshot(), &group).map(|found| found.path.clone());
+        let path = match found {
+            Err(_) if group.starts_with('/') => group.clone(),
+            found => found?,
+        };
+        samples_of(&desk, group_id(&path), &span).await?
+    };
+    if samples.is_empty() {
+        find_group(&desk.shared.snapshot(), &group)?;
+    }
+    Ok(Json(HistoryView {
+        schema: SCHEMA,
+        vm: group,
+        samples,
+    }))
 }
 
 /// What `apply` would carry out.

@@ -80,7 +80,7 @@ impl<H: Host> Turns<H> {
                 false => least,
             };
             let divided = vm.can_be_divided() && (!self.is_cached() || vm.status.cache.is_some());
-            let curve = vm.known.as_ref().filter(|_| divided);
+            let curve = vm.seen.known.as_ref().filter(|_| divided);
             let (floor, ceiling) = if divided {
                 let most = self.most(vm);
                 let least = least.min(most);
@@ -97,7 +97,7 @@ impl<H: Host> Turns<H> {
                 ceiling: pages(ceiling),
                 bound: vm.bound(),
                 shares: settings.shares,
-                working_set: vm.working_set.map(|set| used(set, holding)),
+                working_set: vm.seen.working_set.map(|set| used(set, holding)),
             }
         };
         self.vms.iter().map(demand).collect()
@@ -257,7 +257,7 @@ impl<H: Host> Turns<H> {
                     by_ratio: self
                         .vms
                         .get(&demand.vm.0)
-                        .and_then(|vm| vm.known.as_ref())
+                        .and_then(|vm| vm.seen.known.as_ref())
                         .is_some_and(|known| known.source == CurveSource::Disk),
                 })
             })
@@ -424,7 +424,7 @@ impl<H: Host> Turns<H> {
         let vm = self.vms.get(name)?;
         let (rules, settings) = (self.rules(), vm.settings());
         let baseline = pages(settings.baseline_bytes);
-        let known = vm.known.as_ref();
+        let known = vm.seen.known.as_ref();
         let relative_at =
             |bytes| known.and_then(|known| relative(&known.curve, baseline, pages(bytes), &rules));
         let baseline_ratio = known.map_or(0.0, |known| known.curve.miss_ratio(baseline));
@@ -445,7 +445,7 @@ impl<H: Host> Turns<H> {
     /// The size of a self-ballooning VM: its working set and a tenth, within its limits. A working set that is only a
     /// lower bound takes nothing from it.
     pub(super) fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
-        let set = vm.working_set.as_ref()?;
+        let set = vm.seen.working_set.as_ref()?;
         let settings = vm.settings();
         #[expect(
             clippy::cast_possible_truncation,

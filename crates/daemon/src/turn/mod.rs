@@ -19,6 +19,7 @@ mod commands;
 mod decide;
 mod discover;
 mod exit;
+mod groups;
 mod host_relief;
 mod relief;
 mod views;
@@ -35,12 +36,13 @@ use plimsoll_protocol::plan::{PlanInputs, PlanJson};
 use plimsoll_protocol::vm::Sample;
 
 use discover::poll_all;
+use groups::WatchedGroups;
 use host_relief::HostRelief;
 use views::curve_json;
 use warm_up::WarmUp;
 
 use crate::config::{Config, Workflow};
-use crate::history::{History, TurnRecord};
+use crate::history::{History, TurnRecord, group_id};
 use crate::host::Host;
 use crate::judgement::Promise;
 use crate::moves::{Move, SAME_BYTES};
@@ -90,6 +92,7 @@ pub struct Turns<H: Host> {
     history: Arc<History>,
     shared: Arc<SharedState>,
     vms: BTreeMap<String, Vm>,
+    groups: WatchedGroups,
     paused: bool,
     phase: Phase,
     phase_since: Instant,
@@ -146,6 +149,7 @@ impl<H: Host> Turns<H> {
             history,
             shared,
             vms: BTreeMap::new(),
+            groups: WatchedGroups::default(),
             active: None,
             proposal: None,
             cooldown_until: None,
@@ -297,6 +301,7 @@ impl<H: Host> Turns<H> {
                 let _ = self.history.put_ram(&vm.found.vm, vm.ram_bytes());
             }
         }
+        self.observe_groups();
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
             self.back_store();
@@ -321,7 +326,11 @@ impl<H: Host> Turns<H> {
             .map(|(name, vm)| curve_json(name, vm))
             .collect();
         let mut moments = Vec::new();
-        let lost: Vec<_> = self.vms.values_mut().map(Vm::newly_lost).collect();
+        let lost: Vec<_> = self
+            .vms
+            .values_mut()
+            .map(|vm| vm.seen.newly_lost())
+            .collect();
         for (index, (name, vm)) in self.vms.iter().enumerate() {
             let holding = vm.status.holding();
             moments.push(TurnRecord {
@@ -331,16 +340,34 @@ impl<H: Host> Turns<H> {
                     direct_bytes: holding.direct_bytes,
                     cache_bytes: holding.cache_bytes,
                     target_bytes: vm.target_bytes,
-                    working_set_bytes: vm.working_set.map(|set| bytes(set.size)),
+                    working_set_bytes: vm.seen.working_set.map(|set| bytes(set.size)),
                     relative: relatives[index].map(|relative| relative.expected),
                     misses_per_second: vm.misses_per_second(),
-                    overhead_ratio: vm.trace.as_ref().map(|trace| trace.overhead_ratio),
+                    overhead_ratio: vm.seen.trace.as_ref().map(|trace| trace.overhead_ratio),
                     lost: lost[index],
                 },
-                heat: vm.new_heat().map(|row| (vm.heat_cell_bytes, row)),
+                heat: vm.seen.new_heat().map(|row| (vm.seen.heat_cell_bytes, row)),
                 curve: curves[index].as_ref(),
             });
         }
+        let groups = &mut self.groups.groups;
+        let of_groups: Vec<_> = groups
+            .iter_mut()
+            .map(|group| {
+                let lost = group.seen.newly_lost();
+                (
+                    group_id(group.path()),
+                    group.sample(now, lost),
+                    group.curve_json(),
+                )
+            })
+            .collect();
+        moments.extend(of_groups.iter().map(|(id, sample, curve)| TurnRecord {
+            vm: id,
+            sample: *sample,
+            heat: None,
+            curve: curve.as_ref(),
+        }));
         self.history.record_turn(&moments);
         self.warnings.extend(self.history.warnings());
     }

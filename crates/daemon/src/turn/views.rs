@@ -8,8 +8,8 @@ use plimsoll_policy::{PredictionUnit, Rules, promise_size, relative};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson};
 use plimsoll_protocol::vm::{
-    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, TraceView,
-    VmStatus, VmSummary, WorkingSetView,
+    BalloonState, BalloonView, CacheView, HeatmapView, HostMemory, HostView, Relative, VmStatus,
+    VmSummary, WorkingSetView,
 };
 
 use super::Turns;
@@ -21,7 +21,7 @@ use crate::vm::{Vm, bytes, pages, why_unpredicted};
 
 impl<H: Host> Turns<H> {
     pub(super) fn relative_now(&self, vm: &Vm, rules: &Rules) -> Option<Relative> {
-        let known = vm.known.as_ref()?;
+        let known = vm.seen.known.as_ref()?;
         let baseline = pages(vm.settings().baseline_bytes);
         let size = pages(vm.size_bytes());
         relative(&known.curve, baseline, size, rules)
@@ -32,7 +32,7 @@ impl<H: Host> Turns<H> {
         let settings = vm.settings();
         let holding = vm.status.holding();
         let relative = self.relative_now(vm, &rules);
-        let promise = vm.known.as_ref().and_then(|known| {
+        let promise = vm.seen.known.as_ref().and_then(|known| {
             let baseline = pages(settings.baseline_bytes);
             let least = promise_size(&known.curve, baseline, &vm.bound(), &rules)?;
             Some(bytes(least).max(settings.min_bytes).max(vm.kept_bytes()))
@@ -53,30 +53,24 @@ impl<H: Host> Turns<H> {
             size_bytes: holding.bytes(),
             target_bytes: vm.target_bytes,
             settings,
-            working_set: vm.working_set.map(|set| WorkingSetView {
+            working_set: vm.seen.working_set.map(|set| WorkingSetView {
                 bytes: bytes(set.size),
                 bound: set.bound,
             }),
-            misses: (vm.known.as_ref())
+            misses: (vm.seen.known.as_ref())
                 .and_then(|known| known.curve.misses_per_second(pages(holding.bytes())))
                 .map(MissesJson::from),
-            vcpu_seconds_per_second: vm.known.as_ref().and_then(|known| known.curve.vcpus()),
+            vcpu_seconds_per_second: vm.seen.known.as_ref().and_then(|known| known.curve.vcpus()),
             miss_cost: vm.miss_cost,
             memory_stall_ratio: vm.stalled(),
             relative,
             reclaimable_bytes: reclaimable,
             promise_bytes: promise,
             kept_bytes: vm.kept_bytes(),
-            curve_source: vm.known.as_ref().map(|known| known.source),
-            references: vm
-                .known
-                .as_ref()
-                .map_or(0, |known| known.curve.references()),
-            curve_unix_ms: (vm.known.as_ref()).map(|known| now.unix_ms_at(known.since_boot)),
-            trace: vm.trace.clone().map(|trace| TraceView {
-                last_unix_ms: vm.last_period.map(|at| now.unix_ms_at(at)),
-                ..trace
-            }),
+            curve_source: vm.seen.known.as_ref().map(|known| known.source),
+            references: (vm.seen.known.as_ref()).map_or(0, |known| known.curve.references()),
+            curve_unix_ms: (vm.seen.known.as_ref()).map(|known| now.unix_ms_at(known.since_boot)),
+            trace: vm.seen.trace_view(now),
             balloon: balloon_view(vm),
             cache: cache_view(vm),
             backends: vm.found.backends.clone(),
@@ -87,7 +81,7 @@ impl<H: Host> Turns<H> {
     /// The smallest sizes with which `vm` keeps each of the promises that all VMs are compared by, by the upper limit of its
     /// curve's band; neither below its minimum nor below what its guest can do with now.
     fn demand_bytes(&self, vm: &Vm) -> Option<[u64; PROMISES.len()]> {
-        let known = vm.known.as_ref()?;
+        let known = vm.seen.known.as_ref()?;
         let settings = vm.settings();
         let (baseline, rules) = (pages(settings.baseline_bytes), self.rules());
         let sizes = demands(&known.curve, baseline, &rules);
@@ -105,7 +99,7 @@ impl<H: Host> Turns<H> {
             return (VmStatus::Violating, why.clone());
         }
         let size = pages(vm.size_bytes());
-        let known = vm.known.as_ref();
+        let known = vm.seen.known.as_ref();
         let misses = known.and_then(|known| known.curve.misses_per_second(size));
         let predictions = vm.bound().predictions(relative, misses);
         let (Some(predictions), Some(reclaimable)) = (predictions, reclaimable) else {
@@ -213,18 +207,22 @@ impl<H: Host> Turns<H> {
         let curves = curves.filter_map(|(name, vm)| Some((name.clone(), curve_json(name, vm)?)));
         let demands = self.vms.iter();
         let demands = demands.filter_map(|(name, vm)| Some((name.clone(), self.demand_bytes(vm)?)));
-        let heat = self.vms.iter().filter(|(_, vm)| !vm.heat.is_empty());
+        let heat = self.vms.iter().filter(|(_, vm)| !vm.seen.heat.is_empty());
         let heat = heat.map(|(name, vm)| {
             let view = HeatmapView {
                 schema: SCHEMA,
                 vm: name.clone(),
-                cell_bytes: vm.heat_cell_bytes,
-                rows: vm.heat.iter().cloned().collect(),
+                cell_bytes: vm.seen.heat_cell_bytes,
+                rows: vm.seen.heat.iter().cloned().collect(),
             };
             (name.clone(), Arc::new(view))
         });
+        let groups = self.groups.groups.iter();
+        let group_curves =
+            groups.filter_map(|group| Some((group.path().to_owned(), group.curve_json()?)));
         Snapshot {
             curves: curves.collect(),
+            group_curves: group_curves.collect(),
             demands: demands.collect(),
             heat: heat.collect(),
             inputs: self.inputs.clone(),
@@ -244,6 +242,7 @@ impl<H: Host> Turns<H> {
                 turn_took_ms: self.turn_took.as_secs_f64() * 1e3,
                 memory,
                 vms,
+                groups: self.groups_view(now),
                 moving: self.active.as_ref().map(|active| active.decision.id),
                 warnings,
                 history_bytes: self.history.bytes(),
@@ -255,7 +254,7 @@ impl<H: Host> Turns<H> {
 
 /// A VM's curve as displayed.
 pub(super) fn curve_json(name: &str, vm: &Vm) -> Option<CurveJson> {
-    let known = vm.known.as_ref()?;
+    let known = vm.seen.known.as_ref()?;
     let baseline = Some(pages(vm.settings().baseline_bytes));
     Some(CurveJson::new(
         name,

@@ -51,7 +51,7 @@ impl WarmUp {
         let fills = steps.iter().filter_map(|step| {
             let vm = vms.get(&step.vm)?;
             let (old, new) = (pages(step.from.size_bytes()), pages(step.now.size_bytes()));
-            let points = vm.known.as_ref().map(|known| known.curve.points());
+            let points = vm.seen.known.as_ref().map(|known| known.curve.points());
             let used = points.map_or(new, |points| {
                 let within = points.partition_point(|point| point.size <= new);
                 within.checked_sub(1).map_or(old, |last| points[last].size)

@@ -18,6 +18,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{
     Check, Decision, HoldingView, Initiator, Kind, Mode, Phase, State, Step, StepState, Verdict,
 };
+use plimsoll_protocol::group::{GroupSummary, Groups, LeftOutGroups};
 use plimsoll_protocol::plan::PlanInputs;
 use plimsoll_protocol::request::{Choice, Event, RefusalKind};
 use plimsoll_protocol::vm::{
@@ -25,6 +26,8 @@ use plimsoll_protocol::vm::{
     HostMemory, HostView, MissCost, Promise, Relative, Sample, Settings, TraceState, TraceView,
     VmStatus, VmSummary, WorkingSetView,
 };
+
+use plimsoll_vm::GroupName;
 
 use plimsoll_daemon::clock::{self, Clock};
 use plimsoll_daemon::demand::demands;
@@ -54,6 +57,8 @@ struct Guest {
     misses: Option<fn(f64) -> f64>,
 }
 
+/// Path of the control group that has a curve.
+const GROUP_PATH: &str = "/system.slice/nginx.service";
 /// UUID of the VM "web"; the others have none.
 const UUID: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
 const RAM_MIB: u32 = 1024;
@@ -190,6 +195,7 @@ pub fn snapshot(now_unix_ms: u64) -> Snapshot {
                 available_bytes: 1400 * MIB,
             },
             vms,
+            groups: groups(now_unix_ms),
             moving: None,
             warnings: vec![
                 "this is an example: its VMs are invented, and nothing is moved".to_owned(),
@@ -198,6 +204,7 @@ pub fn snapshot(now_unix_ms: u64) -> Snapshot {
             daemon_resident_bytes: 21 * MIB,
         },
         curves,
+        group_curves: group_curves(),
         demands: demands.collect(),
         heat: heat
             .map(|guest| (guest.vm.to_owned(), Arc::new(guest.heatmap(now_unix_ms))))
@@ -205,6 +212,78 @@ pub fn snapshot(now_unix_ms: u64) -> Snapshot {
         inputs: inputs(),
         proposal: Some(proposal(now_unix_ms)),
     }
+}
+
+/// A group with a curve, one that its kernel cannot trace, and the account of one that is not watched.
+fn groups(now_unix_ms: u64) -> Groups {
+    let summary = |path: &str, is_traced: bool| {
+        let GroupName { name, kind } = GroupName::of_path(path);
+        GroupSummary {
+            group: name,
+            kind,
+            path: path.to_owned(),
+            cgroup_version: 2,
+            charged_bytes: Some(300 * MIB),
+            limit_bytes: is_traced.then_some(512 * MIB),
+            working_set: is_traced.then_some(WorkingSetView {
+                bytes: 180 * MIB,
+                bound: WorkingSetBound::Estimate,
+            }),
+            curve_source: is_traced.then_some(CurveSource::Scan),
+            references: if is_traced { 52_000 } else { 0 },
+            curve_unix_ms: is_traced.then_some(now_unix_ms),
+            trace: Some(TraceView {
+                state: match is_traced {
+                    true => TraceState::Tracing,
+                    false => TraceState::Failed,
+                },
+                method: TraceMethod::IdlePages,
+                error: None,
+                pid: None,
+                periods: 7,
+                tracking_rate: 0.02,
+                tracked_pages: 1500,
+                traps_per_second: 0.0,
+                touches_per_second: 900.0,
+                overhead_ratio: 0.009,
+                lost: 0,
+                lost_lines: 0,
+                restarts: 0,
+                last_unix_ms: Some(now_unix_ms),
+            }),
+            warnings: match is_traced {
+                true => Vec::new(),
+                false => vec!["it is not traced: its tracer ended".to_owned()],
+            },
+        }
+    };
+    Groups {
+        watched: vec![
+            summary(GROUP_PATH, true),
+            summary("/system.slice/odd\u{1b}[2J<b>\n", false),
+        ],
+        left_out: vec![LeftOutGroups {
+            why: "no more than 2 groups are watched at a time (groups.max)".to_owned(),
+            count: 12,
+            paths: vec!["/system.slice/cron.service".to_owned()],
+        }],
+    }
+}
+
+fn group_curves() -> BTreeMap<String, CurveJson> {
+    let point = |(mib, miss_ratio): (u32, f64)| CurvePoint {
+        size: pages(mib),
+        miss_ratio,
+        low: miss_ratio * 0.9,
+        high: (miss_ratio * 1.1).min(1.0),
+        misses: None,
+    };
+    let points = [(20, 0.8), (90, 0.4), (180, 0.05), (260, 0.01)].map(point);
+    let curve = MissRatioCurve::new(points.to_vec(), 52_000).ok();
+    let json = curve.map(|curve| CurveJson::new("nginx.service", PAGE, None, &curve));
+    json.map(|json| (GROUP_PATH.to_owned(), json))
+        .into_iter()
+        .collect()
 }
 
 impl Guest {

@@ -11,13 +11,17 @@ use plimsoll_actuator::{
     Absence, ActuatorError, BlockReads, Delivery, DiskStat, GuestStats, MemoryPart, Observation,
     Part, Patience, StatsClock, Tracker, VmMemory,
 };
-use plimsoll_flow::{Accelerator, MissRatioCurve, PageSize, TraceMethod, VmId, WorkingSet};
+use plimsoll_flow::{
+    Accelerator, CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId, WorkingSet,
+    WorkingSetBound,
+};
 use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, TraceView};
 
 use plimsoll_daemon::clock::Time;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{
-    DiscoveredVm, Feed, FeedReport, Host, MemoryPressure, ObservedCurve, VmHandles,
+    DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, Host, MemoryPressure,
+    ObservedCurve, VmHandles,
 };
 use plimsoll_daemon::vm::pages;
 
@@ -430,6 +434,9 @@ struct Inner {
     stalled: Duration,
     /// Capacity of the page store and the one that was requested; `None` without a store.
     store: Option<(u64, u64)>,
+    groups: FoundGroups,
+    /// Tracers of groups that were started so far.
+    group_tracers: usize,
     /// Maximum total of all VMs' memory and the store so far, with what they could still have taken.
     most_bytes: u64,
     /// The targets set since they were last taken, if they are recorded.
@@ -446,6 +453,8 @@ impl Default for Inner {
             free_or_held_bytes: None,
             stalled: Duration::ZERO,
             store: None,
+            groups: FoundGroups::default(),
+            group_tracers: 0,
             most_bytes: 0,
             settings: None,
         }
@@ -508,6 +517,16 @@ impl SimulatedHost {
     pub fn set_available(&self, bytes: u64) {
         let mut inner = self.lock();
         inner.free_or_held_bytes = Some(bytes + inner.held_bytes());
+    }
+
+    /// Sets the control groups that are to be watched.
+    pub fn put_groups(&self, groups: FoundGroups) {
+        self.lock().groups = groups;
+    }
+
+    /// Tracers of control groups that were started so far.
+    pub fn group_tracers(&self) -> usize {
+        self.lock().group_tracers
     }
 
     /// Adds a page store of this capacity.
@@ -660,6 +679,17 @@ impl Host for SimulatedHost {
                 host: self.clone(),
             })],
         }
+    }
+
+    fn groups(&mut self) -> FoundGroups {
+        self.lock().groups.clone()
+    }
+
+    fn open_group(&mut self, found: &DiscoveredGroup, _: &Config) -> Vec<Box<dyn Feed>> {
+        self.lock().group_tracers += 1;
+        vec![Box::new(SimulatedGroupFeed {
+            touched_bytes: found.listed.charged_bytes.unwrap_or(0) / 2,
+        })]
     }
 
     fn ram(&mut self) -> (u64, u64) {
@@ -871,6 +901,39 @@ impl MemoryPart for SimulatedPart {
         }
         self.tracker.tell(target_bytes, false, now);
         Err(error)
+    }
+}
+
+/// The tracer of a control group of which half is used evenly.
+struct SimulatedGroupFeed {
+    touched_bytes: u64,
+}
+
+impl Feed for SimulatedGroupFeed {
+    fn source(&self) -> CurveSource {
+        CurveSource::Scan
+    }
+
+    fn seen(&mut self) -> FeedReport {
+        let touched = pages(self.touched_bytes);
+        let points = vec![
+            CurvePoint::exact(PageCount(touched.0 / 2), 0.5),
+            CurvePoint::exact(touched, 0.0),
+        ];
+        FeedReport {
+            curve: MissRatioCurve::new(points, 1000)
+                .ok()
+                .map(|curve| ObservedCurve {
+                    curve,
+                    page_size: PageSize::FOUR_KIB,
+                    since_boot: Duration::ZERO,
+                }),
+            working_set: Some(WorkingSet {
+                size: touched,
+                bound: WorkingSetBound::Estimate,
+            }),
+            ..FeedReport::default()
+        }
     }
 }
 

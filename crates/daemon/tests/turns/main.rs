@@ -3,6 +3,7 @@
 mod checks;
 mod dividing;
 mod faults;
+mod groups;
 mod guests;
 mod kept;
 mod moves;

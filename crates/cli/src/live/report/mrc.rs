@@ -3,11 +3,10 @@
 use std::io::Write;
 
 use anyhow::ensure;
-use plimsoll_protocol::client::Client;
-use plimsoll_protocol::vm::VmView;
 
 use super::super::daemon::curve_of;
 use super::super::show;
+use super::super::subject::Subject;
 use super::super::words::{name, size};
 use super::VmArgs;
 use plimsoll_output::{Format, OutputArgs, csv_table, grouped, or_empty, printable};
@@ -26,17 +25,17 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let daemon = args.of.daemon()?;
-    let names = args.of.names(&daemon)?;
+    let names = args.of.names_with_groups(&daemon)?;
     let views: anyhow::Result<Vec<_>> = names
         .iter()
-        .map(|vm| daemon.ask_of(vm, Client::vm))
+        .map(|name| daemon.ask_of(name, Subject::ask))
         .collect();
     let views = views?;
     let content = match args.output.format() {
         Format::Table => text(&views)?.into_bytes(),
         Format::Csv => lines(&views)?.into_bytes(),
         Format::Json => {
-            let curves = views.iter().filter_map(|view| view.curve.as_ref());
+            let curves = views.iter().filter_map(Subject::curve);
             let lines: Result<Vec<_>, _> = curves.map(serde_json::to_string).collect();
             lines?
                 .join("\n")
@@ -50,33 +49,33 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.write(&content, out)
 }
 
-fn text(views: &[VmView]) -> anyhow::Result<String> {
+fn text(views: &[Subject]) -> anyhow::Result<String> {
     let mut text = String::new();
     for view in views {
         if !text.is_empty() {
             text.push('\n');
         }
-        let vm = printable(&view.summary.vm);
-        match &view.curve {
+        let vm = printable(view.name());
+        match view.curve() {
             None => text.push_str(&format!("{vm}: its curve is not available yet\n")),
             Some(json) => {
                 let references = grouped(json.references as f64);
                 text.push_str(&format!("{vm}: {references} references\n"));
-                text.push_str(&show::plot(&view.summary, &curve_of(json)?));
+                text.push_str(&show::plot(&view.sizes(), &curve_of(json)?));
             }
         }
     }
     Ok(text)
 }
 
-fn lines(views: &[VmView]) -> anyhow::Result<String> {
+fn lines(views: &[Subject]) -> anyhow::Result<String> {
     let mut rows = Vec::new();
     for view in views {
-        let Some(json) = &view.curve else { continue };
+        let Some(json) = view.curve() else { continue };
         let curve = curve_of(json)?;
         let page_bytes = curve.page_size.bytes();
         let points = curve.misses.points().iter();
-        rows.extend(points.map(|&point| (&view.summary.vm, page_bytes, point)));
+        rows.extend(points.map(|&point| (view.name(), page_bytes, point)));
     }
     Ok(csv_table(
         rows,
@@ -100,21 +99,21 @@ fn lines(views: &[VmView]) -> anyhow::Result<String> {
     ))
 }
 
-fn chart(views: &[VmView]) -> anyhow::Result<Chart> {
+fn chart(views: &[Subject]) -> anyhow::Result<Chart> {
     let mut series = Vec::new();
     let mut until_bytes = 0;
     let mut known = Vec::new();
     for view in views {
-        let Some(json) = &view.curve else { continue };
+        let Some(json) = view.curve() else { continue };
         let curve = curve_of(json)?;
-        until_bytes = until_bytes.max(show::until(&view.summary, &curve));
-        known.push((&view.summary, curve));
+        until_bytes = until_bytes.max(view.sizes().until(&curve));
+        known.push((view, curve));
     }
     ensure!(!known.is_empty(), "no curve is known yet");
     // Room for the last step.
     let until_bytes = until_bytes.saturating_add(until_bytes / 25);
-    for (vm, curve) in &known {
-        let name = name(&vm.vm);
+    for (view, curve) in &known {
+        let name = name(view.name());
         series.push(Series::of_curve(
             name,
             &curve.misses,
@@ -127,20 +126,17 @@ fn chart(views: &[VmView]) -> anyhow::Result<Chart> {
         .map(|(_, curve)| curve.misses.references() as f64)
         .sum();
     let (title, markers) = match &known[..] {
-        [(vm, _)] => {
-            let markers = show::marks(vm).into_iter().map(|(bytes, names)| Marker {
+        [(view, _)] => {
+            let markers = view.sizes().marks.into_iter().map(|(bytes, names)| Marker {
                 x: bytes as f64,
                 label: format!("{names} {}", size(bytes)),
             });
             (
-                format!("Miss-ratio curve of {}", name(&vm.vm)),
+                format!("Miss-ratio curve of {}", name(view.name())),
                 markers.collect(),
             )
         }
-        all => (
-            format!("Miss-ratio curves of {} VMs", all.len()),
-            Vec::new(),
-        ),
+        all => (format!("{} miss-ratio curves", all.len()), Vec::new()),
     };
     Ok(Chart {
         title,

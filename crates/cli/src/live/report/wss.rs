@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::ensure;
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
+use super::super::subject::Subject;
 use super::super::words::{UNKNOWN, local_time, maybe_size, name, percent, ratio, size};
 use super::{VmArgs, compare};
 use plimsoll_output::{Columns, Format, OutputArgs, Side, csv_table, or_empty, printable};
@@ -51,9 +52,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         _ => POINTS,
     });
     let mut histories = Vec::new();
-    for vm in args.of.names(&daemon)? {
-        histories.push(daemon.ask_of(&vm, |client, vm| {
-            client.history(vm, Some(since_unix_ms), None, Some(points.into()))
+    for name in args.of.names_with_groups(&daemon)? {
+        histories.push(daemon.ask_of(&name, |client, name| {
+            Subject::ask_history(client, name, since_unix_ms, points.into())
         })?);
     }
     let content = match format {
@@ -177,7 +178,7 @@ fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {
     Ok(Chart {
         title: match histories {
             [history] => format!("Working set of {}", name(&history.vm)),
-            all => format!("Working sets of {} VMs", all.len()),
+            all => format!("{} working sets", all.len()),
         },
         subtitle: format!("From {} on", local_time(first)),
         x: Axis::new("Time", Unit::Seconds),

@@ -1,4 +1,4 @@
-//! `plimsoll top`: the host and its VMs, live.
+//! `plimsoll top`: the host with its VMs and control groups, live.
 //!
 //! A thread of its own queries the daemon, so that the screen answers keys while the daemon is slow. Whatever ends the
 //! program, a panic too, the terminal is given back as it was.
@@ -19,7 +19,8 @@ use ratatui::crossterm::terminal;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 
-use self::screen::{Detail, PauseRequest, Picture, Screen};
+use self::screen::{Detail, Entry, PauseRequest, Picture, Screen, Sort};
+use super::subject::Subject;
 use super::{Daemon, SocketArg};
 use plimsoll_output::exit::with_causes;
 use plimsoll_output::{bail_usage, stop_flag};
@@ -36,7 +37,7 @@ const HISTORY_POINTS: usize = 120;
 /// Decisions in the log.
 const DECISIONS: usize = 20;
 
-/// Show the host and its VMs live: status, curves, history and decisions.
+/// Show the host, its VMs and the control groups that are watched live: status, curves, history and decisions.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -82,7 +83,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 /// Commands to the thread that queries the daemon.
 #[derive(Debug)]
 enum WorkerCommand {
-    /// This VM is selected now.
+    /// This VM or control group is selected now.
     Selected(String),
     /// Have nothing moved, or let it be moved again.
     Pause(PauseRequest),
@@ -124,22 +125,25 @@ fn serve(daemon: &Daemon, asked: &Receiver<WorkerCommand>, answers: &Sender<Answ
     }
 }
 
-/// The host, its decisions, and the VM called `selected` or the first one in full.
+/// The host, its decisions, and the VM or control group called `selected` or the first one in full.
 fn look(daemon: &Daemon, selected: Option<&str>) -> anyhow::Result<Picture> {
     let host = daemon.host()?;
     let decisions = daemon.ask(|client| client.decisions(None, None, Some(DECISIONS)))?;
-    let vm = host.vms.iter().find(|vm| Some(&*vm.vm) == selected);
-    let detail = match vm.or_else(|| screen::first(&host)) {
+    let entries = screen::sorted(&host, Sort::default());
+    let is_selected = |entry: &&Entry<'_>| Some(entry.key()).as_deref() == selected;
+    let entry = entries.iter().find(is_selected).or(entries.first());
+    let detail = match entry.map(Entry::key) {
         None => None,
-        Some(vm) => {
+        Some(key) => {
             let since = host.now_unix_ms.saturating_sub(HISTORY_MS);
-            let view = daemon.ask_of(&vm.vm, Client::vm);
-            let history = daemon.ask_of(&vm.vm, |client, vm| {
-                client.history(vm, Some(since), None, Some(HISTORY_POINTS))
+            let subject = daemon.ask_of(&key, Subject::ask);
+            let history = daemon.ask_of(&key, |client, key| {
+                Subject::ask_history(client, key, since, HISTORY_POINTS)
             });
-            // A VM may have ended since the list was made; there is then nothing to show of it.
-            view.ok().map(|view| Detail {
-                view,
+            // It may have ended since the list was made; there is then nothing to show of it.
+            subject.ok().map(|subject| Detail {
+                key,
+                subject,
                 samples: history.map_or_else(|_| Vec::new(), |history| history.samples),
             })
         }

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 
 use plimsoll_protocol::decision::{Decision, State};
-use plimsoll_protocol::vm::{HostView, Sample, VmStatus, VmSummary, VmView};
+use plimsoll_protocol::group::GroupSummary;
+use plimsoll_protocol::vm::{HostView, Sample, TraceView, VmStatus, VmSummary};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
@@ -13,11 +14,12 @@ use ratatui::widgets::canvas::{Canvas, Line as Stroke};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 
 use super::super::daemon::curve_of;
+use super::super::subject::{GROUP, Subject};
+use super::super::vms;
 use super::super::words::{
     UNKNOWN, is_emulated, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day,
     working_set,
 };
-use super::super::{show, vms};
 use plimsoll_output::{duration, printable};
 
 /// The least terminal that holds everything.
@@ -29,17 +31,44 @@ const WIDE: u16 = 100;
 #[derive(Debug, Clone)]
 pub struct Picture {
     pub host: HostView,
-    /// The selected VM.
+    /// The selected VM or control group.
     pub detail: Option<Detail>,
     /// Newest first.
     pub decisions: Vec<Decision>,
 }
 
-/// A VM in full, with its last half hour.
+/// A VM or a control group in full, with its last half hour.
 #[derive(Debug, Clone)]
 pub struct Detail {
-    pub view: VmView,
+    /// [`Entry::key`].
+    pub key: String,
+    pub subject: Subject,
     pub samples: Vec<Sample>,
+}
+
+/// A line of the list.
+#[derive(Debug, Clone, Copy)]
+pub enum Entry<'a> {
+    Vm(&'a VmSummary),
+    Group(&'a GroupSummary),
+}
+
+impl Entry<'_> {
+    /// What it is asked for by.
+    pub fn key(&self) -> String {
+        match self {
+            Self::Vm(vm) => vm.vm.clone(),
+            Self::Group(group) => format!("{GROUP}{}", group.path),
+        }
+    }
+}
+
+/// The VMs of a host, sorted, and below them its control groups by name.
+pub fn sorted(host: &HostView, sort: Sort) -> Vec<Entry<'_>> {
+    let mut vms: Vec<_> = host.vms.iter().collect();
+    sort.sort(&mut vms);
+    let groups = host.groups.watched.iter().map(Entry::Group);
+    vms.into_iter().map(Entry::Vm).chain(groups).collect()
 }
 
 /// What the operator wants of the daemon.
@@ -51,7 +80,7 @@ pub enum PauseRequest {
 
 /// By what the list of VMs is sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Sort {
+pub enum Sort {
     /// Those that need attention first.
     #[default]
     Status,
@@ -107,13 +136,6 @@ fn urgency(status: VmStatus) -> u8 {
     }
 }
 
-/// The initially selected VM.
-pub fn first(host: &HostView) -> Option<&VmSummary> {
-    let mut vms: Vec<_> = host.vms.iter().collect();
-    Sort::default().sort(&mut vms);
-    vms.first().copied()
-}
-
 /// The screen.
 #[derive(Debug, Default)]
 pub struct Screen {
@@ -124,7 +146,7 @@ pub struct Screen {
     note: Option<String>,
     selected: Option<String>,
     sort: Sort,
-    /// The selected VM has the room of the list.
+    /// What is selected has the room of the list.
     is_open: bool,
     asking: Option<PauseRequest>,
     table: TableState,
@@ -147,17 +169,17 @@ impl Screen {
         self.note = Some(printable(note));
     }
 
-    /// Selects another VM, so many lines further down; its name.
+    /// Selects another entry, so many lines further down; its key.
     pub fn step(&mut self, lines: isize) -> Option<String> {
-        let vms = self.sorted();
-        let last = vms.len().checked_sub(1)?;
+        let entries = self.sorted();
+        let last = entries.len().checked_sub(1)?;
         let at = self
-            .selected_at(&vms)
+            .selected_at(&entries)
             .saturating_add_signed(lines)
             .min(last);
-        let vm = vms[at].vm.clone();
-        self.selected = Some(vm.clone());
-        Some(vm)
+        let key = entries[at].key();
+        self.selected = Some(key.clone());
+        Some(key)
     }
 
     /// Gives the selected VM the room of the list, or takes it back.
@@ -198,21 +220,18 @@ impl Screen {
         self.asking.take().filter(|_| yes)
     }
 
-    fn sorted(&self) -> Vec<&VmSummary> {
-        let vms = self.picture.iter().flat_map(|picture| &picture.host.vms);
-        let mut vms: Vec<_> = vms.collect();
-        self.sort.sort(&mut vms);
-        vms
+    fn sorted(&self) -> Vec<Entry<'_>> {
+        let host = self.picture.as_ref().map(|picture| &picture.host);
+        host.map_or_else(Vec::new, |host| sorted(host, self.sort))
     }
 
-    fn selected_at(&self, vms: &[&VmSummary]) -> usize {
-        let chosen = self.selected.as_deref();
-        let shown = || {
-            let detail = self.picture.as_ref()?.detail.as_ref()?;
-            Some(&*detail.view.summary.vm)
-        };
-        let name = chosen.or_else(shown);
-        vms.iter().position(|vm| Some(&*vm.vm) == name).unwrap_or(0)
+    fn selected_at(&self, entries: &[Entry<'_>]) -> usize {
+        let shown = || Some(&*self.picture.as_ref()?.detail.as_ref()?.key);
+        let key = self.selected.as_deref().or_else(shown);
+        let mut entries = entries.iter();
+        entries
+            .position(|entry| Some(&*entry.key()) == key)
+            .unwrap_or(0)
     }
 
     /// Draws everything.
@@ -233,7 +252,8 @@ impl Screen {
             return;
         };
         // The list has what it needs, as far as the rest leaves it that.
-        let rows = u16::try_from(picture.host.vms.len()).unwrap_or(u16::MAX);
+        let rows = picture.host.vms.len() + picture.host.groups.watched.len();
+        let rows = u16::try_from(rows).unwrap_or(u16::MAX);
         let list = rows.saturating_add(1).clamp(4, (area.height - 4) / 3 + 1);
         let list = if self.is_open { 0 } else { list };
         let [head, bar, vms, detail, log, foot] = Layout::vertical([
@@ -284,10 +304,14 @@ impl Screen {
     }
 
     fn draw_list(&mut self, frame: &mut Frame, area: Rect) {
-        let vms = self.sorted();
-        let at = self.selected_at(&vms);
+        let entries = self.sorted();
+        let at = self.selected_at(&entries);
         let is_wide = area.width >= WIDE;
-        let rows: Vec<_> = vms.iter().map(|vm| row(vm, is_wide)).collect();
+        let rows = entries.iter().map(|entry| match entry {
+            Entry::Vm(vm) => row(vm, is_wide),
+            Entry::Group(group) => group_row(group, is_wide),
+        });
+        let rows: Vec<_> = rows.collect();
         let heads = ["size", "target", "uses", "misses", "gives", "cost"];
         let heads = heads.map(right).into_iter();
         let heads = ["VM".into(), "status".into()].into_iter().chain(heads);
@@ -348,6 +372,24 @@ fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
     Row::new(cells.into_iter().chain(traced))
 }
 
+/// A control group: its kind stands in place of a status, and what it is charged is its size.
+fn group_row(group: &GroupSummary, is_wide: bool) -> Row<'static> {
+    let trace = group.trace.as_ref();
+    let overhead = trace.map(|trace| percent(trace.overhead_ratio).replace(' ', ""));
+    let cells = [
+        Cell::new(name(&group.group)),
+        Cell::new(group.kind.to_string()).style(Style::new().dim()),
+        right(&maybe_size(group.charged_bytes)),
+        right(""),
+        right(&working_set(group.working_set.as_ref())),
+        right(""),
+        right(""),
+        right(&overhead.unwrap_or_default()),
+    ];
+    let traced = is_wide.then(|| Cell::new(vms::group_traced(group).join(", ")));
+    Row::new(cells.into_iter().chain(traced))
+}
+
 /// A cell whose text ends at its right.
 fn right(text: &str) -> Cell<'static> {
     Cell::new(Text::raw(text.to_owned()).right_aligned())
@@ -403,9 +445,8 @@ fn draw_bar(host: &HostView, frame: &mut Frame, area: Rect) {
 fn draw_detail(detail: &Detail, frame: &mut Frame, area: Rect) {
     let [curve, terms] =
         Layout::horizontal([Constraint::Fill(1), Constraint::Length(36)]).areas(area);
-    draw_curve(&detail.view, frame, curve);
-    let vm = &detail.view.summary;
-    let block = Block::bordered().title(format!(" {} ", name(&vm.vm)));
+    draw_curve(&detail.subject, frame, curve);
+    let block = Block::bordered().title(format!(" {} ", name(detail.subject.name())));
     let inner = block.inner(terms);
     frame.render_widget(block, terms);
     let used = |sample: &Sample| sample.working_set_bytes;
@@ -421,14 +462,47 @@ fn draw_detail(detail: &Detail, frame: &mut Frame, area: Rect) {
         Constraint::Length(spark),
     ])
     .areas(inner);
-    let terms_of = Paragraph::new(Text::from(lines(vm))).wrap(Wrap { trim: true });
+    let terms_of = Paragraph::new(Text::from(lines_of(&detail.subject))).wrap(Wrap { trim: true });
     frame.render_widget(terms_of, terms);
     frame.render_widget(Line::raw("what it used, last half hour").dim(), head);
     let newest = uses.len().saturating_sub(line.width.into());
     frame.render_widget(Sparkline::default().data(&uses[newest..]).cyan(), line);
 }
 
-/// Details of the selected VM, the most important first.
+/// Details of what is selected, the most important first.
+fn lines_of(subject: &Subject) -> Vec<Line<'static>> {
+    match subject {
+        Subject::Vm(view) => lines(&view.summary),
+        Subject::Group(view) => group_lines(&view.summary),
+    }
+}
+
+fn group_lines(group: &GroupSummary) -> Vec<Line<'static>> {
+    let limit = group.limit_bytes.map_or_else(|| "none".to_owned(), size);
+    let mut lines = vec![
+        Line::raw(format!("control group ({}): only observed", group.kind)),
+        Line::raw(printable(&group.path)),
+        Line::raw(format!(
+            "charged {}, limit {limit}",
+            maybe_size(group.charged_bytes)
+        )),
+        Line::raw(format!("uses {}", working_set(group.working_set.as_ref()))),
+    ];
+    lines.extend(group.trace.as_ref().map(trace_line));
+    let warnings = group.warnings.iter();
+    lines.extend(warnings.map(|warning| Line::raw(printable(warning)).yellow()));
+    lines
+}
+
+fn trace_line(trace: &TraceView) -> Line<'static> {
+    Line::raw(format!(
+        "tracer {}, lost {}",
+        name_of(trace.state),
+        trace.lost
+    ))
+}
+
+/// Details of a VM.
 fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
     let mut lines = vec![
         Line::from(vec![
@@ -460,22 +534,16 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
     if let Some(balloon) = &vm.balloon {
         lines.push(Line::raw(format!("balloon {}", name_of(balloon.state))));
     }
-    if let Some(trace) = &vm.trace {
-        lines.push(Line::raw(format!(
-            "tracer {}, lost {}",
-            name_of(trace.state),
-            trace.lost
-        )));
-    }
+    lines.extend(vm.trace.as_ref().map(trace_line));
     if is_emulated(vm) {
         lines.push(Line::raw("emulated (tcg)").dim());
     }
     lines
 }
 
-fn draw_curve(view: &VmView, frame: &mut Frame, area: Rect) {
+fn draw_curve(subject: &Subject, frame: &mut Frame, area: Rect) {
     let block = Block::bordered().title(" misses by size ");
-    let curve = view.curve.as_ref().map(curve_of);
+    let curve = subject.curve().map(curve_of);
     let curve = match curve {
         Some(Ok(curve)) => curve,
         Some(Err(error)) => {
@@ -487,12 +555,14 @@ fn draw_curve(view: &VmView, frame: &mut Frame, area: Rect) {
             return;
         }
     };
-    let vm = &view.summary;
-    let until = show::until(vm, &curve);
-    let (now, baseline) = (vm.size_bytes as f64, vm.settings.baseline_bytes as f64);
+    let of = subject.sizes();
+    let until = of.until(&curve);
+    let now = of.now_bytes as f64;
+    let baseline = of.baseline_bytes.map(|bytes| bytes as f64);
+    let legend = baseline.map_or(" ┊ now ", |_| " ┊ now  ⡇ baseline ");
     let block = block
         .title_bottom(Line::raw(format!(" 0 to {} ", size(until))))
-        .title_bottom(Line::raw(" ┊ now  ⡇ baseline ").right_aligned());
+        .title_bottom(Line::raw(legend).right_aligned());
     let points = curve.misses.points();
     let sizes: Vec<f64> = std::iter::once(0.0)
         .chain(
@@ -523,7 +593,9 @@ fn draw_curve(view: &VmView, frame: &mut Frame, area: Rect) {
             steps(&level(|point| point.low), Color::DarkGray);
             steps(&level(|point| point.high), Color::DarkGray);
             steps(&level(|point| point.miss_ratio), Color::Cyan);
-            context.draw(&Stroke::new(baseline, 0.0, baseline, 1.0, Color::Yellow));
+            if let Some(baseline) = baseline {
+                context.draw(&Stroke::new(baseline, 0.0, baseline, 1.0, Color::Yellow));
+            }
             for tick in 0..8 {
                 let y = f64::from(tick) / 8.0;
                 context.draw(&Stroke::new(now, y, now, y + 0.04, Color::White));

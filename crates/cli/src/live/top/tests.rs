@@ -5,7 +5,8 @@ fn picture() -> Picture {
     Picture {
         host: example::host(),
         detail: Some(Detail {
-            view: example::vm("web").unwrap(),
+            key: "web".to_owned(),
+            subject: Subject::Vm(Box::new(example::vm("web").unwrap())),
             samples: example::history("web").samples,
         }),
         decisions: example::decisions(),
@@ -52,6 +53,40 @@ fn a_frame_of_80_by_24_holds_host_vms_detail_and_decisions() {
         assert!(text.contains(part), "{part}\n{text}");
     }
     assert!(!text.contains('\u{1b}') && !text.contains('\u{9b}'));
+}
+
+#[test]
+fn control_groups_stand_below_the_vms_and_can_be_selected() {
+    let mut picture = picture();
+    let view = example::group("nginx.service").unwrap();
+    let mut screen = screen();
+    let steps = picture.host.vms.len() + picture.host.groups.watched.len();
+    let keys: Vec<_> = (0..steps)
+        .map(|_| selected(press(&mut screen, KeyCode::Down)))
+        .collect();
+    let key = "cgroup:/system.slice/nginx.service";
+    assert_eq!(keys.last().unwrap(), key);
+    picture.detail = Some(Detail {
+        key: key.to_owned(),
+        subject: Subject::Group(Box::new(view)),
+        samples: example::history("nginx.service").samples,
+    });
+    screen.update(Ok(picture));
+    let text = frame(&mut screen, (120, 40)).unwrap();
+    for part in [
+        ">nginx.service",
+        "systemd",
+        "control group (systemd): only",
+        "charged 300 MiB, limit 512 MiB",
+        "uses 180 MiB",
+        " ┊ now ",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(
+        !text.contains("⡇ baseline") && !text.contains('\u{1b}'),
+        "{text}"
+    );
 }
 
 #[test]
@@ -157,15 +192,9 @@ fn a_daemon_that_went_away_leaves_the_last_picture_and_says_so() {
 #[test]
 fn a_host_without_vms_and_a_curve_that_is_none_are_no_trouble() {
     let mut picture = picture();
-    picture
-        .detail
-        .as_mut()
-        .unwrap()
-        .view
-        .curve
-        .as_mut()
-        .unwrap()
-        .references = 0;
+    let mut view = example::vm("web").unwrap();
+    view.curve.as_mut().unwrap().references = 0;
+    picture.detail.as_mut().unwrap().subject = Subject::Vm(Box::new(view));
     let mut screen = Screen::default();
     screen.update(Ok(picture.clone()));
     let text = frame(&mut screen, (80, 24)).unwrap();
@@ -174,6 +203,7 @@ fn a_host_without_vms_and_a_curve_that_is_none_are_no_trouble() {
         "{text}"
     );
     picture.host.vms.clear();
+    picture.host.groups.watched.clear();
     picture.detail = None;
     picture.decisions.clear();
     picture.host.memory = plimsoll_protocol::vm::HostMemory::default();

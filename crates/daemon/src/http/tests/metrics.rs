@@ -91,6 +91,34 @@ fn a_vm_has_fewer_than_a_hundred_series_unless_its_curve_is_wanted() {
 }
 
 #[test]
+fn a_control_group_has_fewer_than_twenty_series_with_its_kind_and_an_escaped_name() {
+    let text = metrics();
+    let of = |group: &str| {
+        let labels = format!("{{group=\"{group}\",kind=");
+        let lines = text.lines().filter(|line| line.contains(&labels));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let nginx = of("nginx.service");
+    assert!((10..20).contains(&nginx.len()), "{nginx:?}");
+    let info = "plimsoll_group_info{group=\"nginx.service\",kind=\"systemd\",path=\"/system.slice/nginx.service\",version=\"2\"} 1";
+    let working_set = "plimsoll_group_working_set_bytes{group=\"nginx.service\",kind=\"systemd\",bound=\"estimate\"} 188743680";
+    for line in [
+        info,
+        working_set,
+        "plimsoll_groups 2",
+        "plimsoll_groups_left_out 12",
+    ] {
+        assert!(
+            text.lines().any(|written| written == line),
+            "{line}\n{text}"
+        );
+    }
+    // A backslash is written as two.
+    assert!(!of(r"odd\\u{1b}[2J<b>\\n").is_empty(), "{text}");
+    assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
 fn a_stricter_promise_needs_more_memory() {
     let text = metrics();
     let demand = |promise: &str| {

@@ -1,0 +1,164 @@
+//! What the feeds of a VM or of a control group show of its memory: curve, working set, heatmap, state of its tracer.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
+
+use crate::clock::Time;
+use crate::host::{Feed, FeedReport, ObservedCurve};
+
+/// Minimum number of references of a curve on which decisions are based.
+const REFERENCES_MIN: u64 = 100;
+/// Number of points of a curve that is displayed.
+const SHOWN_POINTS: usize = 400;
+/// Number of rows of a heatmap that are kept.
+const HEAT_ROWS: usize = 240;
+
+/// A curve, over sizes as the host counts them.
+#[derive(Debug, Clone)]
+pub struct KnownCurve {
+    /// The curve.
+    pub curve: MissRatioCurve,
+    /// The same with few points, for display and history.
+    pub shown: MissRatioCurve,
+    /// Its source.
+    pub source: CurveSource,
+    /// Its time, since boot.
+    pub since_boot: Duration,
+}
+
+/// The feeds of one VM or control group, with their results as of the last turn.
+pub struct Observations {
+    /// Its curve.
+    pub known: Option<KnownCurve>,
+    /// Its working set.
+    pub working_set: Option<WorkingSet>,
+    /// How it is traced; without the time of the last period.
+    pub trace: Option<TraceView>,
+    /// That time, since boot.
+    pub last_period: Option<Duration>,
+    /// Rows of its heatmap, newest last.
+    pub heat: VecDeque<HeatRow>,
+    /// Bytes of RAM that a cell of the heatmap covers.
+    pub heat_cell_bytes: u64,
+    /// Rows added since the turn before.
+    heat_is_new: bool,
+    feeds: Vec<Box<dyn Feed>>,
+    /// Losses of its tracer that were already stored in the history.
+    lost_before: u64,
+}
+
+impl Observations {
+    /// Observes by these feeds; nothing is known before [`refresh`](Self::refresh).
+    #[must_use]
+    pub fn by(feeds: Vec<Box<dyn Feed>>) -> Self {
+        Self {
+            known: None,
+            working_set: None,
+            trace: None,
+            last_period: None,
+            heat: VecDeque::new(),
+            heat_cell_bytes: 0,
+            heat_is_new: false,
+            feeds,
+            lost_before: 0,
+        }
+    }
+
+    /// Takes the results of the feeds; returns their warnings. Of several curves, one of `preferred` sources is taken
+    /// first. A source observes memory beyond the first `behind` pages of 4 KiB.
+    pub fn refresh(
+        &mut self,
+        preferred: impl Fn(CurveSource) -> bool,
+        behind: impl Fn(CurveSource) -> u64,
+    ) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let mut found: Vec<KnownCurve> = Vec::new();
+        let mut new_heat = false;
+        let mut new_set = None;
+        for feed in &mut self.feeds {
+            let source = feed.source();
+            let FeedReport {
+                curve,
+                working_set,
+                trace,
+                last_period,
+                heat,
+                heat_cell_bytes,
+                warning,
+            } = feed.seen();
+            warnings.extend(warning);
+            if let Some(observed) = curve {
+                match in_host_sizes(&observed, behind(source)) {
+                    Ok(curve) => found.push(KnownCurve {
+                        shown: curve.thinned(SHOWN_POINTS),
+                        curve,
+                        source,
+                        since_boot: observed.since_boot,
+                    }),
+                    Err(why) => warnings.push(format!("invalid curve: {why}")),
+                }
+            }
+            new_set = working_set.or(new_set);
+            self.trace = trace.or(self.trace.take());
+            self.last_period = last_period.or(self.last_period);
+            if heat_cell_bytes > 0 {
+                self.heat_cell_bytes = heat_cell_bytes;
+            }
+            new_heat |= !heat.is_empty();
+            self.heat.extend(heat);
+        }
+        self.heat_is_new = new_heat;
+        self.working_set = new_set;
+        while self.heat.len() > HEAT_ROWS {
+            self.heat.pop_front();
+        }
+        found.sort_by_key(|known| !preferred(known.source));
+        let newest = found
+            .into_iter()
+            .find(|known| known.curve.references() >= REFERENCES_MIN);
+        self.known = newest;
+        warnings
+    }
+
+    /// How it is traced, with the time of the last period.
+    #[must_use]
+    pub fn trace_view(&self, now: Time) -> Option<TraceView> {
+        self.trace.clone().map(|trace| TraceView {
+            last_unix_ms: self.last_period.map(|at| now.unix_ms_at(at)),
+            ..trace
+        })
+    }
+
+    /// The newest row of its heatmap, if it was added since the turn before.
+    #[must_use]
+    pub fn new_heat(&self) -> Option<&HeatRow> {
+        self.heat.back().filter(|_| self.heat_is_new)
+    }
+
+    /// References lost by its tracer since the previous call.
+    pub fn newly_lost(&mut self) -> u64 {
+        let lost = self.trace.as_ref().map_or(0, |trace| trace.lost);
+        let new = lost.saturating_sub(self.lost_before);
+        self.lost_before = lost;
+        new
+    }
+
+    /// Discards what was observed so far, because memory was moved.
+    pub fn forget(&mut self) {
+        for feed in &mut self.feeds {
+            feed.forget();
+        }
+    }
+}
+
+/// A feed's curve over sizes as the host counts them: it observes memory beyond the first `behind` pages.
+fn in_host_sizes(observed: &ObservedCurve, behind: u64) -> Result<MissRatioCurve, String> {
+    let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
+    if page != host_page {
+        return Err(format!("its pages have {page} bytes, not {host_page}"));
+    }
+    Ok(observed.curve.clone().shifted(PageCount(behind)))
+}
