@@ -21,6 +21,7 @@ export function hostView() {
         memoryPanel(host),
         losePanel(host),
         vmsPanel(host),
+        groupsPanel(host),
     );
 }
 
@@ -411,6 +412,66 @@ function vmsPanel({ vms }) {
                     ),
                     h("div", { role: "rowgroup" }, shown.map(vmRow)),
                 ),
+    );
+}
+
+/** The control groups that are watched, and an account of those that are not. */
+function groupsPanel({ groups }) {
+    const { watched, left_out: leftOut } = groups ?? { watched: [], left_out: [] };
+    if (watched.length + leftOut.length === 0) return false;
+    const head = (text, title) => h("th", { scope: "col", title }, text);
+    const tracing = ({ trace, warnings: told }) => told[0] ?? trace?.state ?? "not traced";
+    return h(
+        "section",
+        { class: "panel", "aria-labelledby": "groups-title" },
+        h(
+            "div",
+            { class: "panel-head" },
+            h("h2", { id: "groups-title" }, "Control groups"),
+            h("p", { class: "sum" }, `${watched.length} watched; they are only observed, and no allocation counts them`),
+        ),
+        watched.length > 0 &&
+            h(
+                "div",
+                { class: "groups", tabindex: "0", role: "region", "aria-label": "Watched control groups" },
+                h(
+                    "table",
+                    {},
+                    h(
+                        "thead",
+                        {},
+                        h(
+                            "tr",
+                            {},
+                            head("Group"),
+                            head("Kind"),
+                            head("Charged", "Its memory and page cache, with the groups below it"),
+                            head("Limit", "Its own limit of memory"),
+                            head("Working set", "Working set, by its curve"),
+                            head("Tracing"),
+                        ),
+                    ),
+                    h(
+                        "tbody",
+                        {},
+                        watched.map((group) =>
+                            h(
+                                "tr",
+                                { key: group.path, "data-group": group.group },
+                                h("th", { scope: "row", title: group.path }, group.group),
+                                h("td", {}, group.kind),
+                                h("td", {}, size(group.charged_bytes, { class: "charged" })),
+                                h("td", {}, group.limit_bytes === null ? "none" : size(group.limit_bytes)),
+                                h("td", { class: "working-set" }, workingSet(group.working_set)),
+                                h("td", { class: "why" }, tracing(group)),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        leftOut.map(({ why, count, paths }) =>
+            h("p", { key: why, class: "hint left-out", title: paths.join("\n") }, `${plural(count, "group")} not watched: ${why}.`),
+        ),
     );
 }
 

@@ -193,6 +193,24 @@ test("the board shows the numbers of the API", async () => {
     assert.ok(Math.abs(direct - memory.vms_direct_bytes / memory.total_bytes) < 0.02, `the bar is to scale: ${direct}`);
 });
 
+test("control groups are listed with the numbers of the API, and their names are text", async () => {
+    const host = await board.api("/v1/host");
+    await rewrite("/v1/host", () => host);
+    await open();
+    const { watched, left_out: leftOut } = host.groups;
+    assert.equal(await page.locator("tr[data-group]").count(), watched.length);
+    const rows = page.locator("tr[data-group]");
+    for (const [index, group] of watched.entries()) {
+        const row = rows.nth(index);
+        assert.equal(await row.locator("th").textContent(), group.group);
+        assert.equal(await row.locator("th").getAttribute("title"), group.path);
+        assert.equal(Number(await row.locator("data.charged").getAttribute("value")), group.charged_bytes);
+    }
+    assert.equal(await page.locator("tr[data-group] b").count(), 0);
+    const account = await page.locator(".left-out").first().textContent();
+    assert.ok(account.startsWith(`${leftOut[0].count} groups not watched: `), account);
+});
+
 test("a VM's page shows the numbers of the API", async () => {
     const vm = await board.api("/v1/vms/search");
     const host = await board.api("/v1/host");
