@@ -1,5 +1,5 @@
-//! Processes and control groups in a guest whose kernel tracks idle pages: what `plimsoll attach` finds of them there, compared
-//! with what they are known to use.
+//! Processes and control groups in a guest whose kernel tracks idle pages: what `plimsoll attach` and `plimsolld` find of them there,
+//! compared with what they are known to use.
 //!
 //! Each test boots a guest, whose `/init` is a shell script, and reads its console.
 
@@ -44,6 +44,11 @@ const END: &str = "\necho finished\n$b poweroff -f\n";
 
 /// What the script printed; `None` after saying why the test is skipped.
 fn run(name: &str, script: &str) -> Option<Vec<String>> {
+    run_with(&[], name, script)
+}
+
+/// The same with these programs beside `plimsoll`.
+fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>> {
     if !guests_wanted() {
         return None;
     }
@@ -54,7 +59,8 @@ fn run(name: &str, script: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
     let script = format!("{BEGIN}{script}{END}");
-    let image = GuestImage::tracking_idle_pages(&script, &[program], folder.path());
+    let programs = [&[program], programs].concat();
+    let image = GuestImage::tracking_idle_pages(&script, &programs, folder.path());
     let image = match image {
         Ok(image) => image,
         Err(error) => {
@@ -298,4 +304,240 @@ attach cgroup:turns --backend idle --period 1s --periods 20
     let is_removed = |line: &String| line.contains("control group /cg/turns was removed");
     assert!(after("removed").iter().any(is_removed), "{lines:?}");
     assert_eq!(exit_after("removed"), "exit 0");
+}
+
+/// What the script printed between two of its own lines.
+fn between<'a>(lines: &'a [String], from: &str, to: &str) -> Vec<&'a str> {
+    let lines = lines.iter().map(String::as_str);
+    let mut lines = lines.skip_while(|line| *line != from).skip(1);
+    lines.by_ref().take_while(|line| *line != to).collect()
+}
+
+#[test]
+fn the_daemon_watches_groups_and_follows_them_as_they_come_and_go() {
+    let daemon = Path::new(env!("CARGO_BIN_EXE_plimsoll")).with_file_name("plimsolld");
+    if !daemon.exists() {
+        skip(
+            Lack::Program,
+            "plimsolld is not built: cargo build -p plimsoll-daemon",
+        );
+        return;
+    }
+    let script = format!(
+        r#"{V2}
+cat() {{ $b cat "$@"; }}
+ask() {{ /plimsoll "$@" --socket /tmp/socket 2>&1; echo "exit $?"; }}
+start web/small.service workload=sequential mib=32
+small=$pid
+start web/large.service workload=sequential mib=96
+$b mkdir /cg/web/empty.service
+cat > /tmp/plimsoll.toml << END
+turn_interval = "1s"
+[trace]
+period = "3s"
+window = "12s"
+budget = "3%"
+[history]
+file = "/tmp/history"
+[serve]
+socket = "/tmp/socket"
+read_only_socket = "none"
+[groups]
+watch = ["web/*.service"]
+max = 2
+END
+/plimsolld --config /tmp/plimsoll.toml > /tmp/daemon 2>&1 &
+daemon=$!
+while ! /plimsoll vms --socket /tmp/socket -o csv 2> /dev/null | $b grep -q "small.service.*,tracing,"; do $b sleep 1; done
+$b sleep 10
+echo vms
+ask vms -o csv
+ask vms
+echo show
+ask show small.service
+echo refused
+ask whatif large.service --size 1G
+ask set large.service --shares 7
+echo history
+ask report wss cgroup:/web/large.service -o csv
+echo gone
+$b kill $small
+while ! $b rmdir /cg/web/small.service; do $b sleep 0.2; done 2> /dev/null
+$b sleep 4
+ask vms -o csv
+ask show cgroup:/web/small.service
+echo again
+start web/small.service workload=sequential mib=32
+$b kill $(cat /cg/web/large.service/cgroup.procs)
+while ! $b rmdir /cg/web/large.service; do $b sleep 0.2; done 2> /dev/null
+$b sleep 4
+ask report wss cgroup:/web/small.service -o csv
+echo end
+$b kill $daemon
+wait $daemon
+cat /tmp/daemon
+$b sleep 3
+$b ps | $b grep -c "[p]limsoll attach"
+"#
+    );
+    let Some(lines) = run_with(&[&daemon], "daemon", &script) else {
+        return;
+    };
+    let field = |line: &str, index: usize| line.split(',').nth(index).unwrap().to_owned();
+    let listed = between(&lines, "vms", "show");
+    let row = |name: &str| {
+        let mut rows = listed.iter().filter(|line| line.starts_with(name));
+        *rows.next().unwrap_or_else(|| panic!("{name}: {listed:?}"))
+    };
+    for (name, mib) in [("small.service", 32.0), ("large.service", 96.0)] {
+        let bytes: f64 = field(row(name), 8).parse().unwrap();
+        let error = bytes / (mib * f64::from(1 << 20)) - 1.0;
+        println!(
+            "{name}: working set {:.1} MiB of {mib} ({:+.1} %)",
+            bytes / f64::from(1 << 20),
+            error * 100.0
+        );
+        assert!(error.abs() < 0.1, "{}", row(name));
+        assert!(
+            row(name).contains(&format!(",systemd,/web/{name},")),
+            "{}",
+            row(name)
+        );
+    }
+    assert!(
+        listed
+            .iter()
+            .any(|line| line.contains("not watched: /web/empty.service: no more than 2 groups")),
+        "{listed:?}"
+    );
+    let shown = between(&lines, "show", "refused");
+    for part in [
+        "control group small.service (systemd), version 2: only observed",
+        "/web/small.service",
+        "Curve (from",
+    ] {
+        assert!(
+            shown.iter().any(|line| line.contains(part)),
+            "{part}: {shown:?}"
+        );
+    }
+    let refused = between(&lines, "refused", "history");
+    assert_eq!(
+        refused.iter().filter(|line| **line == "exit 4").count(),
+        2,
+        "{refused:?}"
+    );
+    let history = between(&lines, "history", "gone");
+    assert!(
+        history.len() > 8 && history.contains(&"exit 0"),
+        "{history:?}"
+    );
+    // The place of the one that went is taken.
+    let gone = between(&lines, "gone", "again");
+    assert!(
+        gone.iter().any(|line| line.starts_with("empty.service,")),
+        "{gone:?}"
+    );
+    assert!(
+        gone.iter().all(|line| !line.starts_with("small.service,")),
+        "{gone:?}"
+    );
+    assert!(gone.contains(&"exit 1"), "{gone:?}");
+    // One that was made again goes on with the history of its path.
+    let again = between(&lines, "again", "end");
+    let times: Vec<u64> = again
+        .iter()
+        .filter_map(|line| line.split(',').nth(1)?.parse().ok())
+        .collect();
+    let gap = times
+        .windows(2)
+        .map(|pair| pair[1] - pair[0])
+        .max()
+        .unwrap();
+    assert!(times.len() > 8 && gap > 3000, "{again:?}");
+    let end = between(&lines, "end", "finished");
+    assert!(
+        end.iter().any(|line| line.contains("plimsolld ends")),
+        "{end:?}"
+    );
+    assert_eq!(end.last(), Some(&"0"), "no tracer is left: {end:?}");
+}
+
+#[test]
+fn other_users_of_the_marks_and_callers_without_rights_are_told_apart() {
+    let script = format!(
+        r#"{V2}
+start web/a workload=sequential mib=32
+echo moved
+($b sleep 5; for turn in 1 2 3 4 5 6 7 8; do echo 1 > /proc/sys/vm/compact_memory; $b sleep 1; done) &
+attach $pid --backend idle --period 4s --periods 5 -o csv
+echo damon
+$b mkfifo /tmp/never
+$b sh -c 'echo kdamond.7 > /proc/$$/comm; read line < /tmp/never' &
+damon=$!
+$b sleep 1
+attach cgroup:web --backend idle --period 1s --periods 1
+$b kill $damon
+echo marks
+$b sh -c 'exec 9<> /sys/kernel/mm/page_idle/bitmap; read line < /tmp/never' &
+marker=$!
+$b sleep 1
+attach cgroup:web --backend idle --period 1s --periods 1
+attach $pid --backend idle --period 1s --periods 1
+$b kill $marker
+echo rights
+$b mkdir -p /etc
+echo "nobody:x:65534:65534::/:/bin/busybox" > /etc/passwd
+$b chmod 755 /plimsoll /workload
+nobody() {{ $b su -s /bin/sh nobody -c "$1" 2>&1; echo "exit $?"; }}
+$b ln -sf /bin/busybox /bin/sh
+nobody "/plimsoll attach cgroup:web --backend idle --periods 1"
+nobody "/plimsoll attach $pid --backend idle --periods 1"
+nobody "/plimsoll attach $pid --periods 1"
+echo again
+echo "$pid"
+attach $pid@1 --periods 1
+echo forks
+$b mkdir /cg/forks
+$b sh -c 'echo $$ > /cg/forks/cgroup.procs
+    for child in 1 2 3 4 5 6 7 8; do /workload plimsoll.workload=sequential plimsoll.mib=4 > /dev/null & done
+    exec /workload plimsoll.workload=sequential plimsoll.mib=4' > /dev/null &
+$b sleep 6
+attach cgroup:forks --backend idle --period 4s --periods 5 -o csv
+"#
+    );
+    let Some(lines) = run("marks", &script) else {
+        return;
+    };
+    // A page that is moved keeps its mark.
+    assert_near(&rows(&lines, "moved", "damon"), 32.0, 0.05);
+    let says = |from: &str, to: &str, text: &str| {
+        let part = between(&lines, from, to);
+        assert!(
+            part.iter().any(|line| line.contains(text)),
+            "{text}: {part:?}"
+        );
+    };
+    let exits = |from: &str, to: &str, code: &str, count: usize| {
+        let part = between(&lines, from, to);
+        assert_eq!(
+            part.iter().filter(|line| **line == code).count(),
+            count,
+            "{part:?}"
+        );
+    };
+    says("damon", "marks", "DAMON runs on this host (process ");
+    exits("damon", "marks", "exit 0", 1);
+    says("marks", "rights", "pages are marked idle by process");
+    exits("marks", "rights", "exit 1", 2);
+    says(
+        "rights",
+        "again",
+        "no privilege to open /sys/kernel/mm/page_idle/bitmap",
+    );
+    says("rights", "again", "not permitted to read");
+    exits("rights", "again", "exit 1", 3);
+    says("again", "forks", "exit 1");
+    // Children of a group are its own, whoever started them.
+    assert_near(&rows(&lines, "forks", "finished"), 36.0, 0.15);
 }
