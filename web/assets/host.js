@@ -433,7 +433,7 @@ function groupsPanel({ groups }) {
         watched.length > 0 &&
             h(
                 "div",
-                { class: "groups", tabindex: "0", role: "region", "aria-label": "Watched control groups" },
+                { class: "scroll", tabindex: 0, role: "region", "aria-label": "Watched control groups" },
                 h(
                     "table",
                     {},
