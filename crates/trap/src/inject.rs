@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::TrapError;
 use crate::refusal::Refusal;
+use crate::registers::SYSCALL_INSTRUCTION;
 use crate::seccomp::{self, SystemCallFilter};
 use crate::stopped::{STOPPING, StepError, StoppedThread, at};
 use crate::sys;
@@ -32,6 +33,11 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
         let step = step.to_owned();
         move |source| TrapError::Injection { pid, step, source }
     };
+    if SYSCALL_INSTRUCTION.is_none() {
+        let why = "on x86-64 only; the backends scan, idle and sample need none";
+        let unsupported = io::Error::new(io::ErrorKind::Unsupported, why);
+        return Err(failed("calls in another process")(unsupported));
+    }
     let (ours, mut theirs) = UnixStream::pair().map_err(failed("making a pair of sockets"))?;
     let mut ours = Some(ours);
     let child = sys::fork(|| {

@@ -41,6 +41,7 @@ mod progress;
 mod ram;
 mod rate;
 mod refusal;
+mod registers;
 mod registry;
 mod replay;
 mod requirement;
@@ -55,6 +56,10 @@ mod target;
 mod traps;
 mod trial;
 pub mod uffd;
+#[cfg(target_arch = "x86_64")]
+mod vcpu;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_vcpu.rs"]
 mod vcpu;
 mod watchdog;
 mod write_scan;

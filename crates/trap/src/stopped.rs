@@ -17,12 +17,9 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
+use crate::registers::SYSCALL_INSTRUCTION;
 use crate::sys::{self, Registers};
 
-/// The instruction `syscall`.
-const SYSCALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
-/// Bytes below the stack pointer that a function may use without moving it.
-const RED_ZONE_BYTES: u64 = 128;
 /// How often a process may be stopped by others within one instruction.
 const STOPS_MAX: u32 = 100;
 /// How long a call may take before it is interrupted, and then until the interrupt takes effect. All calls of ours
@@ -132,32 +129,21 @@ impl StoppedThread {
         args: [u64; 4],
     ) -> io::Result<io::Result<u64>> {
         let mut registers = self.saved;
-        registers.0.rip = self.syscall_address;
-        registers.0.rax = number.cast_unsigned();
-        // No system call to restart: the interrupted one is restarted once everything is restored.
-        registers.0.orig_rax = u64::MAX;
-        [
-            registers.0.rdi,
-            registers.0.rsi,
-            registers.0.rdx,
-            registers.0.r10,
-        ] = args;
+        registers.set_call(self.syscall_address, number, args);
         sys::ptrace_set_registers(self.tid, &registers)?;
         let (status, interrupted) = self.step()?;
         let registers = sys::ptrace_registers(self.tid)?;
-        if libc::WSTOPSIG(status) != libc::SIGTRAP
-            || registers.0.rip != self.syscall_address + SYSCALL_INSTRUCTION.len() as u64
-        {
+        if libc::WSTOPSIG(status) != libc::SIGTRAP || !registers.has_called(self.syscall_address) {
             return Err(io::Error::other("the thread stopped for another reason"));
         }
         // The kernel returns errors as -4095..=-1.
-        let result = registers.0.rax.cast_signed();
+        let result = registers.result().cast_signed();
         Ok(match i32::try_from(result) {
             Ok(error @ -4095..=-1) if interrupted && is_interruption(-error) => {
                 Err(io::Error::from_raw_os_error(libc::ETIME))
             }
             Ok(error @ -4095..=-1) => Err(io::Error::from_raw_os_error(-error)),
-            _ => Ok(registers.0.rax),
+            _ => Ok(registers.result()),
         })
     }
 
@@ -224,7 +210,7 @@ impl StoppedThread {
 
     /// Memory below the thread's stack, lent to it until it continues.
     pub fn lend<const BYTES: usize>(&mut self) -> Result<u64, StepError> {
-        let address = (self.saved.0.rsp - RED_ZONE_BYTES - BYTES as u64) & !0xf;
+        let address = (self.saved.stack_end() - BYTES as u64) & !0xf;
         let mut before = vec![0; BYTES];
         self.memory
             .read_exact_at(&mut before, address)
@@ -322,6 +308,7 @@ fn stop_seized(tid: libc::pid_t) -> io::Result<()> {
 /// Finds a `syscall` instruction in the vDSO or the C library of a process.
 fn find_syscall(pid: u32, memory: &File) -> io::Result<u64> {
     const CHUNK_BYTES: u64 = 1 << 20;
+    let instruction = SYSCALL_INSTRUCTION.ok_or(io::ErrorKind::Unsupported)?;
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut code: Vec<(bool, u64, u64)> = maps
         .lines()
@@ -344,10 +331,7 @@ fn find_syscall(pid: u32, memory: &File) -> io::Result<u64> {
         if memory.read_exact_at(&mut bytes, start).is_err() {
             continue;
         }
-        if let Some(at) = bytes
-            .windows(2)
-            .position(|pair| pair == SYSCALL_INSTRUCTION)
-        {
+        if let Some(at) = bytes.windows(2).position(|pair| pair == instruction) {
             return Ok(start + at as u64);
         }
     }

@@ -350,8 +350,14 @@ pub fn process_cpu_time(pid: u32) -> io::Result<Duration> {
 }
 
 /// The registers of a stopped thread.
+#[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 pub struct Registers(pub libc::user_regs_struct);
+
+/// There are none: no calls are made in other processes.
+#[cfg(not(target_arch = "x86_64"))]
+#[derive(Clone, Copy)]
+pub enum Registers {}
 
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
@@ -415,6 +421,7 @@ pub fn ptrace_detach(tid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
 }
 
 /// Reads the registers of a stopped thread.
+#[cfg(target_arch = "x86_64")]
 pub fn ptrace_registers(tid: libc::pid_t) -> io::Result<Registers> {
     // SAFETY: the struct holds only integers, for which all-zero bytes are a value.
     let mut registers: libc::user_regs_struct = unsafe { mem::zeroed() };
@@ -424,6 +431,7 @@ pub fn ptrace_registers(tid: libc::pid_t) -> io::Result<Registers> {
 }
 
 /// Sets the registers of a stopped thread.
+#[cfg(target_arch = "x86_64")]
 pub fn ptrace_set_registers(tid: libc::pid_t, registers: &Registers) -> io::Result<()> {
     // PTRACE_SETREGS reads one user_regs_struct.
     ptrace(
@@ -432,6 +440,18 @@ pub fn ptrace_set_registers(tid: libc::pid_t, registers: &Registers) -> io::Resu
         0,
         (&raw const registers.0).cast_mut().cast(),
     )
+}
+
+/// Reads the registers of a stopped thread: not on this processor.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn ptrace_registers(_tid: libc::pid_t) -> io::Result<Registers> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Sets the registers of a stopped thread: there are none.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn ptrace_set_registers(_tid: libc::pid_t, registers: &Registers) -> io::Result<()> {
+    match *registers {}
 }
 
 /// Reads which signals a stopped thread blocks, bit `n - 1` for signal `n`.

@@ -38,7 +38,7 @@ pub(super) const CURVES: &Columns = &[
     "OPTIONAL DOUBLE misses_per_second",
     "OPTIONAL DOUBLE misses_low_per_second",
     "OPTIONAL DOUBLE misses_high_per_second",
-    "REQUIRED INT64 references",
+    "REQUIRED INT64 reference_count",
     "OPTIONAL INT64 baseline_bytes",
     "OPTIONAL DOUBLE vcpu_seconds_per_second",
 ];
