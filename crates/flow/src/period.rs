@@ -30,17 +30,21 @@ pub enum TraceMethod {
     /// Sampled pages are marked idle, and looks find which are no longer.
     #[cfg_attr(feature = "serde", serde(rename = "idle"))]
     IdlePages,
+    /// The kernel's DAMON reports how long ago sampled pages were last touched.
+    #[cfg_attr(feature = "serde", serde(rename = "damon"))]
+    Damon,
 }
 
 impl TraceMethod {
     /// All methods.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Traps,
         Self::AccessedPageScans,
         Self::WriteScans,
         Self::SampledPages,
         Self::FirstTouches,
         Self::IdlePages,
+        Self::Damon,
     ];
 
     /// Whether accesses trap, so that they are counted in [`TrapCounts`]; otherwise scans find them.
@@ -59,6 +63,7 @@ impl TraceMethod {
             Self::SampledPages => "sample",
             Self::FirstTouches => "first-touch",
             Self::IdlePages => "idle",
+            Self::Damon => "damon",
         }
     }
 }
@@ -97,7 +102,7 @@ pub struct TrapCounts {
     pub hot_set_pages: u32,
 }
 
-/// Samples of a period; zero unless the method is [`TraceMethod::FirstTouches`].
+/// Samples of a period; zero unless the method is [`TraceMethod::FirstTouches`] or [`TraceMethod::Damon`].
 ///
 /// A page that is drawn while it is inaccessible already is one more sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -136,7 +141,7 @@ pub struct ScanCounts {
     /// memory can be resolved.
     pub resolution_pages: u32,
     /// Tracked pages that were swapped out when the sample was drawn. This and the following counts are those of idle
-    /// page tracking, zero for other methods.
+    /// page tracking and DAMON, zero for other methods.
     pub swapped_pages: u64,
     /// Tracked pages that lie in huge pages, of which all count as touched when a part is.
     pub huge_pages: u64,

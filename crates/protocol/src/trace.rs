@@ -38,7 +38,7 @@ impl From<TraceMethod> for CurveSource {
     fn from(method: TraceMethod) -> Self {
         match method {
             TraceMethod::Traps => Self::Trap,
-            TraceMethod::FirstTouches => Self::FirstTouch,
+            TraceMethod::FirstTouches | TraceMethod::Damon => Self::FirstTouch,
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
             | TraceMethod::SampledPages

@@ -97,7 +97,6 @@ pub struct Unit {
 #[derive(Debug)]
 pub struct Frames {
     flags: File,
-    idle: File,
     /// Which control group a frame is charged to; `None` where that is not asked.
     groups: Option<File>,
 }
@@ -110,10 +109,7 @@ impl Frames {
     /// The file that cannot be opened, and why.
     pub fn open(has_groups: bool) -> Result<Self, (&'static str, io::Error)> {
         let open = |path| File::open(path).map_err(|source| (path, source));
-        let idle = File::options().read(true).write(true).open(BITMAP);
         Ok(Self {
-            // First, because a kernel without it is the commonest obstacle.
-            idle: idle.map_err(|source| (BITMAP, source))?,
             flags: open(FLAGS)?,
             groups: has_groups.then(|| open(GROUPS)).transpose()?,
         })
@@ -146,10 +142,29 @@ impl Frames {
             .as_ref()
             .map_or(Ok(0), |groups| word(groups, frame))
     }
+}
+
+/// The kernel's bitmap of idle pages.
+#[derive(Debug)]
+pub struct IdleMarks {
+    bitmap: File,
+}
+
+impl IdleMarks {
+    /// Opens the bitmap.
+    ///
+    /// # Errors
+    ///
+    /// Its path, and why it cannot be opened.
+    pub fn open() -> Result<Self, (&'static str, io::Error)> {
+        let bitmap = File::options().read(true).write(true).open(BITMAP);
+        let bitmap = bitmap.map_err(|source| (BITMAP, source))?;
+        Ok(Self { bitmap })
+    }
 
     /// Whether a unit was not used since it was made idle.
     pub fn is_idle(&self, head: u64) -> io::Result<bool> {
-        match word(&self.idle, head / WORD_FRAMES) {
+        match word(&self.bitmap, head / WORD_FRAMES) {
             Ok(bits) => Ok(bits >> (head % WORD_FRAMES) & 1 == 1),
             // Of the last frames of memory, if they are no whole word, the kernel tells nothing.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(true),
@@ -165,7 +180,7 @@ impl Frames {
                 .fold(0, |bits, head| bits | 1 << (head % WORD_FRAMES));
             let bytes = u64::to_le_bytes(bits);
             // Of the last frames of memory, if they are no whole word, the kernel takes the bits and says that it took none.
-            self.idle
+            self.bitmap
                 .write_at(&bytes, heads[0] / WORD_FRAMES * WORD_BYTES)?;
         }
         Ok(())
@@ -174,6 +189,13 @@ impl Frames {
 
 /// Refuses a host whose kernel does not track idle pages, and a caller who may not see which are idle.
 pub fn check_tracking() -> Result<(), Refusal> {
+    // First, because a kernel without it is the commonest obstacle.
+    open_marks()?;
+    check_frames()
+}
+
+/// Refuses a caller who may not see in which frames pages lie.
+pub fn check_frames() -> Result<(), Refusal> {
     open_frames(false)?;
     let no_frames = || Refusal::NoPrivilege {
         what: "see in which frames pages lie (CAP_SYS_ADMIN)".to_owned(),
@@ -189,13 +211,23 @@ pub fn check_tracking() -> Result<(), Refusal> {
 
 /// Opens the files of the kernel about frames, with those about control groups if `has_groups`.
 pub fn open_frames(has_groups: bool) -> Result<Frames, Refusal> {
-    Frames::open(has_groups).map_err(|(path, source)| match source.kind() {
-        io::ErrorKind::NotFound => Refusal::NoIdleTracking { missing: path },
+    Frames::open(has_groups).map_err(unopened)
+}
+
+/// Opens the bitmap of idle pages.
+pub fn open_marks() -> Result<IdleMarks, Refusal> {
+    IdleMarks::open().map_err(unopened)
+}
+
+fn unopened((path, source): (&'static str, io::Error)) -> Refusal {
+    match source.kind() {
+        io::ErrorKind::NotFound if path == BITMAP => Refusal::NoIdleTracking { missing: path },
+        io::ErrorKind::NotFound => Refusal::NoFrames { missing: path },
         _ => Refusal::NoPrivilege {
             what: format!("open {path}"),
             source,
         },
-    })
+    }
 }
 
 /// The word `index` of a file.
@@ -256,10 +288,9 @@ mod tests {
         file
     }
 
-    fn frames(flags: &[u64], idle: &[u64]) -> Frames {
+    fn frames(flags: &[u64]) -> Frames {
         Frames {
             flags: file(flags),
-            idle: file(idle),
             groups: None,
         }
     }
@@ -286,7 +317,7 @@ mod tests {
         flags[600] = LISTED | HEAD;
         flags[601..616].fill(TAIL);
         flags[512] = TAIL;
-        let frames = frames(&flags, &[]);
+        let frames = frames(&flags);
         let head = |frame| frames.unit(frame).unwrap().map(|unit| unit.head);
         assert_eq!(
             (head(599), head(600), head(601)),
@@ -301,13 +332,15 @@ mod tests {
 
     #[test]
     fn what_is_made_idle_is_idle_and_nothing_else() {
-        let frames = frames(&[], &[0; 4]);
-        frames.make_idle(&[0, 63, 64, 130, 191]).unwrap();
-        let idle = (0..256).filter(|&frame| frames.is_idle(frame).unwrap());
+        let marks = IdleMarks {
+            bitmap: file(&[0; 4]),
+        };
+        marks.make_idle(&[0, 63, 64, 130, 191]).unwrap();
+        let idle = (0..256).filter(|&frame| marks.is_idle(frame).unwrap());
         assert_eq!(idle.collect::<Vec<_>>(), [0, 63, 64, 130, 191]);
-        frames.make_idle(&[]).unwrap();
+        marks.make_idle(&[]).unwrap();
         // Beyond the end nothing is known to be in use.
-        assert!(frames.is_idle(256).unwrap());
+        assert!(marks.is_idle(256).unwrap());
     }
 
     #[test]

@@ -12,11 +12,9 @@
 //! private, locked, swappable, mapped by several processes. As with accessed-page scans it is known of each page between which
 //! looks it was touched.
 //!
-//! **A process** is sampled by its addresses, so a page that it shares counts as its own. Pages swapped out are in the sample:
-//! they are touched when they are present again. Pages that are moved keep their mark.
-//! **A control group** is sampled by the frames of the host's memory, of which those are kept that are charged to the group
-//! or to one below it: its anonymous memory, and its page cache, mapped or not. Its processes need not be known. A frame that
-//! is freed loses its mark; when it is in use again, its group is checked anew.
+//! **The sample** is that of `target_pages`. Pages of a process that are swapped out are touched when they are present again;
+//! pages that are moved keep their mark. A frame of a control group that is freed loses its mark; when it is in use again, its
+//! group is checked anew.
 //! **Compound pages** (transparent huge pages) have one mark. A sampled page in one counts as touched when any part of it was.
 //!
 //! **Interval.** Wall time, set by the rule of accessed-page scans for looks that are dear (`scans::control`), as is the rate. Drawing a sample is a part of the
@@ -30,45 +28,35 @@
 //! set no accessed bit either.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
     TraceMethod, TrapCounts, Undisturbed,
 };
-use rustix::fs::{FlockOperation, flock};
 
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Scan, Sink, Yield};
-use crate::claim::Claim;
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::frames::{
-    BITMAP, Frames, PagemapEntry, Unit, check_tracking, open_frames, ranges_of_memory, word,
-};
-use crate::process::{TracedProcess, cpu_time};
-use crate::ram::{PAGE_BYTES, RamLayout};
+use crate::frames::{BITMAP, Frames, IdleMarks, check_tracking, open_frames, open_marks};
+use crate::process::cpu_time;
 use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement::{IdleTracking, Memory};
 use crate::sample::Sample;
 use crate::scans::control::{ScanControl, WindowCost};
 use crate::target::{GroupTarget, TraceTarget};
+use crate::target_pages::{Drawn, TargetPages, Watched, check_charges};
 use crate::trial::{TouchCost, Toucher, measure_idle_cost};
 
-/// Longest wait without checking the stop flag.
-const PATIENCE: Duration = Duration::from_millis(50);
 /// Minimum number of looks in a window, whatever they cost: one alone sees no reuse.
 const LOOKS_MIN: u64 = 3;
 /// Share of the budget that drawing samples may take.
 const DRAWING: f64 = 0.25;
-/// Prefix of the names of DAMON's threads.
-const DAMON: &str = "kdamond";
 
 /// The backend `idle`.
 pub const ROW: BackendRow = BackendRow {
@@ -85,53 +73,24 @@ pub const ROW: BackendRow = BackendRow {
     trial: measure_idle_cost,
     curve_cost: None,
     attach: |target, config| {
-        let pages = ProcessPages::open(target)?;
+        let pages = TargetPages::of_process(target)?;
         let cost = TouchCost::measure(target.pid, measure_idle_cost)?;
-        Ok(Box::new(IdleScanner::new(
-            Pages::Process(pages),
-            cost,
-            config,
-        )?))
+        Ok(Box::new(IdleScanner::new(pages, cost, config)?))
     },
     any_process: true,
     group: Some(GroupSupport {
         check: |group| check_tracking().and_then(|()| check_charges(group)),
         attach: |group, config| {
-            let pages = GroupPages::open(group)?;
+            let pages = TargetPages::of_group(group)?;
             let cost = measure_idle_cost(Toucher::Thread)?;
             let cost = TouchCost {
                 time: cost,
                 toucher: Toucher::Thread,
             };
-            Ok(Box::new(IdleScanner::new(
-                Pages::Group(pages),
-                cost,
-                config,
-            )?))
+            Ok(Box::new(IdleScanner::new(pages, cost, config)?))
         },
     }),
 };
-
-/// Refuses a group if the kernel does not report to which group pages are charged, or where memory is.
-fn check_charges(_: &GroupTarget) -> Result<(), Refusal> {
-    open_frames(true)?;
-    memory_of_host().map(drop)
-}
-
-fn memory_of_host() -> Result<Vec<Range<u64>>, Refusal> {
-    let what = || "find the host's memory in /proc/iomem".to_owned();
-    let ranges = ranges_of_memory().map_err(|source| Refusal::NoPrivilege {
-        what: what(),
-        source,
-    })?;
-    match ranges.is_empty() {
-        true => Err(Refusal::NoPrivilege {
-            what: what(),
-            source: io::Error::from_raw_os_error(libc::EPERM),
-        }),
-        false => Ok(ranges),
-    }
-}
 
 /// Another program that has the bitmap of idle pages open. Ours are not among them: they mark only pages of their target.
 fn other_user() -> Option<String> {
@@ -149,13 +108,6 @@ fn other_user() -> Option<String> {
     })
 }
 
-/// A thread of DAMON, which marks pages idle as well: where it samples a page of the target just before a look, a touch is
-/// missed. It is left alone.
-#[must_use]
-pub fn damon_thread() -> Option<u32> {
-    processes().find(|&pid| name_of(pid).starts_with(DAMON))
-}
-
 fn processes() -> impl Iterator<Item = u32> {
     let listing = fs::read_dir("/proc").into_iter().flatten().flatten();
     listing.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -167,263 +119,12 @@ fn name_of(pid: u32) -> String {
     name.trim_end().escape_debug().to_string()
 }
 
-/// A page that is watched.
-#[derive(Debug, Clone, Copy)]
-struct Watched {
-    /// Its number: that of a VM's page, the page's address of another process, the frame of a control group.
-    page: u64,
-    /// The frame that it had at the last look; 0 for none.
-    frame: u64,
-    /// The first frame of what it belongs to.
-    head: u64,
-}
-
-/// What a drawn sample is made of.
-#[derive(Debug, Clone, Copy, Default)]
-struct Drawn {
-    swapped: u64,
-    huge: u64,
-    cache: u64,
-    /// Whose use is not tracked, as that of huge pages of hugetlbfs.
-    untracked: u64,
-}
-
-impl Drawn {
-    fn count(&mut self, frame: u64, unit: Unit) {
-        self.huge += u64::from(unit.flags.is_head() || unit.head != frame);
-        self.cache += u64::from(!unit.flags.is_anonymous());
-    }
-}
-
-/// A process's pages.
-#[derive(Debug)]
-struct ProcessPages {
-    process: TracedProcess,
-    target: TraceTarget,
-    layout: RamLayout,
-    pagemap: File,
-    _claim: Claim,
-}
-
-impl ProcessPages {
-    fn open(target: &TraceTarget) -> Result<Self, TrapError> {
-        let process = TracedProcess::open(target)?;
-        let claim = Claim::take(target.pid)?;
-        Ok(Self {
-            pagemap: Self::pagemap(&process)?,
-            process,
-            layout: Self::layout(target),
-            target: target.clone(),
-            _claim: claim,
-        })
-    }
-
-    /// A VM's pages are numbered through its RAM; other processes' by their addresses, so that a number stays the same page
-    /// while mappings come and go.
-    fn layout(target: &TraceTarget) -> RamLayout {
-        if target.is_vm {
-            target.layout()
-        } else {
-            RamLayout::by_address(target.layout().ranges())
-        }
-    }
-
-    /// Opened anew for each period: a file that was opened before the process executed another program shows nothing.
-    fn pagemap(process: &TracedProcess) -> Result<File, TrapError> {
-        let opened = File::open(format!("/proc/{}/pagemap", process.pid));
-        opened.map_err(process.failed("opening its pagemap"))
-    }
-
-    fn entry(&self, address: u64) -> io::Result<PagemapEntry> {
-        match word(&self.pagemap, address / PAGE_BYTES) {
-            // Of an address space that is gone.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(PagemapEntry(0)),
-            other => other.map(PagemapEntry),
-        }
-    }
-
-    fn draw(
-        &self,
-        frames: &Frames,
-        sample: Sample,
-        watched: &mut Vec<Watched>,
-    ) -> io::Result<Drawn> {
-        let mut drawn = Drawn::default();
-        let mappings = self.layout.mappings().zip(&self.target.ram);
-        for ((first, range), mapping) in mappings {
-            // Of a private mapping of a file, the process's own pages.
-            let is_private =
-                !self.target.is_vm && mapping.backing == plimsoll_flow::RamBacking::Private;
-            let pages = first..first + range.len_bytes / PAGE_BYTES;
-            for page in sample.runs_in(pages).flatten() {
-                let entry = self.entry(range.start + (page - first) * PAGE_BYTES)?;
-                if is_private && entry.is_file_or_shared() {
-                    continue;
-                }
-                let Some(frame) = entry.frame() else {
-                    if entry.is_swapped() {
-                        drawn.swapped += 1;
-                        watched.push(Watched {
-                            page,
-                            frame: 0,
-                            head: 0,
-                        });
-                    }
-                    continue;
-                };
-                let Some(unit) = frames.unit(frame)? else {
-                    drawn.untracked += 1;
-                    continue;
-                };
-                if unit.flags.is_zeros() {
-                    continue;
-                }
-                if !unit.flags.is_listed() {
-                    drawn.untracked += 1;
-                    continue;
-                }
-                drawn.count(frame, unit);
-                watched.push(Watched {
-                    page,
-                    frame,
-                    head: unit.head,
-                });
-            }
-        }
-        Ok(drawn)
-    }
-
-    /// Finds where a page is by now; returns whether it has a frame.
-    fn locate(&self, frames: &Frames, watched: &mut Watched) -> io::Result<bool> {
-        let address = self
-            .layout
-            .addresses(&(watched.page..watched.page + 1))
-            .next();
-        let entry = address.map_or(Ok(PagemapEntry(0)), |range| self.entry(range.start))?;
-        let frame = entry.frame().unwrap_or(0);
-        if frame != 0 && frame != watched.frame {
-            watched.head = frames.unit(frame)?.map_or(frame, |unit| unit.head);
-        }
-        watched.frame = frame;
-        Ok(frame != 0)
-    }
-}
-
-/// A control group's pages.
-#[derive(Debug)]
-struct GroupPages {
-    target: GroupTarget,
-    memory: Vec<Range<u64>>,
-    /// Its directory, locked against other tracers.
-    _lock: File,
-}
-
-impl GroupPages {
-    fn open(group: &GroupTarget) -> Result<Self, TrapError> {
-        let gone = |_| TrapError::GroupGone {
-            directory: group.directory.clone(),
-        };
-        let lock = File::open(&group.directory).map_err(gone)?;
-        let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
-        if locked == Err(rustix::io::Errno::WOULDBLOCK) {
-            let by = "another tracer of the same control group".to_owned();
-            return Err(Refusal::IdleMarksInUse { by }.into());
-        }
-        Ok(Self {
-            target: group.clone(),
-            memory: memory_of_host()?,
-            _lock: lock,
-        })
-    }
-
-    /// What a frame belongs to, if that is charged to the group.
-    fn charged(&self, frames: &Frames, frame: u64) -> io::Result<Option<Unit>> {
-        let unit = match frames.unit(frame) {
-            // Memory that was taken away.
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => None,
-            other => other?,
-        };
-        let Some(unit) = unit.filter(|unit| unit.flags.is_listed()) else {
-            return Ok(None);
-        };
-        let group = frames.group(unit.head)?;
-        let is_charged = self.target.inodes.binary_search(&group).is_ok();
-        Ok(is_charged.then_some(unit))
-    }
-
-    fn draw(
-        &self,
-        frames: &Frames,
-        sample: Sample,
-        watched: &mut Vec<Watched>,
-    ) -> io::Result<Drawn> {
-        let mut drawn = Drawn::default();
-        for memory in &self.memory {
-            for frame in sample.runs_in(memory.clone()).flatten() {
-                if let Some(unit) = self.charged(frames, frame)? {
-                    drawn.count(frame, unit);
-                    watched.push(Watched {
-                        page: frame,
-                        frame,
-                        head: unit.head,
-                    });
-                }
-            }
-        }
-        Ok(drawn)
-    }
-}
-
-/// Whose pages are watched.
-#[derive(Debug)]
-enum Pages {
-    Process(ProcessPages),
-    Group(GroupPages),
-}
-
-impl Pages {
-    /// The error of a failed call.
-    fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> TrapError + Copy + '_ {
-        move |source| match self {
-            Self::Process(pages) => pages.process.failed(call)(source),
-            Self::Group(_) => TrapError::Call {
-                pid: std::process::id(),
-                call,
-                source,
-            },
-        }
-    }
-
-    /// Waits until `due` or `stop`, or the end of a process.
-    fn rest(&self, stop: &AtomicBool, due: Instant) {
-        match self {
-            Self::Process(pages) => pages.process.rest(stop, due),
-            Self::Group(_) => {
-                while !stop.load(Ordering::Relaxed) {
-                    let left = due.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break;
-                    }
-                    thread::sleep(left.min(PATIENCE));
-                }
-            }
-        }
-    }
-
-    /// vCPUs of a VM of whose time the budget is a share; a process and a group count as one.
-    fn vcpus(&self) -> usize {
-        match self {
-            Self::Process(pages) => pages.process.vcpus,
-            Self::Group(_) => 1,
-        }
-    }
-}
-
 /// A target whose pages are looked at. Dropped, it leaves only marks, which nothing but another tracer notices.
 #[derive(Debug)]
 struct IdleScanner {
-    pages: Pages,
+    pages: TargetPages,
     frames: Frames,
+    marks: IdleMarks,
     config: TraceConfig,
     control: ScanControl,
     touch_cost: TouchCost,
@@ -441,12 +142,17 @@ struct IdleScanner {
 }
 
 impl IdleScanner {
-    fn new(pages: Pages, touch_cost: TouchCost, config: &TraceConfig) -> Result<Self, TrapError> {
+    fn new(
+        pages: TargetPages,
+        touch_cost: TouchCost,
+        config: &TraceConfig,
+    ) -> Result<Self, TrapError> {
         if let Some(by) = other_user() {
             return Err(Refusal::IdleMarksInUse { by }.into());
         }
         Ok(Self {
-            frames: open_frames(matches!(pages, Pages::Group(_)))?,
+            marks: open_marks()?,
+            frames: open_frames(pages.needs_groups())?,
             pages,
             control: ScanControl::new(
                 config.rate_rule,
@@ -477,10 +183,7 @@ impl IdleScanner {
 
     /// Draws a sample, unless the last one must be kept for what it cost.
     fn draw(&mut self) -> Result<(), TrapError> {
-        if let Pages::Process(pages) = &mut self.pages {
-            pages.process.check_alive()?;
-            pages.pagemap = ProcessPages::pagemap(&pages.process)?;
-        }
+        self.pages.renew()?;
         if self.kept_for > 0 {
             self.kept_for -= 1;
             return Ok(());
@@ -488,12 +191,7 @@ impl IdleScanner {
         let start = cpu_time();
         self.scale = self.control.scale();
         let sample = Sample::of_period(self.scale, 1, self.config.seed, self.periods);
-        self.watched.clear();
-        let drawn = match &self.pages {
-            Pages::Process(pages) => pages.draw(&self.frames, sample, &mut self.watched),
-            Pages::Group(pages) => pages.draw(&self.frames, sample, &mut self.watched),
-        };
-        self.drawn = drawn.map_err(self.pages.failed("drawing a sample of its pages"))?;
+        self.drawn = self.pages.draw(&self.frames, sample, &mut self.watched)?;
         let took = cpu_time().saturating_sub(start);
         self.kept_for = self
             .budget()
@@ -505,7 +203,7 @@ impl IdleScanner {
     fn mark(&mut self) -> Result<(), TrapError> {
         self.heads.sort_unstable();
         self.heads.dedup();
-        let marked = self.frames.make_idle(&self.heads);
+        let marked = self.marks.make_idle(&self.heads);
         self.heads.clear();
         marked.map_err(self.pages.failed("marking pages idle"))
     }
@@ -520,21 +218,23 @@ impl IdleScanner {
     /// Collects the pages touched since they were marked, and marks them again.
     fn look(&mut self) -> Result<(), TrapError> {
         self.batch.advance();
-        let (pages, frames) = (&self.pages, &self.frames);
+        let (pages, frames, marks) = (&self.pages, &self.frames, &self.marks);
         let (batch, heads) = (&mut self.batch, &mut self.heads);
         // Neighbours often belong to one compound page.
         let mut last = (0, true);
         let mut is_idle = |head| -> io::Result<bool> {
             if last.0 != head {
-                last = (head, frames.is_idle(head)?);
+                last = (head, marks.is_idle(head)?);
             }
             Ok(last.1)
         };
         let looked = self.watched.iter_mut().try_for_each(|watched| {
             let is_touched = match pages {
-                Pages::Process(pages) => pages.locate(frames, watched)? && !is_idle(watched.head)?,
-                Pages::Group(_) if is_idle(watched.head)? => false,
-                Pages::Group(pages) => match pages.charged(frames, watched.frame)? {
+                TargetPages::Process(pages) => {
+                    pages.locate(frames, watched)? && !is_idle(watched.head)?
+                }
+                TargetPages::Group(_) if is_idle(watched.head)? => false,
+                TargetPages::Group(pages) => match pages.charged(frames, watched.frame)? {
                     Some(unit) => {
                         watched.head = unit.head;
                         true
@@ -565,9 +265,7 @@ impl IdleScanner {
         loop {
             self.pages
                 .rest(stop, (start + window.length + interval).min(end));
-            if let Pages::Process(pages) = &self.pages
-                && let Err(gone) = pages.process.check_alive()
-            {
+            if let Err(gone) = self.pages.check_alive() {
                 // The observations stay valid; the next period reports it.
                 return if window.touches > 0 {
                     Ok(window)
@@ -697,29 +395,15 @@ impl Backend for IdleScanner {
     }
 
     fn ram_pages(&self) -> u64 {
-        match &self.pages {
-            Pages::Process(pages) => pages.target.layout().pages(),
-            Pages::Group(pages) => pages
-                .memory
-                .iter()
-                .map(|range| range.end - range.start)
-                .sum(),
-        }
+        self.pages.count()
     }
 
     fn follow(&mut self, target: &TraceTarget) -> Result<bool, TrapError> {
-        let Pages::Process(pages) = &mut self.pages else {
-            return Ok(false);
-        };
-        pages.layout = ProcessPages::layout(target);
-        pages.target = target.clone();
-        Ok(true)
+        Ok(self.pages.follow(target))
     }
 
     fn follow_group(&mut self, group: &GroupTarget) {
-        if let Pages::Group(pages) = &mut self.pages {
-            pages.target = group.clone();
-        }
+        self.pages.follow_group(group);
     }
 }
 
@@ -733,11 +417,5 @@ mod tests {
         for (took, kept) in [(0, 0), (12, 0), (13, 1), (26, 2), (1_000_000, 1000)] {
             assert_eq!(periods_to_keep(ms(took), ms(50)), kept, "{took} ms");
         }
-    }
-
-    #[test]
-    fn a_thread_of_damon_is_found_by_its_name_alone() {
-        // Whatever runs on this host, it is none of ours.
-        assert_ne!(damon_thread(), Some(std::process::id()));
     }
 }

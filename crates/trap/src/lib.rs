@@ -8,6 +8,7 @@
 //! | `sample` | which of a few random pages were touched in a period | `sampled_pages` |
 //! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
 //! | `idle` | which sampled pages were touched between two looks, by idle page tracking | `idle` |
+//! | `damon` | how long ago sampled pages were last touched, by the kernel's data access monitor | `damon` |
 //!
 //! Each is an implementation of [`Backend`], attached by its [`BackendRow`] to an unmodified QEMU.
 //! Nothing is left in the VM's process: detaching, or the death of the tracer, gives the RAM back to the kernel.
@@ -29,12 +30,14 @@ mod barrier;
 mod choice;
 mod claim;
 mod config;
+mod damon;
 mod error;
 mod first_touch;
 mod frames;
 mod hot_set;
 mod idle;
 mod inject;
+mod kdamond;
 mod placement;
 mod process;
 mod progress;
@@ -53,6 +56,7 @@ mod stopped;
 mod swap;
 mod sys;
 mod target;
+mod target_pages;
 mod traps;
 mod trial;
 pub mod uffd;
@@ -71,8 +75,8 @@ pub use config::TraceConfig;
 pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};
 pub use frames::parse_iomem;
-pub use idle::damon_thread;
 pub use inject::assess_injection;
+pub use kdamond::damon_thread;
 pub use placement::HandlerCpu;
 pub use rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
 pub use refusal::Refusal;

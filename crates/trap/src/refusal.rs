@@ -43,6 +43,15 @@ pub enum Refusal {
     /// The kernel was built without it.
     #[error("the kernel does not track idle pages: there is no {missing}")]
     NoIdleTracking { missing: &'static str },
+    /// Pages cannot be found in the kernel's lists.
+    #[error("the kernel does not list page frames: there is no {missing}")]
+    NoFrames { missing: &'static str },
+    /// The kernel was built without it.
+    #[error("the kernel has no DAMON that can be set up: there is no {missing}")]
+    NoDamon { missing: &'static str },
+    /// Whoever uses it would lose what it measures.
+    #[error("DAMON is in use by {by}, which is left alone")]
+    DamonInUse { by: String },
     /// Marks have no owner.
     #[error("pages are marked idle by {by}, whose marks and ours could not be told apart")]
     IdleMarksInUse { by: String },
@@ -128,10 +137,10 @@ impl Refusal {
         match self {
             Self::NoRam { .. } => "start it with '-m SIZE', or wait until it has started".to_owned(),
             Self::NotAVm { .. } => {
-                "use --backend idle, where the kernel tracks idle pages, or write-scan".to_owned()
+                "use --backend idle or damon, where the kernel has them, or write-scan".to_owned()
             }
             Self::ControlGroup { .. } => {
-                "use --backend idle, where the kernel tracks idle pages, or trace a process of the group".to_owned()
+                "use --backend idle or damon, where the kernel has them, or trace a process of the group".to_owned()
             }
             Self::NotSharedMemory { .. } => {
                 "start it with '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
@@ -146,8 +155,19 @@ impl Refusal {
                 cgroup.display()
             ),
             Self::NoIdleTracking { .. } => {
-                "boot a kernel with CONFIG_IDLE_PAGE_TRACKING, and for control groups with CONFIG_MEMCG and \
-                 CONFIG_PROC_PAGE_MONITOR"
+                "boot a kernel with CONFIG_IDLE_PAGE_TRACKING, or use --backend damon".to_owned()
+            }
+            Self::NoFrames { .. } => {
+                "boot a kernel with CONFIG_PROC_PAGE_MONITOR, and for control groups with CONFIG_MEMCG"
+                    .to_owned()
+            }
+            Self::NoDamon { .. } => {
+                "boot a kernel with CONFIG_DAMON_SYSFS, CONFIG_DAMON_VADDR and CONFIG_DAMON_PADDR (Linux 6.2 or later)"
+                    .to_owned()
+            }
+            Self::DamonInUse { .. } => {
+                "end that (for kdamonds of others: write off to their state, and 0 to \
+                 /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds), or use another backend"
                     .to_owned()
             }
             Self::UserfaultInUse | Self::IdleMarksInUse { .. } => "wait for it to end".to_owned(),
@@ -195,6 +215,9 @@ impl Refusal {
             Self::Locked => "locked",
             Self::SwapOn { .. } => "swap-on",
             Self::NoIdleTracking { .. } => "no-idle-tracking",
+            Self::NoFrames { .. } => "no-frames",
+            Self::NoDamon { .. } => "no-damon",
+            Self::DamonInUse { .. } => "damon-in-use",
             Self::IdleMarksInUse { .. } => "idle-marks-in-use",
             Self::UserfaultInUse => "userfault-in-use",
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
@@ -232,6 +255,15 @@ mod tests {
             },
             Refusal::NoIdleTracking {
                 missing: "/sys/kernel/mm/page_idle/bitmap",
+            },
+            Refusal::NoFrames {
+                missing: "/proc/kpageflags",
+            },
+            Refusal::NoDamon {
+                missing: "/sys/kernel/mm/damon/admin/kdamonds",
+            },
+            Refusal::DamonInUse {
+                by: "kdamond.0 (process 77), of 1 that others have set up".to_owned(),
             },
             Refusal::IdleMarksInUse {
                 by: "process 77 (marker)".to_owned(),

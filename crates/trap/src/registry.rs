@@ -6,7 +6,7 @@
 use plimsoll_flow::TraceMethod;
 
 use crate::backend::BackendRow;
-use crate::{first_touch, idle, sampled_pages, scans, traps, write_scan};
+use crate::{damon, first_touch, idle, sampled_pages, scans, traps, write_scan};
 
 /// Every backend.
 pub const BACKENDS: &[&BackendRow] = &[
@@ -16,6 +16,7 @@ pub const BACKENDS: &[&BackendRow] = &[
     &sampled_pages::ROW,
     &first_touch::ROW,
     &idle::ROW,
+    &damon::ROW,
 ];
 
 impl BackendRow {

@@ -10,8 +10,9 @@ use plimsoll_flow::RamBacking;
 
 use crate::claim::Claim;
 use crate::config::TraceConfig;
-use crate::frames::check_tracking;
+use crate::frames::{check_frames, check_tracking};
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
+use crate::kdamond::check_damon;
 use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;
 use crate::sys;
@@ -28,6 +29,8 @@ pub enum Requirement {
     Memory,
     /// A kernel that tracks idle pages, for this caller.
     IdleTracking,
+    /// A kernel with DAMON that nobody uses, for this caller.
+    Damon,
     /// RAM that is not locked.
     Unlocked,
     /// A VM that may not swap.
@@ -62,6 +65,7 @@ impl Requirement {
             }
             Self::Memory => check_backing(target, |backing| *backing != RamBacking::HugeTlb),
             Self::IdleTracking => check_tracking(),
+            Self::Damon => check_damon().and_then(|()| check_frames()),
             Self::Unlocked if target.locked => Err(Refusal::Locked),
             Self::NoSwap => target.check_swap(),
             // Other RAM has no pages of a file to list, and is refused for that.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
-use crate::frames::{Frames, PagemapEntry, word};
+use crate::frames::{PagemapEntry, open_marks, word};
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};
@@ -298,11 +298,7 @@ pub fn measure_write_fault_cost(toucher: Toucher) -> Result<Duration, TrapError>
 pub fn measure_idle_cost(_: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let missing = |(path, source): (&'static str, io::Error)| match source.kind() {
-        io::ErrorKind::NotFound => Refusal::NoIdleTracking { missing: path },
-        _ => Refusal::of_missing(path, source),
-    };
-    let frames = Frames::open(false).map_err(missing)?;
+    let marks = open_marks()?;
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
     // Too many pages for a TLB to hold beside them: an access that a TLB serves sets no accessed bit.
     let others = SharedMemory::new(TLB_PAGES).map_err(failed("memfd_create()"))?;
@@ -321,10 +317,10 @@ pub fn measure_idle_cost(_: Toucher) -> Result<Duration, TrapError> {
         }
         heads.sort_unstable();
         let before = measure()?;
-        frames.make_idle(&heads)?;
+        marks.make_idle(&heads)?;
         let mut marked = 0;
         for &head in &heads {
-            marked += usize::from(frames.is_idle(head)?);
+            marked += usize::from(marks.is_idle(head)?);
         }
         Ok((measure()?.saturating_sub(before), marked))
     };

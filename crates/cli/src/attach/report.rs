@@ -72,7 +72,7 @@ impl Totals {
         self.rearm_time += report.arm_time;
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
-        self.kinds = (report.method == TraceMethod::IdlePages).then_some(report.scans);
+        self.kinds = knows_kinds(report.method).then_some(report.scans);
         self.tracked_pages = report.tracked_pages;
         let resolution = report.resolution_pages();
         // A period of scans in which nothing was touched resolves nothing.
@@ -178,6 +178,13 @@ impl Report<'_> {
                 }
                 let (period, budget) = (&tracing.period, &tracing.budget);
                 let (touches, more) = match self.backend.yields {
+                    Yield::FirstTouches if self.backend.method == TraceMethod::Damon => {
+                        writeln!(
+                            rows,
+                            "A touch takes no fault. Period {period}, budget {budget}.\n",
+                        )?;
+                        ("touches/s", "  interval")
+                    }
                     Yield::FirstTouches => {
                         writeln!(
                             rows,
@@ -267,10 +274,10 @@ impl Report<'_> {
             }
             Format::Table | Format::Svg | Format::Png => {
                 let more = match self.backend.yields {
-                    Yield::FirstTouches => {
+                    Yield::FirstTouches if report.method.traps() => {
                         format!("  {:>7}", grouped(report.samples.waiting as f64))
                     }
-                    Yield::Scans | Yield::Sample => {
+                    Yield::FirstTouches | Yield::Scans | Yield::Sample => {
                         format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
                     Yield::References if self.args.compare => period.distance().map_or_else(
@@ -326,7 +333,7 @@ impl Report<'_> {
         let report = &period.period;
         let yields = self.backend.yields;
         let scans = (!report.method.traps()).then_some(report.scans);
-        let idle = scans.filter(|_| report.method == TraceMethod::IdlePages);
+        let idle = scans.filter(|_| knows_kinds(report.method));
         PeriodLine {
             schema: SCHEMA,
             vm: self.target.id().0,
@@ -445,7 +452,20 @@ impl Report<'_> {
         let traps = format!("{} traps", grouped(totals.traps as f64));
         let (observed, touches, again, arming) = match self.backend.yields {
             Yield::References => (traps, "traps", "re-armed", "re-arming"),
-            Yield::FirstTouches => (traps, "traps", "armed", "choosing, arming and estimating"),
+            Yield::FirstTouches if self.backend.method.traps() => {
+                (traps, "traps", "armed", "choosing, arming and estimating")
+            }
+            Yield::FirstTouches => {
+                let checks = grouped(totals.scans as f64);
+                let touched = grouped(totals.touches as f64);
+                let observed = format!("{checks} checks, {touched} pages touched");
+                (
+                    observed,
+                    "touches",
+                    "checked",
+                    "setting up, checking and reading",
+                )
+            }
             Yield::Scans | Yield::Sample => {
                 let scans = grouped(totals.scans as f64);
                 let touches = grouped(totals.touches as f64);
@@ -598,6 +618,11 @@ impl Report<'_> {
             markers: markers.into_iter().collect(),
         }
     }
+}
+
+/// Whether a method reports in which kinds of memory its sampled pages lie.
+fn knows_kinds(method: TraceMethod) -> bool {
+    matches!(method, TraceMethod::IdlePages | TraceMethod::Damon)
 }
 
 /// A size for a reader.

@@ -2,6 +2,8 @@
 //!
 //! A backend needs the host as well, so each that could observe the target is also tried on memory of this process.
 
+use std::time::Duration;
+
 use anyhow::Context as _;
 use plimsoll_observe::{assess, pid_of};
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
@@ -104,9 +106,16 @@ fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
                 Toucher::Thread => "thread",
             };
             let us = cost.time.as_secs_f64() * 1e6;
-            sees += &format!("; a touch costs {us:.1} us of a {of}");
+            if cost.time > Duration::ZERO {
+                sees += &format!("; a touch costs {us:.1} us of a {of}");
+            }
         }
-        Some(Err(error)) => refusals.push(of_host(row, &error)),
+        Some(Err(error)) => {
+            let of_host = of_host(row, &error);
+            if refusals.iter().all(|refusal| refusal.why != of_host.why) {
+                refusals.push(of_host);
+            }
+        }
     }
     let view = BackendView {
         backend: row.method,

@@ -1,0 +1,553 @@
+//! DAMON: how long ago sampled pages were last touched, as the kernel's data access monitor sees it.
+//!
+//! ```text
+//!   period:  draw ─> set up ─> kdamond checks every interval ──────> snapshot: ages ─> rest
+//!                                    │
+//!                  clears the accessed bit of each page, and looks whether it is set again
+//! ```
+//!
+//! DAMON is meant to find regions of similar use, which blurs single pages. Here each sampled page is a region of its own,
+//! which DAMON neither merges nor splits (`kdamond`); its age is the time since the page was last touched. That
+//! time has the same distribution as the time from a random time to the next touch, because a stationary stream looks the same
+//! backwards. So a snapshot is a set of first touches, each known to within an interval or censored at the start of the
+//! window, and the estimator of first touches makes the curve of it: what DAMON sees is evaluated at the resolution of its
+//! intervals, although one snapshot a period is read.
+//!
+//! Marking works as for idle pages, in the kernel: nothing is unmapped, no access faults, no process is stopped, and nothing
+//! is called in one. Any memory: private, locked, swappable, mapped by several processes. The sample is that of `target_pages`; a process's
+//! pages are watched by address, a control group's by frame. Of a control group, frames that are no longer charged to it at
+//! the end are dropped.
+//!
+//! **Interval and window.** The interval is set so that a look finds [`SHARE_WANTED`] of the pages in use touched, and the
+//! window lasts up to [`LOOKS`] of them, or the period. The number of pages is what the budget pays for: each costs its setup and its
+//! reading, this thread's time, and its looks, that of kdamond. Where the fewest pages cost more than a period's budget, the
+//! next periods watch nothing until it is paid; the estimator keeps what it has.
+//!
+//! Cost: about 40 µs of this thread for each page and period, and 1 to 2 µs of kdamond for each page and look.
+//! Not here: curves. Not seen: as for idle pages, accesses that a TLB serves, and those of devices. Of each page only the last touch before the
+//! snapshot is known.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use plimsoll_flow::{
+    AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed,
+};
+
+use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::frames::{Frames, open_frames};
+use crate::kdamond::{Kdamond, LastTouch, Snapshot, Watch, check_damon};
+use crate::process::cpu_time;
+use crate::ram::PAGE_BYTES;
+use crate::rate::{RateRule, SCALE_MAX};
+use crate::requirement::Requirement::{Damon, Memory};
+use crate::sample::Sample;
+use crate::sys::process_cpu_time;
+use crate::target::{GroupTarget, TraceTarget};
+use crate::target_pages::{Drawn, TargetPages, Watched, check_charges};
+use crate::trial::{TouchCost, Toucher};
+
+/// Looks of a window, if it ends before the period does, at most and at least: at most unless the budget does not pay for them
+/// with the fewest pages.
+const LOOKS: u32 = 128;
+const LOOKS_MIN: u32 = 24;
+/// Share of the pages in use that one look should find touched.
+const SHARE_WANTED: f64 = 0.1;
+/// Shortest time from look to look.
+const INTERVAL_MIN: Duration = Duration::from_millis(1);
+/// Pages of a sample, at least and at most: below, chance decides; the kernel's time to set up grows with the square.
+const PAGES_MIN: u32 = 48;
+const PAGES_MAX: u32 = 2048;
+/// Most periods in which what one cost is paid: later, a curve would be too old.
+const PAID_MAX: u32 = 8;
+/// Share of the budget that a period aims at.
+const BUDGET_SHARE: f64 = 0.8;
+/// Largest factor by which interval and scale change from one period to the next.
+const STEP_MAX: f64 = 4.0;
+/// Time for a snapshot at the end of a window: the kernel waits in steps of 0.1 s.
+const SNAPSHOT: Duration = Duration::from_millis(250);
+/// Snapshots that are tried: one is empty where a look takes longer than two intervals.
+const SNAPSHOTS: u32 = 3;
+
+/// The backend `damon`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::Damon,
+    sees: "DAMON: how long ago sampled pages were last touched, each a region of its own; any memory, nothing is stopped",
+    needs: "CONFIG_DAMON_SYSFS with CONFIG_DAMON_VADDR (processes) or CONFIG_DAMON_PADDR (control groups), Linux 6.2; root; no other user of DAMON",
+    costs: "no fault; the time of kdamond and of the tracer, within the time budget",
+    loses: "all touches of a page but its last before the snapshot; accesses that a TLB serves, and those of devices",
+    yields: Yield::FirstTouches,
+    sees_reads: true,
+    options: &["--scan-interval"],
+    rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |_| &[Memory, Damon],
+    trial: |_| {
+        // DAMON is not started for a trial: a touch takes no fault, and what it takes is below what could be measured.
+        check_damon()?;
+        Ok(Duration::ZERO)
+    },
+    curve_cost: None,
+    attach: |target, config| {
+        let pages = TargetPages::of_process(target)?;
+        Ok(Box::new(DamonSampler::new(pages, config)?))
+    },
+    any_process: true,
+    group: Some(GroupSupport {
+        check: |group| check_damon().and_then(|()| check_charges(group)),
+        attach: |group, config| {
+            let pages = TargetPages::of_group(group)?;
+            Ok(Box::new(DamonSampler::new(pages, config)?))
+        },
+    }),
+};
+
+/// How many pages are sampled, and how often each is looked at.
+#[derive(Debug, Clone, Copy)]
+struct Control {
+    rule: RateRule,
+    scale: u32,
+    interval: Duration,
+    interval_max: Duration,
+    is_interval_fixed: bool,
+    looks: u32,
+}
+
+/// Results and costs of a window.
+#[derive(Debug, Clone, Copy, Default)]
+struct WindowCost {
+    /// Pages watched, those of them touched in the window, and in its last interval.
+    pages: u64,
+    touched: u64,
+    touched_last: u64,
+    /// Of this thread and of kdamond.
+    spent: Duration,
+    /// `None` for no bound.
+    budget: Option<Duration>,
+}
+
+impl Control {
+    fn new(config: &TraceConfig) -> Self {
+        let interval_max = (config.period / LOOKS_MIN).max(INTERVAL_MIN);
+        Self {
+            rule: config.rate_rule,
+            scale: config.scale,
+            interval: config
+                .scan_interval
+                .unwrap_or(config.period / LOOKS)
+                .clamp(INTERVAL_MIN, interval_max),
+            interval_max,
+            is_interval_fixed: config.scan_interval.is_some(),
+            looks: LOOKS,
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "positive, and clamped to small numbers"
+    )]
+    fn adapt(&mut self, cost: &WindowCost) {
+        if cost.pages == 0 {
+            return;
+        }
+        if !self.is_interval_fixed {
+            let share = cost.touched_last as f64 / cost.touched.max(1) as f64;
+            let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
+            let interval = self.interval.mul_f64(factor);
+            self.interval = interval.clamp(INTERVAL_MIN, self.interval_max);
+        }
+        if let (RateRule::Budget, Some(budget)) = (self.rule, cost.budget) {
+            let pages = cost.pages as f64;
+            let each = cost.spent.as_secs_f64() / pages;
+            let affordable = budget.as_secs_f64() * BUDGET_SHARE / each.max(1e-9);
+            let looks = f64::from(self.looks) * (affordable / f64::from(PAGES_MIN)).clamp(0.5, 2.0);
+            self.looks = (looks as u32).clamp(LOOKS_MIN, LOOKS);
+            let wanted = affordable.clamp(PAGES_MIN.into(), PAGES_MAX.into());
+            let factor = (pages / wanted).clamp(1.0 / STEP_MAX, STEP_MAX);
+            let scale = f64::from(self.scale) * factor;
+            self.scale = scale.clamp(1.0, f64::from(SCALE_MAX)).round() as u32;
+        }
+    }
+}
+
+/// A target of which DAMON samples pages. Dropped, it ends that.
+#[derive(Debug)]
+struct DamonSampler {
+    pages: TargetPages,
+    frames: Frames,
+    kdamond: Kdamond,
+    config: TraceConfig,
+    control: Control,
+    watched: Vec<Watched>,
+    /// Pages with contents, by the last sample.
+    population_pages: u64,
+    batch: ReferenceBatch,
+    /// Time zero of the samples.
+    start: Instant,
+    periods: u64,
+    /// Spent beyond the budgets of the periods so far.
+    owed: Duration,
+}
+
+/// What a window found and took.
+#[derive(Debug, Default)]
+struct Window {
+    snapshot: Option<Snapshot>,
+    length: Duration,
+    kdamond: Duration,
+}
+
+impl DamonSampler {
+    fn new(pages: TargetPages, config: &TraceConfig) -> Result<Self, TrapError> {
+        Ok(Self {
+            frames: open_frames(pages.needs_groups())?,
+            kdamond: Kdamond::take()?,
+            pages,
+            control: Control::new(config),
+            config: config.clone(),
+            watched: Vec::new(),
+            population_pages: 0,
+            batch: ReferenceBatch::new(),
+            start: Instant::now(),
+            periods: 0,
+            owed: Duration::ZERO,
+        })
+    }
+
+    /// Time that a period may take; `None` for no bound.
+    fn budget(&self) -> Option<Duration> {
+        let share = self.config.budget? * self.pages.vcpus() as f64;
+        Some(self.config.period.mul_f64(share))
+    }
+
+    /// Draws a sample, and learns of how many pages with contents it is one.
+    fn draw(&mut self) -> Result<Drawn, TrapError> {
+        self.pages.renew()?;
+        let scale = self.control.scale;
+        let sample = Sample::of_period(scale, 1, self.config.seed, self.periods);
+        let drawn = self.pages.draw(&self.frames, sample, &mut self.watched)?;
+        // What a page costs is not known at first, and a rate may have been set for a smaller target.
+        let is_first = self.periods == 0 && self.control.rule == RateRule::Budget;
+        let most = if is_first { PAGES_MIN } else { PAGES_MAX };
+        self.population_pages = self.watched.len() as u64 * u64::from(scale);
+        let thinning = self.watched.len().div_ceil(most as usize).max(1);
+        if thinning > 1 {
+            let mut index = 0;
+            self.watched.retain(|_| {
+                index += 1;
+                index % thinning == 0
+            });
+            let thinning = u32::try_from(thinning).unwrap_or(u32::MAX);
+            self.control.scale = scale.saturating_mul(thinning).min(SCALE_MAX);
+        }
+        Ok(drawn)
+    }
+
+    /// Addresses of the watched pages, in the target's address space or in physical memory; drops pages that have none.
+    fn addresses(&mut self) -> Vec<u64> {
+        let mut addresses = Vec::with_capacity(self.watched.len());
+        match &self.pages {
+            TargetPages::Process(pages) => self.watched.retain(|watched| {
+                let address = pages.address(watched.page);
+                addresses.extend(address);
+                address.is_some()
+            }),
+            TargetPages::Group(_) => {
+                let frames = self
+                    .watched
+                    .iter()
+                    .map(|watched| watched.frame * PAGE_BYTES);
+                addresses.extend(frames);
+            }
+        }
+        addresses
+    }
+
+    /// Settles what was spent in a period; what exceeds [`PAID_MAX`] budgets is not paid.
+    fn settle(&mut self, spent: Duration) {
+        if let Some(budget) = self.budget() {
+            self.owed = (self.owed + spent)
+                .saturating_sub(budget)
+                .min(budget * PAID_MAX);
+        }
+    }
+
+    fn run_window(&mut self, stop: &AtomicBool, end: Instant) -> Result<Window, TrapError> {
+        let addresses = self.addresses();
+        let failed = self.pages.failed("using DAMON");
+        if addresses.is_empty() {
+            return Ok(Window::default());
+        }
+        let pid = match &self.pages {
+            TargetPages::Process(pages) => Some(pages.process.pid),
+            TargetPages::Group(_) => None,
+        };
+        let interval = self.control.interval;
+        let watch = Watch {
+            pid,
+            pages: &addresses,
+            interval,
+        };
+        self.kdamond.start(&watch).map_err(failed)?;
+        let from = Instant::now();
+        let thread = self.kdamond.thread();
+        let least = from + interval * LOOKS_MIN;
+        let latest = (end - (SNAPSHOT + interval).min(self.config.period / 2)).max(least);
+        let looks = self.control.looks;
+        self.pages.rest(stop, latest.min(from + interval * looks));
+        let mut window = Window::default();
+        for _ in 0..SNAPSHOTS {
+            self.pages.check_alive()?;
+            let before = from.elapsed();
+            self.kdamond.copy().map_err(failed)?;
+            // Somewhere in between.
+            window.length = (before + from.elapsed()) / 2;
+            window.snapshot = self.kdamond.read().map_err(failed)?;
+            if window.snapshot.is_some() {
+                break;
+            }
+        }
+        let time = thread.and_then(|thread| process_cpu_time(thread).ok());
+        window.kdamond = time.unwrap_or_default();
+        self.kdamond.stop().map_err(failed)?;
+        Ok(window)
+    }
+
+    /// The first touches of a snapshot, and the pages touched.
+    fn first_touches(
+        &mut self,
+        window: &Window,
+        from: Duration,
+    ) -> Result<Vec<FirstTouch>, TrapError> {
+        self.batch.advance();
+        let Some(snapshot) = &window.snapshot else {
+            return Ok(Vec::new());
+        };
+        let intervals = snapshot.intervals.max(1);
+        let interval = window.length / intervals;
+        let mut samples = Vec::with_capacity(self.watched.len());
+        for (watched, last) in self.watched.iter().zip(&snapshot.last_touches) {
+            if let TargetPages::Group(pages) = &self.pages {
+                let charged = pages.charged(&self.frames, watched.frame);
+                let is_gone = charged
+                    .map_err(self.pages.failed("looking at its pages"))?
+                    .is_none();
+                if is_gone {
+                    continue;
+                }
+            }
+            let (untouched, touched) = match *last {
+                LastTouch::Ago(ago) => {
+                    self.batch
+                        .push(PageNumber(watched.page), AccessKind::Unknown);
+                    let ago = ago.min(intervals - 1);
+                    (interval * ago, Some(interval * (ago + 1)))
+                }
+                LastTouch::Never => (window.length, None),
+            };
+            samples.push(FirstTouch {
+                armed: from,
+                untouched_until: from + untouched,
+                touched_by: touched.map(|touched| from + touched),
+                pages: 1,
+            });
+        }
+        Ok(samples)
+    }
+}
+
+impl Backend for DamonSampler {
+    fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+        let (start, cpu) = (Instant::now(), cpu_time());
+        let end = start + self.config.period;
+        let from = self.start.elapsed();
+        let is_paying = self.budget().is_some_and(|budget| self.owed >= budget);
+        let drawn = match is_paying {
+            true => {
+                self.pages.check_alive()?;
+                self.watched.clear();
+                Drawn::default()
+            }
+            false => self.draw()?,
+        };
+        let scale = self.control.scale;
+        let collect_time = cpu_time().saturating_sub(cpu);
+        let window = self.run_window(stop, end)?;
+        let samples = self.first_touches(&window, from)?;
+        let arm_time = cpu_time().saturating_sub(cpu) + window.kdamond;
+        self.pages.rest(stop, end);
+        let length = start.elapsed();
+        let now = from + length;
+        let tracked = samples.len() as u64;
+        let population_pages = self.population_pages;
+        let timestamp = |time| Timestamp {
+            vm: time,
+            wall: time,
+        };
+        sink(&Observation::FirstTouches {
+            samples: FirstTouches {
+                ended: &samples,
+                waiting: &[],
+                from: timestamp(from),
+                now: timestamp(now),
+                population_pages,
+            },
+            touched: &self.batch,
+        });
+        let intervals = window.snapshot.as_ref().map_or(0, |found| found.intervals);
+        let last = window.snapshot.iter().flat_map(|found| &found.last_touches);
+        let touched_last = last.filter(|last| **last == LastTouch::Ago(0)).count() as u64;
+        let distinct_pages = self.batch.len() as u64;
+        let period = Period {
+            index: self.periods,
+            method: TraceMethod::Damon,
+            length,
+            window: window.length,
+            undisturbed: Undisturbed::whole(window.length),
+            scale,
+            populated_pages: population_pages.saturating_sub(drawn.swapped * u64::from(scale)),
+            tracked_pages: tracked,
+            distinct_pages,
+            traps: TrapCounts::default(),
+            scans: ScanCounts {
+                scans: u64::from(intervals),
+                interval: window.length / intervals.max(1),
+                touches: distinct_pages,
+                writes: 0,
+                resolution_pages: u32::try_from(touched_last).unwrap_or(u32::MAX),
+                swapped_pages: drawn.swapped,
+                huge_pages: drawn.huge,
+                cache_pages: drawn.cache,
+            },
+            samples: SampleCounts {
+                drawn: self.watched.len() as u64,
+                begun: tracked,
+                touched: distinct_pages,
+                withdrawn: tracked - distinct_pages,
+                vanished: self.watched.len() as u64 - tracked,
+                ..SampleCounts::default()
+            },
+            rearmed_pages: u64::from(intervals) * tracked,
+            fault_time: Duration::ZERO,
+            arm_time,
+            collect_time,
+            overhead_ratio: arm_time.as_secs_f64()
+                / (length.as_secs_f64() * self.pages.vcpus() as f64),
+            budget_exhausted: is_paying,
+            losses: PeriodLosses {
+                stayed_accessible: drawn.untracked,
+                ..PeriodLosses::default()
+            },
+        };
+        self.periods += 1;
+        self.settle(arm_time);
+        self.control.adapt(&WindowCost {
+            pages: tracked,
+            touched: distinct_pages,
+            touched_last,
+            spent: arm_time,
+            budget: self.budget(),
+        });
+        Ok(period)
+    }
+
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        Ok(())
+    }
+
+    fn touch_cost(&self) -> TouchCost {
+        TouchCost {
+            time: Duration::ZERO,
+            toucher: Toucher::Thread,
+        }
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.pages.count()
+    }
+
+    fn follow(&mut self, target: &TraceTarget) -> Result<bool, TrapError> {
+        Ok(self.pages.follow(target))
+    }
+
+    fn follow_group(&mut self, group: &GroupTarget) {
+        self.pages.follow_group(group);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target that touches `pages` at random, each once in `pass` seconds, whose setup costs 40 µs a page and whose looks 2 µs.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "thousands of pages"
+    )]
+    fn window_of(control: &Control, pages: f64, pass: f64, budget_ms: u64) -> WindowCost {
+        let watched = (pages / f64::from(control.scale)).floor();
+        let interval = control.interval.as_secs_f64();
+        let looks = f64::from(control.looks).min(5.0 / interval);
+        let touched = |time: f64| (watched * (1.0 - (-time / pass).exp())) as u64;
+        WindowCost {
+            pages: watched as u64,
+            touched: touched(interval * looks),
+            touched_last: touched(interval),
+            spent: Duration::from_secs_f64(watched * (40e-6 + 2e-6 * looks)),
+            budget: Some(Duration::from_millis(budget_ms)),
+        }
+    }
+
+    #[test]
+    fn pages_and_looks_are_what_the_budget_pays_for() {
+        for (pages, pass, budget_ms) in [
+            (16_384.0, 0.02, 50),
+            (40_000.0, 0.3, 50),
+            (40_000.0, 0.3, 10),
+            (2_000_000.0, 2.0, 50),
+        ] {
+            let mut control = Control::new(&TraceConfig::default());
+            for _ in 0..12 {
+                control.adapt(&window_of(&control, pages, pass, budget_ms));
+            }
+            let window = window_of(&control, pages, pass, budget_ms);
+            let passes = control.interval.as_secs_f64() / pass;
+            assert!(
+                (0.07..0.14).contains(&passes),
+                "{passes} passes in an interval"
+            );
+            assert!(window.pages >= 40, "{window:?}");
+            let share = window.spent.as_secs_f64() / (budget_ms as f64 / 1e3);
+            assert!((0.6..1.0).contains(&share), "{share} of {budget_ms} ms");
+        }
+    }
+
+    #[test]
+    fn an_idle_target_is_looked_at_ever_more_rarely_and_an_interval_that_is_given_stays() {
+        let idle = WindowCost {
+            pages: 100,
+            budget: Some(Duration::from_millis(50)),
+            ..WindowCost::default()
+        };
+        let mut control = Control::new(&TraceConfig::default());
+        let given = TraceConfig {
+            scan_interval: Some(Duration::from_millis(7)),
+            rate_rule: RateRule::Fixed,
+            ..TraceConfig::default()
+        };
+        let mut fixed = Control::new(&given);
+        for _ in 0..10 {
+            control.adapt(&idle);
+            fixed.adapt(&idle);
+        }
+        assert_eq!(control.interval, control.interval_max);
+        assert_eq!(
+            (fixed.interval, fixed.scale),
+            (Duration::from_millis(7), 128)
+        );
+    }
+}
