@@ -3,6 +3,8 @@
 //!
 //! Each test boots a guest, whose `/init` is a shell script, and reads its console.
 
+mod damon;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
