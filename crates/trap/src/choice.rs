@@ -5,8 +5,8 @@
 //! this host measures: on a vCPU of KVM if KVM runs the VM, otherwise on a thread. The candidate with the lowest cost
 //! for the same error is chosen.
 //!
-//! For a process that is no VM, and for a control group, there is no such figure, and less to choose from: the first backend
-//! that gives a curve and can attach is chosen, otherwise the first that can attach.
+//! Where none of them can attach, as to private RAM, and for a process that is no VM and a control group, the first of the other
+//! backends that gives a curve and can attach is chosen, otherwise the first that can attach.
 //!
 //! Not here: the figures, which are the rows' own, and how they were measured (docs/performance.md).
 
@@ -146,9 +146,12 @@ impl Choice {
     ///
     /// If none can attach: why the first candidate cannot.
     pub fn of(assessments: Vec<Assessment>, pid: u32) -> Result<Self, TrapError> {
-        let candidates = assessments.into_iter();
-        let candidates = candidates.filter_map(|found| Candidate::of(found, pid));
-        Self::among(candidates.collect(), pid)
+        let (compared, others): (Vec<_>, Vec<_>) = assessments
+            .into_iter()
+            .partition(|found| found.row.curve_cost.is_some());
+        let compared = compared.into_iter();
+        let candidates = compared.filter_map(|found| Candidate::of(found, pid));
+        Self::among(candidates.collect(), others, pid)
     }
 
     /// Chooses among `assessments` of a process that is no VM, or of a control group. Changes nothing.
@@ -167,30 +170,37 @@ impl Choice {
                 )
             })
         });
-        assessments.sort_by_key(|found| !found.row.gives_curve());
-        let candidates = assessments.into_iter().map(|found| Candidate {
-            row: found.row,
-            verdict: found
-                .refusals
-                .into_iter()
-                .next()
-                .map_or(Verdict::CanAttach, Verdict::Refused),
-        });
-        let candidates: Vec<_> = candidates.collect();
-        let mut attachable = candidates
-            .iter()
-            .filter(|candidate| matches!(candidate.verdict, Verdict::CanAttach));
-        match attachable.next().map(|candidate| candidate.row) {
-            Some(row) => Ok(Self { row, candidates }),
-            None => Self::among(candidates, 0),
-        }
+        Self::among(Vec::new(), assessments, 0)
     }
 
-    fn among(candidates: Vec<Candidate>, pid: u32) -> Result<Self, TrapError> {
+    /// Chooses the cheapest of `candidates`; if there is none, the first of `others` that can attach, those with curves before
+    /// those without.
+    fn among(
+        mut candidates: Vec<Candidate>,
+        mut others: Vec<Assessment>,
+        pid: u32,
+    ) -> Result<Self, TrapError> {
         let costs = candidates
             .iter()
             .filter_map(|candidate| Some((candidate.row, candidate.cost()?.curve)));
         if let Some((row, _)) = costs.min_by_key(|&(_, curve)| curve) {
+            return Ok(Self { row, candidates });
+        }
+        others.sort_by_key(|found| !found.row.gives_curve());
+        candidates.extend(others.into_iter().map(|found| {
+            Candidate {
+                row: found.row,
+                verdict: found
+                    .refusals
+                    .into_iter()
+                    .next()
+                    .map_or(Verdict::CanAttach, Verdict::Refused),
+            }
+        }));
+        let mut attachable = candidates
+            .iter()
+            .filter(|candidate| matches!(candidate.verdict, Verdict::CanAttach));
+        if let Some(row) = attachable.next().map(|candidate| candidate.row) {
             return Ok(Self { row, candidates });
         }
         let first = candidates.into_iter().next();
@@ -245,7 +255,7 @@ mod tests {
             (Some(20), None, traps),
         ] {
             let candidates = vec![candidate(traps, trap_ms), candidate(scans, scan_ms)];
-            let choice = Choice::among(candidates, 1).unwrap();
+            let choice = Choice::among(candidates, vec![], 1).unwrap();
             assert_eq!(choice.row.method, expected, "{trap_ms:?} {scan_ms:?}");
             assert_eq!(choice.candidates.len(), 2);
         }
@@ -254,17 +264,50 @@ mod tests {
     #[test]
     fn a_vm_that_none_can_observe_is_refused_for_the_first_reason() {
         let candidates = vec![candidate(TraceMethod::Traps, None)];
-        let error = Choice::among(candidates, 1).unwrap_err();
+        let error = Choice::among(candidates, vec![], 1).unwrap_err();
         assert!(matches!(error, TrapError::Refused(Refusal::UserfaultInUse)));
-        assert!(Choice::among(vec![], 1).is_err());
+        assert!(Choice::among(vec![], vec![], 1).is_err());
+    }
+
+    fn assessment(method: TraceMethod, refusals: Vec<Refusal>) -> Assessment {
+        Assessment {
+            row: BackendRow::of(method),
+            refusals,
+        }
+    }
+
+    #[test]
+    fn of_a_vm_with_private_ram_one_is_chosen_whose_cost_is_not_known() {
+        let private = || {
+            vec![Refusal::NotSharedMemory {
+                backing: plimsoll_flow::RamBacking::Private,
+            }]
+        };
+        let of = |idle: Vec<Refusal>| {
+            let assessments = vec![
+                assessment(TraceMethod::Traps, private()),
+                assessment(TraceMethod::WriteScans, vec![]),
+                assessment(TraceMethod::IdlePages, idle),
+            ];
+            Choice::of(assessments, 1).unwrap()
+        };
+        assert_eq!(of(vec![]).row.method, TraceMethod::IdlePages);
+        let choice = of(vec![Refusal::Locked]);
+        assert_eq!(choice.row.method, TraceMethod::WriteScans);
+        assert_eq!(choice.candidates.len(), 3);
+        let none = vec![
+            assessment(TraceMethod::Traps, private()),
+            assessment(TraceMethod::IdlePages, vec![Refusal::Locked]),
+        ];
+        let error = Choice::of(none, 1).unwrap_err();
+        assert!(
+            matches!(error, TrapError::Refused(Refusal::NotSharedMemory { .. })),
+            "{error}"
+        );
     }
 
     #[test]
     fn of_another_process_the_first_that_gives_a_curve_is_chosen() {
-        let assessment = |method, refusals| Assessment {
-            row: BackendRow::of(method),
-            refusals,
-        };
         let (scan, writes) = (TraceMethod::AccessedPageScans, TraceMethod::WriteScans);
         let not_a_vm = || vec![Refusal::NotAVm { pid: 7 }];
         let chosen =

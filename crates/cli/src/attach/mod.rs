@@ -74,6 +74,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.estimator.is_some() || args.compare {
         backends.retain(|row| row.yields == Yield::References);
     }
+    // For a curve, a backend without one is no choice; one that is named is asked for all the same.
+    if args.curve && args.tracing.backend == BackendSetting::Auto {
+        backends.retain(|row| row.gives_curve());
+    }
     if backends.is_empty() {
         bail_usage!(
             "--estimator and --compare go with --backend trap: the others observe no order"

@@ -29,16 +29,22 @@ pub fn assert_refused(attach: Attach, words: &[&str]) {
 pub const WORKLOAD: &str = "workload=uniform mib=32 write_ratio=0.5";
 
 #[test]
-fn private_ram_is_refused_with_the_way_to_start_the_vm() {
+fn of_private_ram_the_writes_are_chosen_and_a_curve_is_refused_with_the_way_to_start_the_vm() {
     let Some(ground) = shared_ground() else {
         return;
     };
     let mut guest = boot_with(&ground, &[], &["-m", "192M"], WORKLOAD);
     let footprint = guest.footprint();
-    assert_refused(
-        Attach::start(&guest.pid(), ""),
-        &["private memory", "-object memory-backend-memfd", "share=on"],
-    );
+    for options in ["", "--backend auto --curve"] {
+        assert_refused(
+            Attach::start(&guest.pid(), options),
+            &["private memory", "-object memory-backend-memfd", "share=on"],
+        );
+    }
+    guest.assert_left_as(&footprint);
+    let ended = Attach::start(&guest.pid(), "--backend auto --period 1s --periods 1").end();
+    ended.assert_quiet_success();
+    assert_eq!(ended.last().json["backend"], "write-scan");
     guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
