@@ -38,6 +38,7 @@ mod hot_set;
 mod idle;
 mod inject;
 mod kdamond;
+mod looks;
 mod placement;
 mod process;
 mod progress;
