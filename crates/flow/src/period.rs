@@ -27,6 +27,9 @@ pub enum TraceMethod {
     /// Random pages are made inaccessible one after another, each until its next access, which traps.
     #[cfg_attr(feature = "serde", serde(rename = "first-touch"))]
     FirstTouches,
+    /// Sampled pages are protected against every access, and looks find of which the kernel has lifted that.
+    #[cfg_attr(feature = "serde", serde(rename = "rwp"))]
+    AccessProtection,
     /// Sampled pages are marked idle, and looks find which are no longer.
     #[cfg_attr(feature = "serde", serde(rename = "idle"))]
     IdlePages,
@@ -37,12 +40,13 @@ pub enum TraceMethod {
 
 impl TraceMethod {
     /// All methods.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Traps,
         Self::AccessedPageScans,
         Self::WriteScans,
         Self::SampledPages,
         Self::FirstTouches,
+        Self::AccessProtection,
         Self::IdlePages,
         Self::Damon,
     ];
@@ -62,6 +66,7 @@ impl TraceMethod {
             Self::WriteScans => "write-scan",
             Self::SampledPages => "sample",
             Self::FirstTouches => "first-touch",
+            Self::AccessProtection => "rwp",
             Self::IdlePages => "idle",
             Self::Damon => "damon",
         }

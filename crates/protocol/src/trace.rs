@@ -42,6 +42,7 @@ impl From<TraceMethod> for CurveSource {
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
             | TraceMethod::SampledPages
+            | TraceMethod::AccessProtection
             | TraceMethod::IdlePages => Self::Scan,
         }
     }

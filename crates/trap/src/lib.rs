@@ -49,6 +49,7 @@ mod registers;
 mod registry;
 mod replay;
 mod requirement;
+mod rwp;
 mod sample;
 mod sampled_pages;
 mod scans;

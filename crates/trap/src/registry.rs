@@ -6,7 +6,7 @@
 use plimsoll_flow::TraceMethod;
 
 use crate::backend::BackendRow;
-use crate::{damon, first_touch, idle, sampled_pages, scans, traps, write_scan};
+use crate::{damon, first_touch, idle, rwp, sampled_pages, scans, traps, write_scan};
 
 /// Every backend.
 pub const BACKENDS: &[&BackendRow] = &[
@@ -15,6 +15,7 @@ pub const BACKENDS: &[&BackendRow] = &[
     &write_scan::ROW,
     &sampled_pages::ROW,
     &first_touch::ROW,
+    &rwp::ROW,
     &idle::ROW,
     &damon::ROW,
 ];

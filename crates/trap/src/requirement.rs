@@ -15,7 +15,7 @@ use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
 use crate::kdamond::check_damon;
 use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;
-use crate::sys;
+use crate::sys::{self, UserfaultPurpose};
 use crate::target::TraceTarget;
 
 /// A property that VM or caller must have so that a backend can attach.
@@ -37,6 +37,8 @@ pub enum Requirement {
     NoSwap,
     /// The right to list the VM's pages and to make them inaccessible.
     PageAccess,
+    /// A kernel with asynchronous read-write protection.
+    AccessProtection,
     /// RAM on which no userfaultfd is registered, nor will be by another tracer.
     NoUserfault,
     /// A process that can be made to open a userfaultfd, and the right to do so.
@@ -72,6 +74,7 @@ impl Requirement {
             Self::PageAccess if check_backing(target, is_shared).is_ok() => {
                 check_page_access(target)
             }
+            Self::AccessProtection => check_access_protection(),
             Self::NoUserfault if target.userfault => Err(Refusal::UserfaultInUse),
             // One that cannot be claimed for want of privilege is refused for that.
             Self::NoUserfault => match Claim::take(pid) {
@@ -121,6 +124,13 @@ fn check_page_access(target: &TraceTarget) -> Result<(), Refusal> {
         let missing = "process_madvise(MADV_PAGEOUT) of another process";
         Refusal::of_missing(missing, source)
     })
+}
+
+/// Negotiates for memory of our own, and registers none.
+fn check_access_protection() -> Result<(), Refusal> {
+    let purpose = UserfaultPurpose::AsyncAccessProtect;
+    let offered = sys::userfaultfd().and_then(|fd| sys::uffd_api(fd.as_fd(), purpose));
+    offered.map_err(|source| Refusal::of_missing(purpose.kernel_feature(), source))
 }
 
 /// Refuses a process that another one traces: the kernel allows one tracer.

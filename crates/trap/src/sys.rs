@@ -55,7 +55,7 @@ struct UffdioContinue {
 }
 
 #[repr(C)]
-struct UffdioWriteprotect {
+struct UffdioProtect {
     range: AddressRange,
     mode: u64,
 }
@@ -91,7 +91,7 @@ struct PmScanArg {
 const _: () = assert!(size_of::<UffdioApi>() == 24);
 const _: () = assert!(size_of::<UffdioRegister>() == 32);
 const _: () = assert!(size_of::<UffdioContinue>() == 32);
-const _: () = assert!(size_of::<UffdioWriteprotect>() == 24);
+const _: () = assert!(size_of::<UffdioProtect>() == 24);
 const _: () = assert!(size_of::<PageRegion>() == 24);
 const _: () = assert!(size_of::<PmScanArg>() == 96);
 // `AddressRange` is handed to process_madvise as an array of iovec.
@@ -105,6 +105,7 @@ const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_AA01;
 const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xC018_AA06;
 const UFFDIO_CONTINUE: libc::c_ulong = 0xC020_AA07;
+const UFFDIO_RWPROTECT: libc::c_ulong = 0xC018_AA09;
 const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
 /// Request to a userfaultfd device node for a new descriptor.
 pub const USERFAULTFD_IOC_NEW: u64 = 0xAA00;
@@ -114,12 +115,19 @@ const UFFD_FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const UFFD_FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const UFFD_FEATURE_WP_UNPOPULATED: u64 = 1 << 13;
 const UFFD_FEATURE_WP_ASYNC: u64 = 1 << 15;
+const UFFD_FEATURE_RWP: u64 = 1 << 17;
+const UFFD_FEATURE_RWP_ASYNC: u64 = 1 << 18;
 const UFFDIO_REGISTER_MODE_WP: u64 = 1 << 1;
 const UFFDIO_REGISTER_MODE_MINOR: u64 = 1 << 2;
-const UFFDIO_WRITEPROTECT_MODE_WP: u64 = 1;
+const UFFDIO_REGISTER_MODE_RWP: u64 = 1 << 3;
+/// To protect; without it, protection is lifted. The same bit for protection against writes and against every access.
+const PROTECT: u64 = 1;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_ACCESSED: u64 = 1 << 9;
 
 /// The purpose of a userfaultfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,6 +138,8 @@ pub enum UserfaultPurpose {
     WriteProtect,
     /// The kernel records writes to protected pages in the page tables and lets them continue. Needs Linux 6.7.
     AsyncWriteProtect,
+    /// The same for every access. Needs read-write protection, in kernels after Linux 7.1.
+    AsyncAccessProtect,
 }
 
 impl UserfaultPurpose {
@@ -139,6 +149,9 @@ impl UserfaultPurpose {
             Self::Minor => "minor faults on shared memory",
             Self::WriteProtect => "write protection of absent pages (Linux 6.4)",
             Self::AsyncWriteProtect => "asynchronous write protection (Linux 6.7)",
+            Self::AsyncAccessProtect => {
+                "asynchronous read-write protection (UFFD_FEATURE_RWP_ASYNC, after Linux 7.1)"
+            }
         }
     }
 
@@ -151,6 +164,7 @@ impl UserfaultPurpose {
                     | UFFD_FEATURE_WP_UNPOPULATED
                     | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
             }
+            Self::AsyncAccessProtect => UFFD_FEATURE_RWP | UFFD_FEATURE_RWP_ASYNC,
         }
     }
 
@@ -158,8 +172,24 @@ impl UserfaultPurpose {
         match self {
             Self::Minor => UFFDIO_REGISTER_MODE_MINOR,
             Self::WriteProtect | Self::AsyncWriteProtect => UFFDIO_REGISTER_MODE_WP,
+            Self::AsyncAccessProtect => UFFDIO_REGISTER_MODE_RWP,
         }
     }
+}
+
+/// Pages that a scan of a pagemap lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PageQuery {
+    /// Written since they were protected against writes ([`UserfaultPurpose::AsyncWriteProtect`]); they are protected again in
+    /// the same step.
+    Written,
+    /// Present.
+    Present,
+    /// Swapped out.
+    Swapped,
+    /// Present, and accessed since they were protected against every access ([`UserfaultPurpose::AsyncAccessProtect`]) or
+    /// populated since.
+    Accessed,
 }
 
 /// One message of a userfaultfd, in bytes.
@@ -189,6 +219,11 @@ pub fn userfaultfd() -> io::Result<OwnedFd> {
 }
 
 /// Negotiates the userfaultfd interface with the kernel, with the features that `purpose` needs.
+///
+/// # Errors
+///
+/// EINVAL if the kernel lacks one: it refuses those that it has never heard of, and leaves out those that this machine
+/// cannot have.
 pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UserfaultPurpose) -> io::Result<()> {
     let mut api = UffdioApi {
         api: UFFD_API,
@@ -197,7 +232,10 @@ pub fn uffd_api(uffd: BorrowedFd<'_>, purpose: UserfaultPurpose) -> io::Result<(
     };
     // SAFETY: UFFDIO_API reads and writes the 24 bytes of `api`, which we borrow mutably.
     check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_API, &raw mut api) })?;
-    Ok(())
+    match api.features & purpose.features() == purpose.features() {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
 }
 
 /// Registers `range`, which lies in the address space on which `uffd` was opened, with `uffd`.
@@ -231,27 +269,29 @@ pub fn uffd_wake(uffd: BorrowedFd<'_>, range: AddressRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Write-protects `range`, whether its pages are present or not; or lifts that and wakes the threads that wait in it.
-pub fn uffd_write_protect(
+/// Protects `range` as `purpose` says, or lifts that and wakes the threads that wait in it. Against writes, pages are protected
+/// whether they are present or not; against every access, those that are present or swapped out.
+pub fn uffd_protect(
     uffd: BorrowedFd<'_>,
     range: AddressRange,
+    purpose: UserfaultPurpose,
     protect: bool,
 ) -> io::Result<()> {
-    let request = UffdioWriteprotect {
+    let request = UffdioProtect {
         range,
-        mode: if protect {
-            UFFDIO_WRITEPROTECT_MODE_WP
-        } else {
-            0
-        },
+        mode: if protect { PROTECT } else { 0 },
     };
-    // SAFETY: UFFDIO_WRITEPROTECT only reads the 24 bytes of `request`. It changes how writes
-    // to `range` are served, not what memory holds.
-    check(unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_WRITEPROTECT, &raw const request) })?;
+    let ioctl = match purpose {
+        UserfaultPurpose::AsyncAccessProtect => UFFDIO_RWPROTECT,
+        _ => UFFDIO_WRITEPROTECT,
+    };
+    // SAFETY: UFFDIO_WRITEPROTECT and UFFDIO_RWPROTECT only read the 24 bytes of `request`. They change how accesses to
+    // `range` are served, not what memory holds.
+    check(unsafe { libc::ioctl(uffd.as_raw_fd(), ioctl, &raw const request) })?;
     Ok(())
 }
 
-/// Lists the runs of `range` written since they were protected, and protects them again.
+/// Lists the runs of `range` that `query` asks for.
 ///
 /// Returns how many of `regions` were filled, and the address that the kernel reached: short
 /// of the end when `regions` was too small.
@@ -259,14 +299,21 @@ pub fn uffd_write_protect(
 /// # Errors
 ///
 /// The system call's, or that the kernel claims to have filled more than there is room for.
-pub fn pagemap_scan_written(
+pub fn pagemap_scan(
     pagemap: BorrowedFd<'_>,
     range: AddressRange,
+    query: PageQuery,
     regions: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
+    let (flags, mask) = match query {
+        PageQuery::Written => (PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC, PAGE_IS_WRITTEN),
+        PageQuery::Present => (0, PAGE_IS_PRESENT),
+        PageQuery::Swapped => (0, PAGE_IS_SWAPPED),
+        PageQuery::Accessed => (0, PAGE_IS_PRESENT | PAGE_IS_ACCESSED),
+    };
     let mut request = PmScanArg {
         size: size_of::<PmScanArg>() as u64,
-        flags: PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC,
+        flags,
         start: range.start,
         end: range.start + range.len_bytes,
         walk_end: 0,
@@ -274,9 +321,9 @@ pub fn pagemap_scan_written(
         regions_len: regions.len() as u64,
         max_pages: 0,
         category_inverted: 0,
-        category_mask: PAGE_IS_WRITTEN,
+        category_mask: mask,
         category_anyof_mask: 0,
-        return_mask: PAGE_IS_WRITTEN,
+        return_mask: mask,
     };
     // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `request` and writes at most
     // `regions_len` regions to `regions`, both borrowed mutably. A region holds only integers.

@@ -277,16 +277,31 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
 ///
 /// As [`measure_trap_cost`].
 pub fn measure_write_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
+    measure_protection_cost(toucher, UserfaultPurpose::AsyncWriteProtect)
+}
+
+/// Measures the cost of the first access to a present page that is protected against every access asynchronously.
+///
+/// # Errors
+///
+/// As [`measure_trap_cost`].
+pub fn measure_access_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
+    measure_protection_cost(toucher, UserfaultPurpose::AsyncAccessProtect)
+}
+
+fn measure_protection_cost(
+    toucher: Toucher,
+    purpose: UserfaultPurpose,
+) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
-    let purpose = UserfaultPurpose::AsyncWriteProtect;
     let userfault = Userfault::open(purpose, [memory.range()])
         .map_err(|source| Refusal::of_missing(purpose.kernel_feature(), source))?;
-    let protected = userfault.write_protect(memory.range());
-    protected.map_err(failed("write-protecting pages"))?;
+    let protected = userfault.protect(memory.range());
+    protected.map_err(failed("protecting pages"))?;
     let touches = touch(toucher, &memory, 1);
-    let mut touches = touches.map_err(failed("writing to pages"))?;
+    let mut touches = touches.map_err(failed("touching pages"))?;
     Ok(median(&mut touches.whole))
 }
 

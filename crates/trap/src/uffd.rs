@@ -1,6 +1,6 @@
 //! userfaultfd and `PAGEMAP_SCAN`: the safe interface to both, and their only one in this workspace.
 //!
-//! Two calls can fail although nothing is wrong. `UFFDIO_WRITEPROTECT` and `UFFDIO_CONTINUE` return EAGAIN while
+//! Two calls can fail although nothing is wrong. Protecting pages and `UFFDIO_CONTINUE` return EAGAIN while
 //! the mappings of the process change, and are repeated. `PAGEMAP_SCAN` stops early when its vector is full, and is
 //! continued where it stopped. A kernel that reports more regions than the vector holds, or no progress, is an error.
 
@@ -14,7 +14,7 @@ use plimsoll_flow::AccessKind;
 use crate::ram::PAGE_BYTES;
 use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
-pub use crate::sys::{AddressRange, UserfaultPurpose};
+pub use crate::sys::{AddressRange, PageQuery, UserfaultPurpose};
 
 /// Number of messages taken by one read: usually more than a VM has CPUs that wait at once.
 const MESSAGES: usize = 64;
@@ -170,27 +170,28 @@ impl Userfault {
         Ok(())
     }
 
-    /// Protects pages against writes, whether they are present or not.
+    /// Protects pages as the purpose says: against writes, whether they are present or not; or against every access, those that
+    /// are present or swapped out.
     ///
     /// # Errors
     ///
     /// The system call's; some of the pages may be protected.
-    pub fn write_protect(&self, range: AddressRange) -> io::Result<()> {
-        self.set_write_protection(range, true)
+    pub fn protect(&self, range: AddressRange) -> io::Result<()> {
+        self.set_protection(range, true)
     }
 
-    /// Lifts the protection against writes and wakes the accesses that wait for a page of `range`.
+    /// Lifts the protection and wakes the accesses that wait for a page of `range`.
     ///
     /// # Errors
     ///
     /// The system call's; some of the pages may be protected still.
-    pub fn lift_write_protection(&self, range: AddressRange) -> io::Result<()> {
-        self.set_write_protection(range, false)
+    pub fn lift_protection(&self, range: AddressRange) -> io::Result<()> {
+        self.set_protection(range, false)
     }
 
-    fn set_write_protection(&self, range: AddressRange, protect: bool) -> io::Result<()> {
+    fn set_protection(&self, range: AddressRange, protect: bool) -> io::Result<()> {
         loop {
-            match sys::uffd_write_protect(self.as_fd(), range, protect) {
+            match sys::uffd_protect(self.as_fd(), range, self.purpose, protect) {
                 // The target's mappings are changing.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
                 done => return done,
@@ -202,7 +203,7 @@ impl Userfault {
         sys::uffd_wake(self.descriptor.as_fd(), range)
     }
 
-    /// Unregisters all ranges; waiting accesses continue, and all write protection is lifted.
+    /// Unregisters all ranges; waiting accesses continue, and all protection is lifted.
     ///
     /// # Errors
     ///
@@ -237,14 +238,13 @@ impl AsFd for Userfault {
     }
 }
 
-/// Lists the pages written since they were protected ([`UserfaultPurpose::AsyncWriteProtect`]) and protects
-/// them again in the same step, so that no write falls between two scans.
+/// Lists runs of pages by what the kernel has recorded of them.
 #[derive(Debug)]
-pub struct WrittenPages {
+pub struct PageScan {
     regions: Vec<PageRegion>,
 }
 
-impl WrittenPages {
+impl PageScan {
     /// Allocates the buffer for the kernel's results.
     #[must_use]
     pub fn new() -> Self {
@@ -253,7 +253,7 @@ impl WrittenPages {
         }
     }
 
-    /// Calls `visit` for each run of pages in `range` that were written, in ascending order.
+    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order.
     ///
     /// `pagemap` is that of the process in which `range` lies.
     ///
@@ -264,6 +264,7 @@ impl WrittenPages {
         &mut self,
         pagemap: BorrowedFd<'_>,
         range: AddressRange,
+        query: PageQuery,
         mut visit: impl FnMut(AddressRange),
     ) -> io::Result<()> {
         let end = range.start + range.len_bytes;
@@ -273,7 +274,7 @@ impl WrittenPages {
                 start: at,
                 len_bytes: end - at,
             };
-            let (filled, walked) = sys::pagemap_scan_written(pagemap, rest, &mut self.regions)?;
+            let (filled, walked) = sys::pagemap_scan(pagemap, rest, query, &mut self.regions)?;
             for region in &self.regions[..filled] {
                 visit(AddressRange {
                     start: region.start,
@@ -290,7 +291,7 @@ impl WrittenPages {
     }
 }
 
-impl Default for WrittenPages {
+impl Default for PageScan {
     fn default() -> Self {
         Self::new()
     }
@@ -301,7 +302,9 @@ fn pieces_of(range: AddressRange, purpose: UserfaultPurpose) -> impl Iterator<It
     let end = range.start + range.len_bytes;
     let piece_bytes = match purpose {
         UserfaultPurpose::Minor => u64::MAX,
-        UserfaultPurpose::WriteProtect | UserfaultPurpose::AsyncWriteProtect => PIECE_BYTES,
+        UserfaultPurpose::WriteProtect
+        | UserfaultPurpose::AsyncWriteProtect
+        | UserfaultPurpose::AsyncAccessProtect => PIECE_BYTES,
     };
     let cut = move |start: u64| {
         let aligned = start.saturating_add(piece_bytes) / PIECE_ALIGNMENT_BYTES;

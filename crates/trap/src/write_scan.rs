@@ -36,7 +36,7 @@ use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::target::TraceTarget;
 use crate::trial::{TouchCost, Toucher, measure_write_fault_cost};
-use crate::uffd::{Userfault, UserfaultPurpose, WrittenPages};
+use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 
 /// Scans in a period, unless their interval is given.
 const SCANS: u32 = 16;
@@ -67,7 +67,7 @@ struct WriteScanner {
     layout: RamLayout,
     presence: Presence,
     userfault: Userfault,
-    written: WrittenPages,
+    written: PageScan,
     config: TraceConfig,
     touch_cost: TouchCost,
     /// Pages passed on in this window.
@@ -97,7 +97,7 @@ impl WriteScanner {
     ) -> Result<Self, TrapError> {
         let (layout, presence) = (target.layout(), target.presence()?);
         for range in layout.ranges() {
-            let protected = userfault.write_protect(range);
+            let protected = userfault.protect(range);
             protected.map_err(process.failed("write-protecting its RAM"))?;
         }
         let touch_cost = TouchCost::measure(target.pid, measure_write_fault_cost)?;
@@ -105,7 +105,7 @@ impl WriteScanner {
             process,
             presence,
             userfault,
-            written: WrittenPages::new(),
+            written: PageScan::new(),
             touch_cost,
             touched: PageBits::new(layout.pages()),
             batch: ReferenceBatch::new(),
@@ -129,7 +129,9 @@ impl WriteScanner {
                     batch.push(PageNumber(page), AccessKind::Write);
                 }
             };
-            let scanned = self.written.scan(self.presence.pagemap(), range, visit);
+            let scanned =
+                self.written
+                    .scan(self.presence.pagemap(), range, PageQuery::Written, visit);
             scanned.map_err(self.process.failed("ioctl(PAGEMAP_SCAN)"))?;
         }
         Ok(written)

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use plimsoll_flow::PageNumber;
-use plimsoll_trap::uffd::{AddressRange, Userfault, UserfaultPurpose, WrittenPages};
+use plimsoll_trap::uffd::{AddressRange, PageQuery, PageScan, Userfault, UserfaultPurpose};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::tiny::Machine;
@@ -43,7 +43,7 @@ impl ProtectedMemory {
     }
 
     fn protect(&self, range: AddressRange) -> Result<(), KvmError> {
-        let protected = self.userfault.write_protect(range);
+        let protected = self.userfault.protect(range);
         protected.map_err(KvmError::call("UFFDIO_WRITEPROTECT"))
     }
 
@@ -157,7 +157,7 @@ impl SharedState {
                     continue;
                 };
                 state.written.note(Some(slot), page);
-                let lifted = userfault.lift_write_protection(AddressRange {
+                let lifted = userfault.lift_protection(AddressRange {
                     start: self.protected.ranges[slot].start + page * PAGE_BYTES,
                     len_bytes: PAGE_BYTES,
                 });
@@ -210,7 +210,7 @@ impl Drop for WriteProtect {
 pub struct AsyncWriteProtect {
     protected: ProtectedMemory,
     pagemap: File,
-    written: WrittenPages,
+    written: PageScan,
 }
 
 impl AsyncWriteProtect {
@@ -224,7 +224,7 @@ impl AsyncWriteProtect {
         Ok(Self {
             pagemap: pagemap.map_err(KvmError::call("open of /proc/self/pagemap"))?,
             protected: ProtectedMemory::new(machine, UserfaultPurpose::AsyncWriteProtect)?,
-            written: WrittenPages::new(),
+            written: PageScan::new(),
         })
     }
 }
@@ -234,11 +234,13 @@ impl Tracker for AsyncWriteProtect {
         let mut pages = Vec::new();
         let slots = self.protected.machine.slots().iter();
         for (slot, &range) in slots.zip(&self.protected.ranges) {
-            let scanned = self.written.scan(self.pagemap.as_fd(), range, |run| {
-                // The kernel answers within the range that it was given.
-                let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
-                pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));
-            });
+            let scanned =
+                self.written
+                    .scan(self.pagemap.as_fd(), range, PageQuery::Written, |run| {
+                        // The kernel answers within the range that it was given.
+                        let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
+                        pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));
+                    });
             scanned.map_err(KvmError::call("PAGEMAP_SCAN"))?;
         }
         pages.sort_unstable();

@@ -220,7 +220,7 @@ impl AccessedPageScanner {
         for &page in pages {
             for range in self.session.layout.addresses(&(page..page + 1)) {
                 userfault
-                    .write_protect(range)
+                    .protect(range)
                     .map_err(self.session.process.failed("write-protecting pages"))?;
             }
         }

@@ -1,0 +1,461 @@
+//! Read-write protection: which sampled pages were accessed since they were protected, exactly, without stopping an access.
+//!
+//! A userfaultfd protects the sampled pages against every access, asynchronously: the first access to a page takes a short fault in
+//! which the kernel itself lifts the protection, and records that in the page table. `PAGEMAP_SCAN` lists the pages whose
+//! protection was lifted, and those are protected again. The period is that of all backends that look at a sample (`looks`).
+//!
+//! No memory is unmapped and no access waits, so it works on any small pages: private, shared, locked, swappable, mapped by several
+//! processes; of those, on the accesses of the process whose memory is registered. If the tracer ends, however it does, its
+//! userfaultfd is closed, and the kernel lifts all protection.
+//!
+//! The interface is that of Linux's `Documentation/admin-guide/mm/userfaultfd.rst`, "Read-Write Protection" (`UFFD_FEATURE_RWP_ASYNC`,
+//! `UFFDIO_RWPROTECT`, `PAGE_IS_ACCESSED`), in kernels after Linux 7.1. **It has not run on such a kernel yet**: it is tested with a
+//! model of the kernel's side, and refused where the kernel has no such feature.
+//!
+//! Cost: of the tracer, a system call for each run of pages that is protected and a walk over the page tables for each look; of the VM, a
+//! fault for each page found touched, measured on attaching.
+//!
+//! Not seen: an access between the scan that lists its page and the call that protects it again, microseconds later, if it is
+//! the page's last in the interval; accesses by other processes and by devices.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, TraceMethod};
+
+use crate::backend::{BackendRow, Yield};
+use crate::config::TraceConfig;
+use crate::error::TrapError;
+use crate::looks::{LookScanner, Marks};
+use crate::process::TracedProcess;
+use crate::ram::{PAGE_BYTES, PageRange, RamLayout};
+use crate::rate::RateRule;
+use crate::requirement::Requirement::{AccessProtection, Injection, NoUserfault, SmallPages};
+use crate::sample::Sample;
+use crate::sys::AddressRange;
+use crate::target::TraceTarget;
+use crate::target_pages::Drawn;
+use crate::trial::{TouchCost, measure_access_fault_cost};
+use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
+
+/// The backend `rwp`.
+pub const ROW: BackendRow = BackendRow {
+    method: TraceMethod::AccessProtection,
+    sees: "Read-write protection: which sampled pages were accessed between two looks, exactly; any small pages, no access waits",
+    needs: "asynchronous read-write protection of userfaultfd (kernels after Linux 7.1); a VM or any process",
+    costs: "a short fault per page touched between two looks, within the time budget",
+    loses: "the order of touches within an interval; accesses of other processes and of devices",
+    yields: Yield::Scans,
+    sees_reads: true,
+    options: &["--scan-interval"],
+    rate_rules: &[RateRule::Fixed, RateRule::Budget],
+    requirements: |_| &[SmallPages, NoUserfault, AccessProtection, Injection],
+    trial: measure_access_fault_cost,
+    curve_cost: None,
+    attach: |target, config| {
+        let marks = AccessMarks::attach(target, config)?;
+        let cost = TouchCost::measure(target.pid, measure_access_fault_cost)?;
+        Ok(Box::new(LookScanner::new(marks, cost, config)))
+    },
+    any_process: true,
+    group: None,
+};
+
+/// What protects pages of a process and lists them.
+trait Protection: std::fmt::Debug + Send + 'static {
+    /// Protects the pages of `range` that are present against every access.
+    fn protect(&mut self, range: AddressRange) -> io::Result<()>;
+
+    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order.
+    fn list(
+        &mut self,
+        range: AddressRange,
+        query: PageQuery,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> io::Result<()>;
+
+    /// Lifts all protection.
+    fn lift(&mut self, process: &TracedProcess) -> Result<(), TrapError>;
+}
+
+/// The kernel's.
+#[derive(Debug)]
+struct Userfaultfd {
+    userfault: Userfault,
+    pagemap: File,
+    scan: PageScan,
+}
+
+impl Protection for Userfaultfd {
+    fn protect(&mut self, range: AddressRange) -> io::Result<()> {
+        self.userfault.protect(range)
+    }
+
+    fn list(
+        &mut self,
+        range: AddressRange,
+        query: PageQuery,
+        visit: &mut dyn FnMut(AddressRange),
+    ) -> io::Result<()> {
+        self.scan.scan(self.pagemap.as_fd(), range, query, visit)
+    }
+
+    fn lift(&mut self, process: &TracedProcess) -> Result<(), TrapError> {
+        process.unregister(&self.userfault)
+    }
+}
+
+/// A process whose sampled pages are protected.
+#[derive(Debug)]
+struct AccessMarks<P> {
+    process: TracedProcess,
+    layout: RamLayout,
+    protection: P,
+    /// The sample, ascending.
+    watched: Vec<u64>,
+    /// Pages to protect, ascending.
+    unprotected: Vec<u64>,
+}
+
+impl AccessMarks<Userfaultfd> {
+    fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
+        let mut process = TracedProcess::open(target)?;
+        let layout = target.layout();
+        let purpose = UserfaultPurpose::AsyncAccessProtect;
+        let userfault = process.userfault(config, purpose, layout.ranges())?;
+        let pagemap = File::open(format!("/proc/{}/pagemap", target.pid));
+        let pagemap = pagemap.map_err(process.failed("opening its pagemap"))?;
+        let protection = Userfaultfd {
+            userfault,
+            pagemap,
+            scan: PageScan::new(),
+        };
+        Ok(Self::new(process, layout, protection))
+    }
+}
+
+impl<P: Protection> AccessMarks<P> {
+    fn new(process: TracedProcess, layout: RamLayout, protection: P) -> Self {
+        Self {
+            process,
+            layout,
+            protection,
+            watched: Vec::new(),
+            unprotected: Vec::new(),
+        }
+    }
+
+    /// Calls `visit` for each run of page numbers that `query` asks for, in ascending order.
+    fn list(
+        &mut self,
+        query: PageQuery,
+        mut visit: impl FnMut(PageRange),
+    ) -> Result<(), TrapError> {
+        for (first_page, range) in self.layout.mappings() {
+            let listed = self.protection.list(range, query, &mut |run| {
+                let first = first_page + (run.start - range.start) / PAGE_BYTES;
+                visit(first..first + run.len_bytes / PAGE_BYTES);
+            });
+            listed.map_err(self.process.failed("ioctl(PAGEMAP_SCAN)"))?;
+        }
+        Ok(())
+    }
+
+    fn protect(&mut self) -> Result<(), TrapError> {
+        let runs = self.unprotected.chunk_by(|page, next| page + 1 == *next);
+        for run in runs {
+            let pages = run[0]..run[0] + run.len() as u64;
+            for range in self.layout.addresses(&pages) {
+                let protected = self.protection.protect(range);
+                protected.map_err(self.process.failed("ioctl(UFFDIO_RWPROTECT)"))?;
+            }
+        }
+        self.unprotected.clear();
+        Ok(())
+    }
+}
+
+impl<P: Protection> Marks for AccessMarks<P> {
+    const METHOD: TraceMethod = TraceMethod::AccessProtection;
+
+    fn renew(&mut self) -> Result<(), TrapError> {
+        self.process.check_alive()
+    }
+
+    fn check_alive(&self) -> Result<(), TrapError> {
+        self.process.check_alive()
+    }
+
+    fn draw(&mut self, sample: Sample) -> Result<Drawn, TrapError> {
+        let mut watched = std::mem::take(&mut self.watched);
+        watched.clear();
+        let mut drawn = Drawn::default();
+        self.list(PageQuery::Present, |run| {
+            watched.extend(sample.runs_in(run).flatten());
+        })?;
+        let present = watched.len();
+        // They are touched when they are present again.
+        self.list(PageQuery::Swapped, |run| {
+            watched.extend(sample.runs_in(run).flatten());
+        })?;
+        drawn.swapped = (watched.len() - present) as u64;
+        watched.sort_unstable();
+        // A page may have moved in between.
+        watched.dedup();
+        self.watched = watched;
+        Ok(drawn)
+    }
+
+    fn watched(&self) -> u64 {
+        self.watched.len() as u64
+    }
+
+    fn arm(&mut self) -> Result<(), TrapError> {
+        self.unprotected.clone_from(&self.watched);
+        self.protect()
+    }
+
+    fn look(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
+        let watched = std::mem::take(&mut self.watched);
+        let mut unprotected = std::mem::take(&mut self.unprotected);
+        let mut rest = watched.as_slice();
+        let listed = self.list(PageQuery::Accessed, |run| {
+            rest = &rest[rest.partition_point(|&page| page < run.start)..];
+            let found = rest.partition_point(|&page| page < run.end);
+            unprotected.extend(&rest[..found]);
+            rest = &rest[found..];
+        });
+        for &page in &unprotected {
+            touched.push(PageNumber(page), AccessKind::Unknown);
+        }
+        (self.watched, self.unprotected) = (watched, unprotected);
+        listed?;
+        self.protect()
+    }
+
+    fn rest(&self, stop: &AtomicBool, due: Instant) {
+        self.process.rest(stop, due);
+    }
+
+    fn vcpus(&self) -> usize {
+        self.process.vcpus
+    }
+
+    fn ram_pages(&self) -> u64 {
+        self.layout.pages()
+    }
+
+    fn detach(mut self) -> Result<(), TrapError> {
+        self.protection.lift(&self.process)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    use plimsoll_flow::{RamBacking, RamMapping};
+
+    use super::*;
+    use crate::backend::{Backend, Observation};
+    use crate::trial::Toucher;
+
+    const START: u64 = 0x7f00_0000_0000;
+    const PAGES: usize = 64;
+
+    /// A page as the kernel sees it.
+    #[derive(Debug, Clone, Copy, Default, PartialEq)]
+    struct ModelPage {
+        present: bool,
+        swapped: bool,
+        /// Its bit in the page table, which swapping keeps.
+        protected: bool,
+    }
+
+    /// The kernel's side, by the description of its interface.
+    #[derive(Debug, Clone)]
+    struct Model(Arc<Mutex<Vec<ModelPage>>>);
+
+    impl Model {
+        fn new() -> Self {
+            Self(Arc::new(Mutex::new(vec![ModelPage::default(); PAGES])))
+        }
+
+        fn access(&self, page: usize) {
+            let mut pages = self.0.lock().unwrap();
+            // A page that was absent is populated without protection; swapped in by an access, it loses it in the same access.
+            pages[page] = ModelPage {
+                present: true,
+                ..ModelPage::default()
+            };
+        }
+
+        fn swap_out(&self, page: usize) {
+            let page = &mut self.0.lock().unwrap()[page];
+            (page.present, page.swapped) = (false, true);
+        }
+
+        fn discard(&self, page: usize) {
+            self.0.lock().unwrap()[page] = ModelPage::default();
+        }
+
+        fn protected(&self) -> usize {
+            let pages = self.0.lock().unwrap();
+            pages.iter().filter(|page| page.protected).count()
+        }
+
+        fn indexes(range: AddressRange) -> std::ops::Range<usize> {
+            let index = |address: u64| usize::try_from((address - START) / PAGE_BYTES).unwrap();
+            index(range.start)..index(range.start + range.len_bytes)
+        }
+    }
+
+    impl Protection for Model {
+        fn protect(&mut self, range: AddressRange) -> io::Result<()> {
+            for page in &mut self.0.lock().unwrap()[Self::indexes(range)] {
+                page.protected |= page.present;
+            }
+            Ok(())
+        }
+
+        fn list(
+            &mut self,
+            range: AddressRange,
+            query: PageQuery,
+            visit: &mut dyn FnMut(AddressRange),
+        ) -> io::Result<()> {
+            let pages = self.0.lock().unwrap().clone();
+            let is_asked = |&index: &usize| match query {
+                PageQuery::Present => pages[index].present,
+                PageQuery::Swapped => pages[index].swapped,
+                PageQuery::Accessed => pages[index].present && !pages[index].protected,
+                PageQuery::Written => unreachable!("reads are observed as well"),
+            };
+            let indexes: Vec<usize> = Self::indexes(range).filter(is_asked).collect();
+            for run in indexes.chunk_by(|index, next| index + 1 == *next) {
+                visit(AddressRange {
+                    start: START + run[0] as u64 * PAGE_BYTES,
+                    len_bytes: run.len() as u64 * PAGE_BYTES,
+                });
+            }
+            Ok(())
+        }
+
+        fn lift(&mut self, _: &TracedProcess) -> Result<(), TrapError> {
+            for page in self.0.lock().unwrap().iter_mut() {
+                page.protected = false;
+            }
+            Ok(())
+        }
+    }
+
+    fn scanner(model: &Model, scale: u32) -> Box<dyn Backend> {
+        let target = TraceTarget {
+            pid: std::process::id(),
+            is_vm: true,
+            ram: vec![RamMapping {
+                address: START,
+                len_bytes: PAGES as u64 * PAGE_BYTES,
+                file_offset_bytes: 0,
+                backing: RamBacking::Private,
+            }],
+            locked: false,
+            userfault: false,
+            vcpu_threads: vec![],
+        };
+        let config = TraceConfig {
+            period: Duration::from_millis(200),
+            budget: None,
+            rate_rule: RateRule::Fixed,
+            scale,
+            scan_interval: Some(Duration::from_millis(10)),
+            ..TraceConfig::default()
+        };
+        let process = TracedProcess::open(&target).unwrap();
+        let marks = AccessMarks::new(process, target.layout(), model.clone());
+        let cost = TouchCost {
+            time: Duration::from_micros(1),
+            toucher: Toucher::Thread,
+        };
+        Box::new(LookScanner::new(marks, cost, &config))
+    }
+
+    /// The pages found by each look, while `act` does what the VM does after each.
+    fn looks(scanner: &mut dyn Backend, mut act: impl FnMut(usize)) -> Vec<Vec<u64>> {
+        let mut found = Vec::new();
+        let stop = AtomicBool::new(false);
+        let mut sink = |seen: &Observation<'_>| {
+            found.push(seen.pages().iter().map(|page| page.0).collect());
+            act(found.len());
+        };
+        let period = scanner.run_period(&stop, &mut sink).unwrap();
+        assert_eq!(period.scans.scans, found.len() as u64);
+        found
+    }
+
+    #[test]
+    fn a_look_finds_what_was_accessed_since_the_one_before_and_no_other() {
+        let model = Model::new();
+        for page in 0..16 {
+            model.access(page);
+        }
+        model.swap_out(4);
+        let mut scanner = scanner(&model, 1);
+        let found = looks(&mut *scanner, |look| match look {
+            1 => {
+                model.access(3);
+                model.access(9);
+                model.access(9);
+                // Swapped in.
+                model.access(4);
+                // It was not there when the sample was drawn.
+                model.access(40);
+            }
+            2 => {
+                // What is gone was not accessed; what goes to swap keeps its protection.
+                model.discard(5);
+                model.swap_out(6);
+            }
+            3 => model.access(6),
+            _ => {}
+        });
+        let expected: [Vec<u64>; 5] = [vec![], vec![3, 4, 9], vec![], vec![6], vec![]];
+        assert_eq!(found[..5], expected);
+        assert!(model.protected() > 0);
+        scanner.detach().unwrap();
+        assert_eq!(model.protected(), 0);
+    }
+
+    #[test]
+    fn pages_outside_the_sample_are_not_protected() {
+        let model = Model::new();
+        for page in 0..PAGES {
+            model.access(page);
+        }
+        let mut scanner = scanner(&model, 8);
+        let found = looks(&mut *scanner, |_| {
+            assert_eq!(model.protected(), PAGES / 8);
+            for page in 0..PAGES {
+                model.access(page);
+            }
+        });
+        assert!(found[0].is_empty(), "{:?}", found[0]);
+        assert_eq!(found[1].len(), PAGES / 8, "{:?}", found[1]);
+    }
+
+    #[test]
+    fn a_kernel_without_it_is_refused_by_name() {
+        match measure_access_fault_cost(Toucher::Thread) {
+            Ok(_) => {}
+            Err(error) => assert!(
+                error.to_string().contains("read-write protection")
+                    || error.to_string().contains("userfaultfd"),
+                "{error}"
+            ),
+        }
+    }
+}
