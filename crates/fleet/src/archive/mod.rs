@@ -2,7 +2,7 @@
 //!
 //! Of each day (UTC, by the host's clock) and host there are two tables, `date=YYYY-MM-DD/host=NAME/curves.parquet` and
 //! `working_sets.parquet`. A table is written whole under another name, and gets its own when it is complete. It records the time
-//! until which it has the host's past: a table with more than the day and [`SETTLED_MS`] after it is final and never written again,
+//! until which it has the host's past: a table with more than the day and three hours after it is final and never written again,
 //! others are replaced. So archiving may be repeated, interrupted, or left out for as long as daemons keep their past.
 //!
 //! Not here: queries. VMs that have left are archived if they have a UUID.
