@@ -12,6 +12,7 @@ mod disk;
 mod divide;
 mod epsilon;
 mod guests;
+mod judge;
 mod migration;
 mod overhead;
 mod page_log;
@@ -48,6 +49,7 @@ enum Experiment {
     Backends(backends::Args),
     Disk(disk::Args),
     Splits(disk::splits::Args),
+    Judge(judge::Args),
     Divide(divide::Args),
     Starving(starving::Args),
     Epsilon(epsilon::Args),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Experiment::Backends(args) => backends::run(args, &mut out),
         Experiment::Disk(args) => disk::run(args, &mut out),
         Experiment::Splits(args) => disk::splits::run(args, &mut out),
+        Experiment::Judge(args) => judge::run(args, &mut out),
         Experiment::Divide(args) => divide::run(args, &mut out),
         Experiment::Starving(args) => starving::run(args, &mut out),
         Experiment::Epsilon(args) => epsilon::run(args, &mut out),
