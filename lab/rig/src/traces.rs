@@ -124,7 +124,12 @@ impl Footprint {
         let maps = fs::read_to_string(folder.join("maps")).unwrap();
         Self {
             descriptors: numbered("fd")
-                .map(|(number, path)| (number, fs::read_link(path).unwrap()))
+                .filter_map(|(number, path)| match fs::read_link(&path) {
+                    Ok(target) => Some((number, target)),
+                    // One that has been closed since.
+                    Err(error) if error.kind() == ErrorKind::NotFound => None,
+                    Err(error) => panic!("{}: {error}", path.display()),
+                })
                 .collect(),
             threads: numbered("task")
                 .filter_map(

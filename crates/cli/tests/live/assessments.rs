@@ -74,13 +74,16 @@ impl PausedVm {
                 "write-scan",
                 "sample",
                 "first-touch",
+                "rwp",
                 "idle",
                 "damon"
             ]
         );
         for (backend, refusals) in assessed {
             // What the host's kernel lacks is no property of the VM.
-            let is_lacking = |[name, ..]: &[String; 3]| name == "no-idle-tracking";
+            let is_lacking = |[name, ..]: &[String; 3]| {
+                name == "no-idle-tracking" || backend == "rwp" && name == "kernel-too-old"
+            };
             // This host's DAMON is left alone; guests of the test program `memory` have one to try.
             if refusals.iter().any(is_lacking) || backend == "damon" {
                 continue;

@@ -44,7 +44,7 @@ fn of_private_ram_the_writes_are_chosen_and_a_curve_is_refused_with_the_way_to_s
     guest.assert_left_as(&footprint);
     let ended = Attach::start(&guest.pid(), "--backend auto --period 1s --periods 1").end();
     ended.assert_quiet_success();
-    assert_eq!(ended.last().json["backend"], "write-scan");
+    assert_eq!(ended.lines[0].json["method"], "write-scan");
     guest.assert_left_as(&footprint);
     guest.assert_goes_on();
 }
