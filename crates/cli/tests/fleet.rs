@@ -286,6 +286,8 @@ fn a_plan_becomes_the_commands_of_each_platform() {
     ]);
     let vms = serde_json::json!([
         {"name": "web", "node": "h1", "vmid": 101}, {"name": "web", "node": "h9", "vmid": 104},
+        // Another one, where the first stays for a while.
+        {"name": "web", "node": "h2", "vmid": 105},
         {"name": hostile, "node": "h2", "vmid": 102},
     ]);
     let vms = vms.to_string();
