@@ -87,20 +87,12 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    fn of(assessment: Assessment, pid: u32) -> Option<Self> {
+    /// Of an assessment; `trial` measures a touch where nothing is in the way.
+    fn of(assessment: Assessment, trial: impl FnOnce(&BackendRow) -> Verdict) -> Self {
         let Assessment { row, refusals } = assessment;
-        let curve_cost = row.curve_cost?;
-        let verdict = match refusals.into_iter().next() {
-            Some(refusal) => Verdict::Refused(refusal),
-            None => match row.trial_for(pid) {
-                Ok(touch) => Verdict::Cost(CurveCost {
-                    touch,
-                    curve: curve_cost(touch.time),
-                }),
-                Err(error) => Verdict::Failed(error),
-            },
-        };
-        Some(Self { row, verdict })
+        let refusal = refusals.into_iter().next();
+        let verdict = refusal.map_or_else(|| trial(row), Verdict::Refused);
+        Self { row, verdict }
     }
 
     /// What a curve costs, if it can attach.
@@ -149,8 +141,16 @@ impl Choice {
         let (compared, others): (Vec<_>, Vec<_>) = assessments
             .into_iter()
             .partition(|found| found.row.curve_cost.is_some());
+        let trial = |row: &BackendRow| match (row.curve_cost, row.trial_for(pid)) {
+            (Some(curve_cost), Ok(touch)) => Verdict::Cost(CurveCost {
+                touch,
+                curve: curve_cost(touch.time),
+            }),
+            (None, Ok(_)) => Verdict::CanAttach,
+            (_, Err(error)) => Verdict::Failed(error),
+        };
         let compared = compared.into_iter();
-        let candidates = compared.filter_map(|found| Candidate::of(found, pid));
+        let candidates = compared.map(|found| Candidate::of(found, trial));
         Self::among(candidates.collect(), others, pid)
     }
 
@@ -187,16 +187,8 @@ impl Choice {
             return Ok(Self { row, candidates });
         }
         others.sort_by_key(|found| !found.row.gives_curve());
-        candidates.extend(others.into_iter().map(|found| {
-            Candidate {
-                row: found.row,
-                verdict: found
-                    .refusals
-                    .into_iter()
-                    .next()
-                    .map_or(Verdict::CanAttach, Verdict::Refused),
-            }
-        }));
+        let others = others.into_iter();
+        candidates.extend(others.map(|found| Candidate::of(found, |_| Verdict::CanAttach)));
         let mut attachable = candidates
             .iter()
             .filter(|candidate| matches!(candidate.verdict, Verdict::CanAttach));

@@ -65,6 +65,11 @@ impl Default for TraceConfig {
 }
 
 impl TraceConfig {
+    /// Time that a period may take from so many CPUs; `None` for no bound.
+    pub(crate) fn period_budget(&self, cpus: usize) -> Option<Duration> {
+        Some(self.period.mul_f64(self.budget? * cpus as f64))
+    }
+
     /// Refuses a setting out of range, and a rate rule that is not in `rate_rules`.
     pub(crate) fn check(&self, rate_rules: &[RateRule]) -> Result<(), TrapError> {
         let refuse = |setting, value: String, accepted| {

@@ -3,12 +3,12 @@
 //! ```text
 //!   period:  draw ─> set up ─> kdamond checks every interval ──────> snapshot: ages ─> rest
 //!                                    │
-//!                  clears the accessed bit of each page, and looks whether it is set again
+//!                  clears the accessed bit of each page, and checks whether it is set again
 //! ```
 //!
 //! DAMON is meant to find regions of similar use, which blurs single pages. Here each sampled page is a region of its own,
 //! which DAMON neither merges nor splits (`kdamond`); its age is the time since the page was last touched. That
-//! time has the same distribution as the time from a random time to the next touch, because a stationary stream looks the same
+//! time has the same distribution as the time from a random time to the next touch, because a stationary stream is the same
 //! backwards. So a snapshot is a set of first touches, each known to within an interval or censored at the start of the
 //! window, and the estimator of first touches makes the curve of it: what DAMON sees is evaluated at the resolution of its
 //! intervals, although one snapshot a period is read.
@@ -18,12 +18,12 @@
 //! pages are watched by address, a control group's by frame. Of a control group, frames that are no longer charged to it at
 //! the end are dropped.
 //!
-//! **Interval and window.** The interval is set so that a look finds [`SHARE_WANTED`] of the pages in use touched, and the
-//! window lasts up to [`LOOKS`] of them, or the period. The number of pages is what the budget pays for: each costs its setup and its
-//! reading, this thread's time, and its looks, that of kdamond. Where the fewest pages cost more than a period's budget, the
+//! **Interval and window.** The interval is set so that a check finds [`SHARE_WANTED`] of the pages in use touched, and the
+//! window lasts up to [`CHECKS`] of them, or the period. The number of pages is what the budget pays for: each costs its setup and its
+//! reading, this thread's time, and its checks, that of kdamond. Where the fewest pages cost more than a period's budget, the
 //! next periods watch nothing until it is paid; the estimator keeps what it has.
 //!
-//! Cost: about 40 µs of this thread for each page and period, and 1 to 2 µs of kdamond for each page and look.
+//! Cost: about 40 µs of this thread for each page and period, and 1 to 2 µs of kdamond for each page and check.
 //! Not here: curves. Not seen: as for idle pages, accesses that a TLB serves, and those of devices. Of each page only the last touch before the
 //! snapshot is known.
 
@@ -38,9 +38,9 @@ use plimsoll_flow::{
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::frames::{Frames, open_frames};
+use crate::frames::Frames;
 use crate::kdamond::{Kdamond, LastTouch, Snapshot, Watch, check_damon};
-use crate::process::cpu_time;
+use crate::process::{cpu_time, overhead_ratio};
 use crate::ram::PAGE_BYTES;
 use crate::rate::{RateRule, SCALE_MAX};
 use crate::requirement::Requirement::{Damon, Memory};
@@ -50,13 +50,13 @@ use crate::target::{GroupTarget, TraceTarget};
 use crate::target_pages::{Drawn, TargetPages, Watched, check_charges};
 use crate::trial::{TouchCost, Toucher};
 
-/// Looks of a window, if it ends before the period does, at most and at least: at most unless the budget does not pay for them
+/// Checks of a window, if it ends before the period does, at most and at least: at most unless the budget does not pay for them
 /// with the fewest pages.
-const LOOKS: u32 = 128;
-const LOOKS_MIN: u32 = 24;
-/// Share of the pages in use that one look should find touched.
+const CHECKS: u32 = 128;
+const CHECKS_MIN: u32 = 24;
+/// Share of the pages in use that one check should find touched.
 const SHARE_WANTED: f64 = 0.1;
-/// Shortest time from look to look.
+/// Shortest time from check to check.
 const INTERVAL_MIN: Duration = Duration::from_millis(1);
 /// Pages of a sample, at least and at most: below, chance decides; the kernel's time to set up grows with the square.
 const PAGES_MIN: u32 = 48;
@@ -69,7 +69,7 @@ const BUDGET_SHARE: f64 = 0.8;
 const STEP_MAX: f64 = 4.0;
 /// Time for a snapshot at the end of a window: the kernel waits in steps of 0.1 s.
 const SNAPSHOT: Duration = Duration::from_millis(250);
-/// Snapshots that are tried: one is empty where a look takes longer than two intervals.
+/// Snapshots that are tried: one is empty where a check takes longer than two intervals.
 const SNAPSHOTS: u32 = 3;
 
 /// The backend `damon`.
@@ -104,7 +104,7 @@ pub const ROW: BackendRow = BackendRow {
     }),
 };
 
-/// How many pages are sampled, and how often each is looked at.
+/// How many pages are sampled, and how often each is checked.
 #[derive(Debug, Clone, Copy)]
 struct Control {
     rule: RateRule,
@@ -112,7 +112,7 @@ struct Control {
     interval: Duration,
     interval_max: Duration,
     is_interval_fixed: bool,
-    looks: u32,
+    checks: u32,
 }
 
 /// Results and costs of a window.
@@ -130,17 +130,17 @@ struct WindowCost {
 
 impl Control {
     fn new(config: &TraceConfig) -> Self {
-        let interval_max = (config.period / LOOKS_MIN).max(INTERVAL_MIN);
+        let interval_max = (config.period / CHECKS_MIN).max(INTERVAL_MIN);
         Self {
             rule: config.rate_rule,
             scale: config.scale,
             interval: config
                 .scan_interval
-                .unwrap_or(config.period / LOOKS)
+                .unwrap_or(config.period / CHECKS)
                 .clamp(INTERVAL_MIN, interval_max),
             interval_max,
             is_interval_fixed: config.scan_interval.is_some(),
-            looks: LOOKS,
+            checks: CHECKS,
         }
     }
 
@@ -163,8 +163,9 @@ impl Control {
             let pages = cost.pages as f64;
             let each = cost.spent.as_secs_f64() / pages;
             let affordable = budget.as_secs_f64() * BUDGET_SHARE / each.max(1e-9);
-            let looks = f64::from(self.looks) * (affordable / f64::from(PAGES_MIN)).clamp(0.5, 2.0);
-            self.looks = (looks as u32).clamp(LOOKS_MIN, LOOKS);
+            let checks =
+                f64::from(self.checks) * (affordable / f64::from(PAGES_MIN)).clamp(0.5, 2.0);
+            self.checks = (checks as u32).clamp(CHECKS_MIN, CHECKS);
             let wanted = affordable.clamp(PAGES_MIN.into(), PAGES_MAX.into());
             let factor = (pages / wanted).clamp(1.0 / STEP_MAX, STEP_MAX);
             let scale = f64::from(self.scale) * factor;
@@ -203,7 +204,7 @@ struct Window {
 impl DamonSampler {
     fn new(pages: TargetPages, config: &TraceConfig) -> Result<Self, TrapError> {
         Ok(Self {
-            frames: open_frames(pages.needs_groups())?,
+            frames: Frames::open(pages.needs_groups())?,
             kdamond: Kdamond::take()?,
             pages,
             control: Control::new(config),
@@ -219,11 +220,10 @@ impl DamonSampler {
 
     /// Time that a period may take; `None` for no bound.
     fn budget(&self) -> Option<Duration> {
-        let share = self.config.budget? * self.pages.vcpus() as f64;
-        Some(self.config.period.mul_f64(share))
+        self.config.period_budget(self.pages.vcpus())
     }
 
-    /// Draws a sample, and learns of how many pages with contents it is one.
+    /// Draws a sample, and finds of how many pages with contents it is one.
     fn draw(&mut self) -> Result<Drawn, TrapError> {
         self.pages.renew()?;
         let scale = self.control.scale;
@@ -294,10 +294,10 @@ impl DamonSampler {
         self.kdamond.start(&watch).map_err(failed)?;
         let from = Instant::now();
         let thread = self.kdamond.thread();
-        let least = from + interval * LOOKS_MIN;
+        let least = from + interval * CHECKS_MIN;
         let latest = (end - (SNAPSHOT + interval).min(self.config.period / 2)).max(least);
-        let looks = self.control.looks;
-        self.pages.rest(stop, latest.min(from + interval * looks));
+        let checks = self.control.checks;
+        self.pages.rest(stop, latest.min(from + interval * checks));
         let mut window = Window::default();
         for _ in 0..SNAPSHOTS {
             self.pages.check_alive()?;
@@ -333,7 +333,7 @@ impl DamonSampler {
             if let TargetPages::Group(pages) = &self.pages {
                 let charged = pages.charged(&self.frames, watched.frame);
                 let is_gone = charged
-                    .map_err(self.pages.failed("looking at its pages"))?
+                    .map_err(self.pages.failed("reading which pages are charged to it"))?
                     .is_none();
                 if is_gone {
                     continue;
@@ -434,8 +434,7 @@ impl Backend for DamonSampler {
             fault_time: Duration::ZERO,
             arm_time,
             collect_time,
-            overhead_ratio: arm_time.as_secs_f64()
-                / (length.as_secs_f64() * self.pages.vcpus() as f64),
+            overhead_ratio: overhead_ratio(arm_time, length, self.pages.vcpus()),
             budget_exhausted: is_paying,
             losses: PeriodLosses {
                 stayed_accessible: drawn.untracked,
@@ -482,7 +481,7 @@ impl Backend for DamonSampler {
 mod tests {
     use super::*;
 
-    /// A target that touches `pages` at random, each once in `pass` seconds, whose setup costs 40 µs a page and whose looks 2 µs.
+    /// A target that touches `pages` at random, each once in `pass` seconds, whose setup costs 40 µs a page and whose checks 2 µs.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -491,19 +490,19 @@ mod tests {
     fn window_of(control: &Control, pages: f64, pass: f64, budget_ms: u64) -> WindowCost {
         let watched = (pages / f64::from(control.scale)).floor();
         let interval = control.interval.as_secs_f64();
-        let looks = f64::from(control.looks).min(5.0 / interval);
+        let checks = f64::from(control.checks).min(5.0 / interval);
         let touched = |time: f64| (watched * (1.0 - (-time / pass).exp())) as u64;
         WindowCost {
             pages: watched as u64,
-            touched: touched(interval * looks),
+            touched: touched(interval * checks),
             touched_last: touched(interval),
-            spent: Duration::from_secs_f64(watched * (40e-6 + 2e-6 * looks)),
+            spent: Duration::from_secs_f64(watched * (40e-6 + 2e-6 * checks)),
             budget: Some(Duration::from_millis(budget_ms)),
         }
     }
 
     #[test]
-    fn pages_and_looks_are_what_the_budget_pays_for() {
+    fn pages_and_checks_are_what_the_budget_pays_for() {
         for (pages, pass, budget_ms) in [
             (16_384.0, 0.02, 50),
             (40_000.0, 0.3, 50),
@@ -527,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_target_is_looked_at_ever_more_rarely_and_an_interval_that_is_given_stays() {
+    fn an_idle_target_is_checked_ever_more_rarely_and_an_interval_that_is_given_stays() {
         let idle = WindowCost {
             pages: 100,
             budget: Some(Duration::from_millis(50)),

@@ -106,9 +106,9 @@ impl Frames {
     ///
     /// # Errors
     ///
-    /// The file that cannot be opened, and why.
-    pub fn open(has_groups: bool) -> Result<Self, (&'static str, io::Error)> {
-        let open = |path| File::open(path).map_err(|source| (path, source));
+    /// The kernel has no such file, or this caller may not open it.
+    pub fn open(has_groups: bool) -> Result<Self, Refusal> {
+        let open = |path| File::open(path).map_err(|source| unopened(path, source));
         Ok(Self {
             flags: open(FLAGS)?,
             groups: has_groups.then(|| open(GROUPS)).transpose()?,
@@ -155,10 +155,10 @@ impl IdleMarks {
     ///
     /// # Errors
     ///
-    /// Its path, and why it cannot be opened.
-    pub fn open() -> Result<Self, (&'static str, io::Error)> {
+    /// As [`Frames::open`].
+    pub fn open() -> Result<Self, Refusal> {
         let bitmap = File::options().read(true).write(true).open(BITMAP);
-        let bitmap = bitmap.map_err(|source| (BITMAP, source))?;
+        let bitmap = bitmap.map_err(|source| unopened(BITMAP, source))?;
         Ok(Self { bitmap })
     }
 
@@ -190,13 +190,13 @@ impl IdleMarks {
 /// Refuses a host whose kernel does not track idle pages, and a caller who may not see which are idle.
 pub fn check_tracking() -> Result<(), Refusal> {
     // First, because a kernel without it is the commonest obstacle.
-    open_marks()?;
+    IdleMarks::open()?;
     check_frames()
 }
 
 /// Refuses a caller who may not see in which frames pages lie.
 pub fn check_frames() -> Result<(), Refusal> {
-    open_frames(false)?;
+    Frames::open(false)?;
     let no_frames = || Refusal::NoPrivilege {
         what: "see in which frames pages lie (CAP_SYS_ADMIN)".to_owned(),
         source: io::Error::from_raw_os_error(libc::EPERM),
@@ -209,17 +209,7 @@ pub fn check_frames() -> Result<(), Refusal> {
     if is_seen { Ok(()) } else { Err(no_frames()) }
 }
 
-/// Opens the files of the kernel about frames, with those about control groups if `has_groups`.
-pub fn open_frames(has_groups: bool) -> Result<Frames, Refusal> {
-    Frames::open(has_groups).map_err(unopened)
-}
-
-/// Opens the bitmap of idle pages.
-pub fn open_marks() -> Result<IdleMarks, Refusal> {
-    IdleMarks::open().map_err(unopened)
-}
-
-fn unopened((path, source): (&'static str, io::Error)) -> Refusal {
+fn unopened(path: &'static str, source: io::Error) -> Refusal {
     match source.kind() {
         io::ErrorKind::NotFound if path == BITMAP => Refusal::NoIdleTracking { missing: path },
         io::ErrorKind::NotFound => Refusal::NoFrames { missing: path },

@@ -1,6 +1,6 @@
 //! Idle pages: which sampled pages were not used since they were marked idle.
 //!
-//! The period is that of all backends that look at a sample (`looks`).
+//! The period is that of all backends that mark sampled pages (`marks`).
 //!
 //! Marking a page idle clears the accessed bits of all page-table entries that map it, those of KVM's second-level tables among
 //! them. Nothing is unmapped, no access faults, no process is stopped, and nothing is called in one. So it works on any memory:
@@ -11,11 +11,11 @@
 //! group is checked anew.
 //! **Compound pages** (transparent huge pages) have one mark. A sampled page in one counts as touched when any part of it was.
 //!
-//! Cost: about 2 to 3 µs of the tracer for each page and look; a touched page costs its process one access bit that the
+//! Cost: about 2 to 3 µs of the tracer for each page and scan; a touched page costs its process one access bit that the
 //! processor sets again, measured on attaching.
 //!
 //! Not here: curves and working sets. Not seen: an access that a processor serves from its TLB does not set the accessed bit.
-//! Linux does not flush TLBs for it, so a page in use all the time may look idle until its entry is evicted. Accesses by devices
+//! Linux does not flush TLBs for it, so a page in use all the time may stay marked idle until its entry is evicted. Accesses by devices
 //! set no accessed bit either.
 
 use std::fs;
@@ -28,8 +28,8 @@ use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, TraceMethod};
 
 use crate::backend::{BackendRow, GroupSupport, Yield};
 use crate::error::TrapError;
-use crate::frames::{BITMAP, Frames, IdleMarks, check_tracking, open_frames, open_marks};
-use crate::looks::{LookScanner, Marks};
+use crate::frames::{BITMAP, Frames, IdleMarks, check_tracking};
+use crate::marks::{MarkScanner, Marks};
 use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement::{IdleTracking, Memory};
@@ -41,9 +41,9 @@ use crate::trial::{TouchCost, Toucher, measure_idle_cost};
 /// The backend `idle`.
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::IdlePages,
-    sees: "Idle pages: which sampled pages were touched between two looks, by the kernel's idle page tracking; any memory, nothing is stopped",
+    sees: "Idle pages: which sampled pages were touched between two scans, by the kernel's idle page tracking; any memory, nothing is stopped",
     needs: "CONFIG_IDLE_PAGE_TRACKING; root with CAP_SYS_ADMIN; a VM, any process, or a control group whose memory is counted",
-    costs: "no fault; the tracer's own time for its looks, within the time budget",
+    costs: "no fault; the tracer's own time for its scans, within the time budget",
     loses: "the order of touches within an interval; accesses that a TLB serves, and those of devices",
     yields: Yield::Scans,
     sees_reads: true,
@@ -55,7 +55,7 @@ pub const ROW: BackendRow = BackendRow {
     attach: |target, config| {
         let pages = TargetPages::of_process(target)?;
         let cost = TouchCost::measure(target.pid, measure_idle_cost)?;
-        Ok(Box::new(LookScanner::new(
+        Ok(Box::new(MarkScanner::new(
             IdlePages::open(pages)?,
             cost,
             config,
@@ -71,7 +71,7 @@ pub const ROW: BackendRow = BackendRow {
                 time: cost,
                 toucher: Toucher::Thread,
             };
-            Ok(Box::new(LookScanner::new(
+            Ok(Box::new(MarkScanner::new(
                 IdlePages::open(pages)?,
                 cost,
                 config,
@@ -124,8 +124,8 @@ impl IdlePages {
             return Err(Refusal::IdleMarksInUse { by }.into());
         }
         Ok(Self {
-            marks: open_marks()?,
-            frames: open_frames(pages.needs_groups())?,
+            marks: IdleMarks::open()?,
+            frames: Frames::open(pages.needs_groups())?,
             pages,
             watched: Vec::new(),
             heads: Vec::new(),
@@ -167,7 +167,7 @@ impl Marks for IdlePages {
         self.mark()
     }
 
-    fn look(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
+    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
         let (pages, frames, marks) = (&self.pages, &self.frames, &self.marks);
         let heads = &mut self.heads;
         // Neighbours often belong to one compound page.
@@ -178,7 +178,7 @@ impl Marks for IdlePages {
             }
             Ok(last.1)
         };
-        let looked = self.watched.iter_mut().try_for_each(|watched| {
+        let scanned = self.watched.iter_mut().try_for_each(|watched| {
             let is_touched = match pages {
                 TargetPages::Process(pages) => {
                     pages.locate(frames, watched)? && !is_idle(watched.head)?
@@ -198,7 +198,7 @@ impl Marks for IdlePages {
             }
             io::Result::Ok(())
         });
-        looked.map_err(self.pages.failed("looking at its pages"))?;
+        scanned.map_err(self.pages.failed("reading whether its pages are idle"))?;
         self.mark()
     }
 

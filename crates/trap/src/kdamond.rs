@@ -382,7 +382,7 @@ impl Kdamond {
         u32::try_from(pid).ok()
     }
 
-    /// Has the kernel copy what it knows of all pages, which takes up to an interval and 0.2 s.
+    /// Has the kernel copy the state of all pages, which takes up to an interval and 0.2 s.
     pub fn copy(&self) -> io::Result<()> {
         self.files.write("0/state", "update_schemes_tried_regions")
     }
@@ -471,7 +471,7 @@ fn of_file(path: &Path, what: &str, source: &io::Error) -> io::Error {
 }
 
 /// A thread of DAMON. It marks pages idle as the backend `idle` does: where it samples a page of the target just before a
-/// look, a touch is missed. It is left alone.
+/// scan, a touch is missed. It is left alone.
 #[must_use]
 pub fn damon_thread() -> Option<u32> {
     Files::of_kernel().thread()

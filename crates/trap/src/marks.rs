@@ -1,15 +1,15 @@
-//! Looks at a sample: the period of the backends that mark pages, and look which of them were touched since.
+//! Marks on sampled pages: the period of the backends that mark pages, and scan which of them were touched since.
 //!
 //! ```text
-//!   period:  draw ─> mark ─> window: look, look, ... look ─> rest ─> adapt rate and interval
+//!   period:  draw ─> mark ─> window: scan, scan, ... scan ─> rest ─> adapt rate and interval
 //!                                      │
-//!                     pages touched since the look before:
+//!                     pages touched since the scan before:
 //!                     passed on, and marked again
 //! ```
 //!
-//! As with accessed-page scans it is known of each page between which looks it was touched.
+//! As with accessed-page scans it is known of each page between which scans it was touched.
 //!
-//! **Interval.** Wall time, set by the rule of accessed-page scans for looks that are dear (`scans::control`), as is the rate. Drawing a
+//! **Interval.** Wall time, set by the rule of accessed-page scans for costly scans (`scans::control`), as is the rate. Drawing a
 //! sample is a part of the cost; where it takes more than [`DRAWING`] of the budget, a sample is kept for several periods.
 //!
 //! Not here: how pages are marked; curves and working sets.
@@ -27,15 +27,15 @@ use plimsoll_flow::{
 use crate::backend::{Backend, Observation, Scan, Sink};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::process::cpu_time;
+use crate::process::{cpu_time, overhead_ratio};
 use crate::sample::Sample;
 use crate::scans::control::{ScanControl, WindowCost};
 use crate::target::{GroupTarget, TraceTarget};
 use crate::target_pages::Drawn;
 use crate::trial::TouchCost;
 
-/// Minimum number of looks in a window, whatever they cost: one alone sees no reuse.
-const LOOKS_MIN: u64 = 3;
+/// Minimum number of scans in a window, whatever they cost: one alone sees no reuse.
+const SCANS_MIN: u64 = 3;
 /// Share of the budget that drawing samples may take.
 const DRAWING: f64 = 0.25;
 
@@ -60,7 +60,7 @@ pub trait Marks: fmt::Debug + Send + 'static {
     fn arm(&mut self) -> Result<(), TrapError>;
 
     /// Appends the pages touched since they were marked, ascending, and marks them again.
-    fn look(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError>;
+    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError>;
 
     /// Waits until `due` or `stop`, or the end of the target.
     fn rest(&self, stop: &AtomicBool, due: Instant);
@@ -83,9 +83,9 @@ pub trait Marks: fmt::Debug + Send + 'static {
     fn detach(self) -> Result<(), TrapError>;
 }
 
-/// A target whose pages are looked at.
+/// A target whose sampled pages are marked and scanned.
 #[derive(Debug)]
-pub struct LookScanner<M> {
+pub struct MarkScanner<M> {
     marks: M,
     config: TraceConfig,
     control: ScanControl,
@@ -100,7 +100,7 @@ pub struct LookScanner<M> {
     periods: u64,
 }
 
-impl<M: Marks> LookScanner<M> {
+impl<M: Marks> MarkScanner<M> {
     pub fn new(marks: M, touch_cost: TouchCost, config: &TraceConfig) -> Self {
         let control = ScanControl::new(
             config.rate_rule,
@@ -111,7 +111,7 @@ impl<M: Marks> LookScanner<M> {
         );
         Self {
             marks,
-            control: control.for_dear_looks(config.period),
+            control: control.for_costly_scans(config.period),
             touch_cost,
             drawn: Drawn::default(),
             scale: 1,
@@ -125,8 +125,7 @@ impl<M: Marks> LookScanner<M> {
 
     /// Time that a period may take; `None` for no bound.
     fn budget(&self) -> Option<Duration> {
-        let share = self.config.budget? * self.marks.vcpus() as f64;
-        Some(self.config.period.mul_f64(share))
+        self.config.period_budget(self.marks.vcpus())
     }
 
     /// Draws a sample, unless the last one must be kept for what it cost.
@@ -169,7 +168,7 @@ impl<M: Marks> LookScanner<M> {
                 };
             }
             self.batch.advance();
-            self.marks.look(&mut self.batch)?;
+            self.marks.scan(&mut self.batch)?;
             let to = start.elapsed();
             sink(&Observation::Scan(Scan {
                 from: window.length,
@@ -177,17 +176,17 @@ impl<M: Marks> LookScanner<M> {
                 touched: &self.batch,
             }));
             window.length = to;
-            window.looks += 1;
+            window.scans += 1;
             window.touches += self.batch.len() as u64;
             self.touched
                 .extend(self.batch.pages().iter().map(|page| page.0));
-            window.look_time = cpu_time().saturating_sub(cpu);
+            window.scan_time = cpu_time().saturating_sub(cpu);
             window.fault_time =
                 self.touch_cost.time * u32::try_from(window.touches).unwrap_or(u32::MAX);
-            let taken = before + window.look_time + window.fault_time;
-            let next = window.look_time.div_f64(window.looks as f64);
+            let taken = before + window.scan_time + window.fault_time;
+            let next = window.scan_time.div_f64(window.scans as f64);
             window.budget_ran_out =
-                window.looks >= LOOKS_MIN && budget.is_some_and(|budget| taken + next >= budget);
+                window.scans >= SCANS_MIN && budget.is_some_and(|budget| taken + next >= budget);
             if window.budget_ran_out || stop.load(Ordering::Relaxed) || Instant::now() >= end {
                 return Ok(window);
             }
@@ -210,15 +209,15 @@ fn periods_to_keep(took: Duration, budget: Duration) -> u32 {
 /// What a window found and took.
 #[derive(Debug, Default)]
 struct Window {
-    looks: u64,
+    scans: u64,
     touches: u64,
     length: Duration,
-    look_time: Duration,
+    scan_time: Duration,
     fault_time: Duration,
     budget_ran_out: bool,
 }
 
-impl<M: Marks> Backend for LookScanner<M> {
+impl<M: Marks> Backend for MarkScanner<M> {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         let (start, cpu) = (Instant::now(), cpu_time());
         let end = start + self.config.period;
@@ -231,8 +230,8 @@ impl<M: Marks> Backend for LookScanner<M> {
         self.marks.rest(stop, end);
 
         let (length, scale) = (start.elapsed(), self.scale);
-        let taken = window.fault_time + arm_time + window.look_time;
-        let (looks, tracked) = (window.looks.max(1), self.marks.watched());
+        let taken = window.fault_time + arm_time + window.scan_time;
+        let (scans, tracked) = (window.scans.max(1), self.marks.watched());
         let drawn = self.drawn;
         let distinct_pages = self.touched.len() as u64;
         let period = Period {
@@ -247,11 +246,11 @@ impl<M: Marks> Backend for LookScanner<M> {
             distinct_pages,
             traps: TrapCounts::default(),
             scans: ScanCounts {
-                scans: window.looks,
-                interval: window.length.div_f64(looks as f64),
+                scans: window.scans,
+                interval: window.length.div_f64(scans as f64),
                 touches: window.touches,
                 writes: 0,
-                resolution_pages: u32::try_from(window.touches.div_ceil(looks)).unwrap_or(u32::MAX),
+                resolution_pages: u32::try_from(window.touches.div_ceil(scans)).unwrap_or(u32::MAX),
                 swapped_pages: drawn.swapped,
                 huge_pages: drawn.huge,
                 cache_pages: drawn.cache,
@@ -259,10 +258,9 @@ impl<M: Marks> Backend for LookScanner<M> {
             samples: SampleCounts::default(),
             rearmed_pages: window.touches + tracked,
             fault_time: window.fault_time,
-            arm_time: arm_time + window.look_time,
+            arm_time: arm_time + window.scan_time,
             collect_time,
-            overhead_ratio: taken.as_secs_f64()
-                / (length.as_secs_f64() * self.marks.vcpus() as f64),
+            overhead_ratio: overhead_ratio(taken, length, self.marks.vcpus()),
             budget_exhausted: window.budget_ran_out,
             losses: PeriodLosses {
                 stayed_accessible: drawn.untracked,
@@ -271,12 +269,12 @@ impl<M: Marks> Backend for LookScanner<M> {
         };
         self.periods += 1;
         self.control.adapt(&WindowCost {
-            scans: window.looks,
+            scans: window.scans,
             touches: window.touches,
             watched_pages: tracked - drawn.swapped,
             distinct_pages,
             arm_seconds: arm_time.as_secs_f64(),
-            scan_seconds: (window.look_time + window.fault_time).as_secs_f64(),
+            scan_seconds: (window.scan_time + window.fault_time).as_secs_f64(),
             budget_seconds: self.budget().map(|budget| budget.as_secs_f64()),
         });
         Ok(period)

@@ -191,13 +191,7 @@ impl TracedProcess {
 
     /// Waits until `end`, the end of the process or `stop`.
     pub fn rest(&self, stop: &AtomicBool, end: Instant) {
-        while !stop.load(Ordering::Relaxed) && !has_ended(self.pidfd.as_fd()) {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::sleep(left.min(PATIENCE));
-        }
+        rest_until(stop, end, || has_ended(self.pidfd.as_fd()));
     }
 
     /// CPU time that all threads of the process have used.
@@ -207,7 +201,7 @@ impl TracedProcess {
 
     /// `taken` as a share of the vCPUs' time over `length`.
     pub fn overhead_ratio(&self, taken: Duration, length: Duration) -> f64 {
-        taken.as_secs_f64() / (length.as_secs_f64() * self.vcpus as f64)
+        overhead_ratio(taken, length, self.vcpus)
     }
 
     /// The end of a period's window, before the end of the period itself: in between, QEMU can register a userfaultfd
@@ -218,8 +212,24 @@ impl TracedProcess {
 
     /// vCPU time that a period may take; `None` for no bound.
     pub fn budget_seconds(&self, config: &TraceConfig) -> Option<f64> {
-        Some(config.budget? * config.period.as_secs_f64() * self.vcpus as f64)
+        Some(config.period_budget(self.vcpus)?.as_secs_f64())
     }
+}
+
+/// Waits until `end` or `stop`, or until `is_over`.
+pub fn rest_until(stop: &AtomicBool, end: Instant, is_over: impl Fn() -> bool) {
+    while !stop.load(Ordering::Relaxed) && !is_over() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        std::thread::sleep(left.min(PATIENCE));
+    }
+}
+
+/// `taken` as a share of the time of so many CPUs over `length`.
+pub fn overhead_ratio(taken: Duration, length: Duration, cpus: usize) -> f64 {
+    taken.as_secs_f64() / (length.as_secs_f64() * cpus as f64)
 }
 
 /// Pages with contents at the start of a period.

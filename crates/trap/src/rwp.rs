@@ -2,7 +2,7 @@
 //!
 //! A userfaultfd protects the sampled pages against every access, asynchronously: the first access to a page takes a short fault in
 //! which the kernel itself lifts the protection, and records that in the page table. `PAGEMAP_SCAN` lists the pages whose
-//! protection was lifted, and those are protected again. The period is that of all backends that look at a sample (`looks`).
+//! protection was lifted, and those are protected again. The period is that of all backends that mark sampled pages (`marks`).
 //!
 //! No memory is unmapped and no access waits, so it works on any small pages: private, shared, locked, swappable, mapped by several
 //! processes; of those, on the accesses of the process whose memory is registered. If the tracer ends, however it does, its
@@ -12,15 +12,13 @@
 //! `UFFDIO_RWPROTECT`, `PAGE_IS_ACCESSED`), in kernels after Linux 7.1. **It has not run on such a kernel yet**: it is tested with a
 //! model of the kernel's side, and refused where the kernel has no such feature.
 //!
-//! Cost: of the tracer, a system call for each run of pages that is protected and a walk over the page tables for each look; of the VM, a
+//! Cost: of the tracer, a system call for each run of pages that is protected and a walk over the page tables for each scan; of the VM, a
 //! fault for each page found touched, measured on attaching.
 //!
 //! Not seen: an access between the scan that lists its page and the call that protects it again, microseconds later, if it is
 //! the page's last in the interval; accesses by other processes and by devices.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -29,9 +27,9 @@ use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, TraceMethod};
 use crate::backend::{BackendRow, Yield};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::looks::{LookScanner, Marks};
+use crate::marks::{MarkScanner, Marks};
 use crate::process::TracedProcess;
-use crate::ram::{PAGE_BYTES, PageRange, RamLayout};
+use crate::ram::{PAGE_BYTES, PageRange, Presence, RamLayout};
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{AccessProtection, Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
@@ -44,9 +42,9 @@ use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 /// The backend `rwp`.
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::AccessProtection,
-    sees: "Read-write protection: which sampled pages were accessed between two looks, exactly; any small pages, no access waits",
+    sees: "Read-write protection: which sampled pages were accessed between two scans, exactly; any small pages, no access waits",
     needs: "asynchronous read-write protection of userfaultfd (kernels after Linux 7.1); a VM or any process",
-    costs: "a short fault per page touched between two looks, within the time budget",
+    costs: "a short fault per page touched between two scans, within the time budget",
     loses: "the order of touches within an interval; accesses of other processes and of devices",
     yields: Yield::Scans,
     sees_reads: true,
@@ -58,7 +56,7 @@ pub const ROW: BackendRow = BackendRow {
     attach: |target, config| {
         let marks = AccessMarks::attach(target, config)?;
         let cost = TouchCost::measure(target.pid, measure_access_fault_cost)?;
-        Ok(Box::new(LookScanner::new(marks, cost, config)))
+        Ok(Box::new(MarkScanner::new(marks, cost, config)))
     },
     any_process: true,
     group: None,
@@ -85,7 +83,7 @@ trait Protection: std::fmt::Debug + Send + 'static {
 #[derive(Debug)]
 struct Userfaultfd {
     userfault: Userfault,
-    pagemap: File,
+    presence: Presence,
     scan: PageScan,
 }
 
@@ -100,7 +98,7 @@ impl Protection for Userfaultfd {
         query: PageQuery,
         visit: &mut dyn FnMut(AddressRange),
     ) -> io::Result<()> {
-        self.scan.scan(self.pagemap.as_fd(), range, query, visit)
+        self.scan.scan(self.presence.pagemap(), range, query, visit)
     }
 
     fn lift(&mut self, process: &TracedProcess) -> Result<(), TrapError> {
@@ -126,11 +124,9 @@ impl AccessMarks<Userfaultfd> {
         let layout = target.layout();
         let purpose = UserfaultPurpose::AsyncAccessProtect;
         let userfault = process.userfault(config, purpose, layout.ranges())?;
-        let pagemap = File::open(format!("/proc/{}/pagemap", target.pid));
-        let pagemap = pagemap.map_err(process.failed("opening its pagemap"))?;
         let protection = Userfaultfd {
             userfault,
-            pagemap,
+            presence: target.presence()?,
             scan: PageScan::new(),
         };
         Ok(Self::new(process, layout, protection))
@@ -192,7 +188,6 @@ impl<P: Protection> Marks for AccessMarks<P> {
     fn draw(&mut self, sample: Sample) -> Result<Drawn, TrapError> {
         let mut watched = std::mem::take(&mut self.watched);
         watched.clear();
-        let mut drawn = Drawn::default();
         self.list(PageQuery::Present, |run| {
             watched.extend(sample.runs_in(run).flatten());
         })?;
@@ -201,12 +196,15 @@ impl<P: Protection> Marks for AccessMarks<P> {
         self.list(PageQuery::Swapped, |run| {
             watched.extend(sample.runs_in(run).flatten());
         })?;
-        drawn.swapped = (watched.len() - present) as u64;
+        let swapped = (watched.len() - present) as u64;
         watched.sort_unstable();
         // A page may have moved in between.
         watched.dedup();
         self.watched = watched;
-        Ok(drawn)
+        Ok(Drawn {
+            swapped,
+            ..Drawn::default()
+        })
     }
 
     fn watched(&self) -> u64 {
@@ -218,7 +216,7 @@ impl<P: Protection> Marks for AccessMarks<P> {
         self.protect()
     }
 
-    fn look(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
+    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
         let watched = std::mem::take(&mut self.watched);
         let mut unprotected = std::mem::take(&mut self.unprotected);
         let mut rest = watched.as_slice();
@@ -381,11 +379,11 @@ mod tests {
             time: Duration::from_micros(1),
             toucher: Toucher::Thread,
         };
-        Box::new(LookScanner::new(marks, cost, &config))
+        Box::new(MarkScanner::new(marks, cost, &config))
     }
 
-    /// The pages found by each look, while `act` does what the VM does after each.
-    fn looks(scanner: &mut dyn Backend, mut act: impl FnMut(usize)) -> Vec<Vec<u64>> {
+    /// The pages found by each scan, while `act` does what the VM does after each.
+    fn scans(scanner: &mut dyn Backend, mut act: impl FnMut(usize)) -> Vec<Vec<u64>> {
         let mut found = Vec::new();
         let stop = AtomicBool::new(false);
         let mut sink = |seen: &Observation<'_>| {
@@ -398,14 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn a_look_finds_what_was_accessed_since_the_one_before_and_no_other() {
+    fn a_scan_finds_what_was_accessed_since_the_one_before_and_no_other() {
         let model = Model::new();
         for page in 0..16 {
             model.access(page);
         }
         model.swap_out(4);
         let mut scanner = scanner(&model, 1);
-        let found = looks(&mut *scanner, |look| match look {
+        let found = scans(&mut *scanner, |scan| match scan {
             1 => {
                 model.access(3);
                 model.access(9);
@@ -437,7 +435,7 @@ mod tests {
             model.access(page);
         }
         let mut scanner = scanner(&model, 8);
-        let found = looks(&mut *scanner, |_| {
+        let found = scans(&mut *scanner, |_| {
             assert_eq!(model.protected(), PAGES / 8);
             for page in 0..PAGES {
                 model.access(page);

@@ -11,27 +11,23 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::claim::Claim;
 use crate::error::TrapError;
-use crate::frames::{Frames, PagemapEntry, Unit, open_frames, ranges_of_memory, word};
-use crate::process::TracedProcess;
+use crate::frames::{Frames, PagemapEntry, Unit, ranges_of_memory, word};
+use crate::process::{TracedProcess, rest_until};
 use crate::ram::{PAGE_BYTES, RamLayout};
 use crate::refusal::Refusal;
 use crate::sample::Sample;
 use crate::target::{GroupTarget, TraceTarget};
 
-/// Longest wait without checking the stop flag.
-const PATIENCE: Duration = Duration::from_millis(50);
-
 /// Refuses a group if the kernel does not report to which group pages are charged, or where memory is.
 pub fn check_charges(_: &GroupTarget) -> Result<(), Refusal> {
-    open_frames(true)?;
+    Frames::open(true)?;
     memory_of_host().map(drop)
 }
 
@@ -55,7 +51,7 @@ fn memory_of_host() -> Result<Vec<Range<u64>>, Refusal> {
 pub struct Watched {
     /// Its number: that of a VM's page, the page's address of another process, the frame of a control group.
     pub page: u64,
-    /// The frame that it had at the last look; 0 for none.
+    /// The frame that it had at the last scan; 0 for none.
     pub frame: u64,
     /// The first frame of what it belongs to.
     pub head: u64,
@@ -359,15 +355,7 @@ impl TargetPages {
     pub fn rest(&self, stop: &AtomicBool, due: Instant) {
         match self {
             Self::Process(pages) => pages.process.rest(stop, due),
-            Self::Group(_) => {
-                while !stop.load(Ordering::Relaxed) {
-                    let left = due.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break;
-                    }
-                    thread::sleep(left.min(PATIENCE));
-                }
-            }
+            Self::Group(_) => rest_until(stop, due, || false),
         }
     }
 

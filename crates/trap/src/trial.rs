@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
-use crate::frames::{PagemapEntry, open_marks, word};
+use crate::frames::{IdleMarks, PagemapEntry, word};
 use crate::inject::open_pidfd;
 use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};
@@ -313,7 +313,7 @@ fn measure_protection_cost(
 pub fn measure_idle_cost(_: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let marks = open_marks()?;
+    let marks = IdleMarks::open()?;
     let memory = SharedMemory::new(PAGES).map_err(failed("memfd_create()"))?;
     // Too many pages for a TLB to hold beside them: an access that a TLB serves sets no accessed bit.
     let others = SharedMemory::new(TLB_PAGES).map_err(failed("memfd_create()"))?;

@@ -196,7 +196,7 @@ impl Report<'_> {
                         if let Some(thread) = damon_thread() {
                             writeln!(
                                 rows,
-                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a look, \
+                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a scan, \
                                  a touch is missed."
                             )?;
                         }

@@ -7,10 +7,10 @@
 //! the pages tracked; while fewer than [`LEAST_PAGES`] tracked pages would be in use it is not coarsened further.
 
 //!
-//! **Dear looks.** A look at idle pages costs the same for every page watched, touched or not, so a budget may pay for few, and
+//! **Costly scans.** A scan of idle pages costs the same for every page watched, touched or not, so a budget may pay for few, and
 //! a window of so many intervals end before the target comes back to its pages. Then what was touched is not all that is in
-//! use, and intervals by that rule become ever shorter. With [`ScanControl::for_dear_looks`], all watched pages count as in use while a
-//! window shows hardly any page twice, and a look should find so many touched that those which the budget pays for find each page
+//! use, and intervals by that rule become ever shorter. With [`ScanControl::for_costly_scans`], all watched pages count as in use while a
+//! window shows hardly any page twice, and a scan should find so many touched that those which the budget pays for find each page
 //! [`TIMES_SEEN`] times.
 
 use std::time::Duration;
@@ -35,11 +35,11 @@ const SCANS_TELLING: u64 = 3;
 const STEP_MAX: f64 = 4.0;
 /// Share of the budget that the scans wanted may take.
 const BUDGET_SHARE: f64 = 0.8;
-/// How often dear looks should find each page in use touched, and the largest share that one look should find.
+/// How often costly scans should find each page in use touched, and the largest share that one scan should find.
 const TIMES_SEEN: f64 = 3.0;
 const SHARE_MAX: f64 = 0.5;
-/// Minimum number of dear looks that fit into a period.
-const DEAR_LOOKS_MIN: u32 = 4;
+/// Minimum number of costly scans that fit into a period.
+const COSTLY_SCANS_MIN: u32 = 4;
 
 /// Costs and observations of a window.
 #[derive(Debug, Clone, Copy)]
@@ -94,10 +94,10 @@ impl ScanControl {
         }
     }
 
-    /// For looks that cost the same for every watched page.
-    pub fn for_dear_looks(self, period: Duration) -> Self {
+    /// For scans that cost the same for every watched page.
+    pub fn for_costly_scans(self, period: Duration) -> Self {
         Self {
-            interval_max: (period / DEAR_LOOKS_MIN).max(INTERVAL_MIN),
+            interval_max: (period / COSTLY_SCANS_MIN).max(INTERVAL_MIN),
             is_dear: true,
             ..self
         }
@@ -126,8 +126,8 @@ impl ScanControl {
         };
         let share_wanted = match cost.budget_seconds.filter(|_| self.is_dear) {
             Some(budget) => {
-                let looks = budget * BUDGET_SHARE / (cost.scan_seconds / scans).max(1e-9);
-                (TIMES_SEEN / looks.max(1.0)).clamp(SHARE_WANTED, SHARE_MAX)
+                let affordable = budget * BUDGET_SHARE / (cost.scan_seconds / scans).max(1e-9);
+                (TIMES_SEEN / affordable.max(1.0)).clamp(SHARE_WANTED, SHARE_MAX)
             }
             None => SHARE_WANTED,
         };
@@ -226,53 +226,53 @@ mod tests {
         }
     }
 
-    /// A window of a target that accesses `pages` at random, each once in `pass` seconds on average, in which a look
+    /// A window of a target that accesses `pages` at random, each once in `pass` seconds on average, in which a scan
     /// costs `page_us` for each watched page and the budget of 50 ms ends the window.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "thousands of pages"
     )]
-    fn cost_of_dear_looks(
+    fn cost_of_costly_scans(
         control: &ScanControl,
         pages: f64,
         pass: f64,
         page_us: f64,
     ) -> (WindowCost, f64) {
         let watched = (pages / f64::from(control.scale())).floor();
-        let look = watched * page_us * 1e-6;
+        let scan = watched * page_us * 1e-6;
         let interval = control.interval().as_secs_f64();
-        let looks = (0.05 / look)
+        let scans = (0.05 / scan)
             .clamp(3.0, PERIOD.as_secs_f64() / interval)
             .floor();
         let touched = |time: f64| watched * (1.0 - (-time / pass).exp());
         let cost = WindowCost {
-            scans: looks as u64,
-            touches: (touched(interval) * looks) as u64,
+            scans: scans as u64,
+            touches: (touched(interval) * scans) as u64,
             watched_pages: watched as u64,
-            distinct_pages: touched(interval * looks) as u64,
-            arm_seconds: look,
-            scan_seconds: look * looks,
+            distinct_pages: touched(interval * scans) as u64,
+            arm_seconds: scan,
+            scan_seconds: scan * scans,
             budget_seconds: Some(0.05),
         };
-        (cost, looks * interval / pass)
+        (cost, scans * interval / pass)
     }
 
     #[test]
-    fn dear_looks_are_spread_until_pages_are_seen_again() {
+    fn costly_scans_are_spread_until_pages_are_seen_again() {
         for (pages, pass, page_us) in [
             (40_000.0, 0.3, 25.0),
             (40_000.0, 0.3, 2.0),
             (16_384.0, 0.02, 25.0),
         ] {
             let control = ScanControl::new(RateRule::Budget, 128, None, PERIOD, 1);
-            let mut control = control.for_dear_looks(PERIOD);
+            let mut control = control.for_costly_scans(PERIOD);
             for _ in 0..12 {
-                control.adapt(&cost_of_dear_looks(&control, pages, pass, page_us).0);
+                control.adapt(&cost_of_costly_scans(&control, pages, pass, page_us).0);
             }
             // It settles, and does not swing between too long and too short.
             for _ in 0..4 {
-                let (cost, passes) = cost_of_dear_looks(&control, pages, pass, page_us);
+                let (cost, passes) = cost_of_costly_scans(&control, pages, pass, page_us);
                 assert!((1.5..16.0).contains(&passes), "{passes} passes of {pass} s");
                 assert!(cost.distinct_pages >= 100, "{cost:?}");
                 control.adapt(&cost);
