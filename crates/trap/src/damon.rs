@@ -144,6 +144,13 @@ impl Control {
         }
     }
 
+    /// After a window without a snapshot: a check of the sample took longer than two intervals.
+    fn lengthen(&mut self) {
+        if !self.is_interval_fixed {
+            self.interval = self.interval.mul_f64(STEP_MAX).min(self.interval_max);
+        }
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -228,7 +235,7 @@ impl DamonSampler {
         self.pages.renew()?;
         let scale = self.control.scale;
         let sample = Sample::of_period(scale, 1, self.config.seed, self.periods);
-        let drawn = self.pages.draw(&self.frames, sample, &mut self.watched)?;
+        let mut drawn = self.pages.draw(&self.frames, sample, &mut self.watched)?;
         // What a page costs is not known at first, and a rate may have been set for a smaller target.
         let is_first = self.periods == 0 && self.control.rule == RateRule::Budget;
         let most = if is_first { PAGES_MIN } else { PAGES_MAX };
@@ -240,29 +247,21 @@ impl DamonSampler {
                 index += 1;
                 index % thinning == 0
             });
+            drawn.thin(thinning as u64);
             let thinning = u32::try_from(thinning).unwrap_or(u32::MAX);
             self.control.scale = scale.saturating_mul(thinning).min(SCALE_MAX);
         }
         Ok(drawn)
     }
 
-    /// Addresses of the watched pages, in the target's address space or in physical memory; drops pages that have none.
+    /// Addresses of the watched pages, in the target's address space or in physical memory; orders the pages by them.
     fn addresses(&mut self) -> Vec<u64> {
-        let mut addresses = Vec::with_capacity(self.watched.len());
-        match &self.pages {
-            TargetPages::Process(pages) => self.watched.retain(|watched| {
-                let address = pages.address(watched.page);
-                addresses.extend(address);
-                address.is_some()
-            }),
-            TargetPages::Group(_) => {
-                let frames = self
-                    .watched
-                    .iter()
-                    .map(|watched| watched.frame * PAGE_BYTES);
-                addresses.extend(frames);
-            }
-        }
+        let address = |watched: Watched| match &self.pages {
+            TargetPages::Process(pages) => pages.address(watched.page),
+            TargetPages::Group(_) => Some(watched.frame * PAGE_BYTES),
+        };
+        let addresses;
+        (addresses, self.watched) = by_address(&self.watched, address);
         addresses
     }
 
@@ -359,6 +358,20 @@ impl DamonSampler {
     }
 }
 
+/// Pages that have an address, with it, ascending as DAMON takes them: a VM's pages are numbered by its memory backends, whose
+/// addresses need not rise.
+fn by_address(
+    watched: &[Watched],
+    address: impl Fn(Watched) -> Option<u64>,
+) -> (Vec<u64>, Vec<Watched>) {
+    let located = watched
+        .iter()
+        .filter_map(|&watched| Some((address(watched)?, watched)));
+    let mut located: Vec<_> = located.collect();
+    located.sort_unstable_by_key(|&(address, _)| address);
+    located.into_iter().unzip()
+}
+
 impl Backend for DamonSampler {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         let (start, cpu) = (Instant::now(), cpu_time());
@@ -443,6 +456,9 @@ impl Backend for DamonSampler {
         };
         self.periods += 1;
         self.settle(arm_time);
+        if window.snapshot.is_none() && !self.watched.is_empty() {
+            self.control.lengthen();
+        }
         self.control.adapt(&WindowCost {
             pages: tracked,
             touched: distinct_pages,
@@ -523,6 +539,47 @@ mod tests {
             let share = window.spent.as_secs_f64() / (budget_ms as f64 / 1e3);
             assert!((0.6..1.0).contains(&share), "{share} of {budget_ms} ms");
         }
+    }
+
+    #[test]
+    fn pages_of_a_second_memory_backend_below_the_first_are_watched_in_order() {
+        let page = |page| Watched {
+            page,
+            frame: 1,
+            head: 1,
+        };
+        let address =
+            |watched: Watched| [Some(9 << 12), None, Some(4 << 12)][watched.page as usize];
+        let (addresses, watched) = by_address(&[page(0), page(1), page(2)], address);
+        assert_eq!(addresses, [4 << 12, 9 << 12]);
+        let pages: Vec<_> = watched.iter().map(|watched| watched.page).collect();
+        assert_eq!(pages, [2, 0]);
+    }
+
+    #[test]
+    fn counts_of_a_sample_are_thinned_with_it() {
+        let mut drawn = Drawn {
+            swapped: 819,
+            huge: 8192,
+            ..Drawn::default()
+        };
+        drawn.thin(171);
+        assert_eq!((drawn.swapped, drawn.huge, drawn.cache), (4, 47, 0));
+    }
+
+    #[test]
+    fn an_interval_too_short_for_a_check_grows_unless_it_is_given() {
+        let mut control = Control::new(&TraceConfig::default());
+        let before = control.interval;
+        control.lengthen();
+        assert!(control.interval > before && control.interval <= control.interval_max);
+        let given = TraceConfig {
+            scan_interval: Some(Duration::from_millis(7)),
+            ..TraceConfig::default()
+        };
+        let mut fixed = Control::new(&given);
+        fixed.lengthen();
+        assert_eq!(fixed.interval, Duration::from_millis(7));
     }
 
     #[test]

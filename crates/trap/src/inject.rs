@@ -33,11 +33,6 @@ pub fn take_userfaultfd(pid: u32, pidfd: BorrowedFd<'_>) -> Result<OwnedFd, Trap
         let step = step.to_owned();
         move |source| TrapError::Injection { pid, step, source }
     };
-    if SYSCALL_INSTRUCTION.is_none() {
-        let why = "on x86-64 only; the backends scan, idle and sample need none";
-        let unsupported = io::Error::new(io::ErrorKind::Unsupported, why);
-        return Err(failed("calls in another process")(unsupported));
-    }
     let (ours, mut theirs) = UnixStream::pair().map_err(failed("making a pair of sockets"))?;
     let mut ours = Some(ours);
     let child = sys::fork(|| {
@@ -312,6 +307,9 @@ fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
 /// [`Refusal::ForeignUserNamespace`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides
 /// these.
 pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal> {
+    if SYSCALL_INSTRUCTION.is_none() {
+        return Err(Refusal::NoInjection);
+    }
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user"));
     // A kernel without user namespaces has no such file, nor one of the other process.
     if let Ok(ours) = namespace("self") {

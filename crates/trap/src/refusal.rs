@@ -72,6 +72,9 @@ pub enum Refusal {
         "process {pid} has a seccomp filter that could end it for the system calls by which a tracer attaches"
     )]
     SeccompFilter { pid: u32 },
+    /// No system call can be made in another process on this processor.
+    #[error("attaching makes system calls in the process, which is supported on x86-64 only")]
+    NoInjection,
     /// The kernel allows one tracer of a process.
     #[error(
         "process {pid} is traced by process {tracer} ({program}), and the kernel allows one tracer of a process"
@@ -137,7 +140,8 @@ impl Refusal {
         match self {
             Self::NoRam { .. } => "start it with '-m SIZE', or wait until it has started".to_owned(),
             Self::NotAVm { .. } => {
-                "use --backend idle or damon, where the kernel has them, or write-scan".to_owned()
+                "use --backend rwp, idle or damon, where the kernel has them, or write-scan"
+                    .to_owned()
             }
             Self::ControlGroup { .. } => {
                 "use --backend idle or damon, where the kernel has them, or trace a process of the group".to_owned()
@@ -181,6 +185,9 @@ impl Refusal {
                  daemon's unit, where the filter can be suspended"
                     .to_owned()
             }
+            Self::NoInjection => {
+                "use --backend scan, idle, damon or sample, which make no calls in it".to_owned()
+            }
             Self::Debugged { tracer, .. } => {
                 format!("detach the debugger or end process {tracer}")
             }
@@ -199,7 +206,9 @@ impl Refusal {
                 "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
             }
             Self::KernelTooOld { .. } => {
-                "tracing needs Linux 6.1 or later with CONFIG_USERFAULTFD".to_owned()
+                "boot a kernel that has it (Linux 6.1 or later with CONFIG_USERFAULTFD has what most backends need), or use another \
+                 backend"
+                    .to_owned()
             }
         }
     }
@@ -222,6 +231,7 @@ impl Refusal {
             Self::UserfaultInUse => "userfault-in-use",
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
             Self::SeccompFilter { .. } => "seccomp-filter",
+            Self::NoInjection => "no-injection",
             Self::Debugged { .. } => "debugged",
             Self::NoUserfaultfd { .. } => "no-userfaultfd",
             Self::DescriptorWithheld { .. } => "descriptor-withheld",
@@ -271,6 +281,7 @@ mod tests {
             Refusal::UserfaultInUse,
             Refusal::ForeignUserNamespace { pid: 42 },
             Refusal::SeccompFilter { pid: 42 },
+            Refusal::NoInjection,
             Refusal::Debugged {
                 pid: 42,
                 tracer: 77,

@@ -68,6 +68,18 @@ pub struct Drawn {
 }
 
 impl Drawn {
+    /// Counts of a sample of which one page in `thinning` is kept, at random.
+    pub fn thin(&mut self, thinning: u64) {
+        for count in [
+            &mut self.swapped,
+            &mut self.huge,
+            &mut self.cache,
+            &mut self.untracked,
+        ] {
+            *count /= thinning;
+        }
+    }
+
     fn count(&mut self, frame: u64, unit: Unit) {
         self.huge += u64::from(unit.flags.is_head() || unit.head != frame);
         self.cache += u64::from(!unit.flags.is_anonymous());

@@ -471,7 +471,7 @@ impl Report<'_> {
                 let touches = grouped(totals.touches as f64);
                 let observed = format!("{scans} scans, {touches} touches");
                 match totals.kinds {
-                    Some(_) => (observed, "touches", "marked idle", "looking"),
+                    Some(_) => (observed, "touches", "marked idle", "scanning"),
                     None => (observed, "faults", "unmapped", "scanning"),
                 }
             }
