@@ -496,6 +496,7 @@ impl Backend for DamonSampler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::usize_of;
 
     /// A target that touches `pages` at random, each once in `pass` seconds, whose setup costs 40 µs a page and whose checks 2 µs.
     #[expect(
@@ -549,7 +550,7 @@ mod tests {
             head: 1,
         };
         let address =
-            |watched: Watched| [Some(9 << 12), None, Some(4 << 12)][watched.page as usize];
+            |watched: Watched| [Some(9 << 12), None, Some(4 << 12)][usize_of(watched.page)];
         let (addresses, watched) = by_address(&[page(0), page(1), page(2)], address);
         assert_eq!(addresses, [4 << 12, 9 << 12]);
         let pages: Vec<_> = watched.iter().map(|watched| watched.page).collect();

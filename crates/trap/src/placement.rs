@@ -165,14 +165,22 @@ impl Drop for Placement {
 }
 
 /// Binds the calling thread to its current CPU, which helps tests too: pages unmapped just before the thread is moved may
-/// wait in the queue of the CPU that it left, and stay mapped.
-pub fn stay_on_this_cpu() -> io::Result<()> {
+/// wait in the queue of the CPU that it left, and stay mapped. Returns the CPU.
+pub fn stay_on_this_cpu() -> io::Result<usize> {
     let (cpu, mut only) = (sched_getcpu(), CpuSet::new());
     if cpu >= CpuSet::MAX_CPU {
         return Err(io::ErrorKind::Unsupported.into());
     }
     only.set(cpu);
-    Ok(sched_setaffinity(None, &only)?)
+    sched_setaffinity(None, &only)?;
+    Ok(cpu)
+}
+
+/// Keeps the calling thread off `cpu`; an error if it may use no other.
+pub fn leave_cpu(cpu: usize) -> io::Result<()> {
+    let mut others = sched_getaffinity(None)?;
+    others.unset(cpu);
+    Ok(sched_setaffinity(None, &others)?)
 }
 
 /// Reads CPU time (ticks) and last CPU of a thread from its stat line.

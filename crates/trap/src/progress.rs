@@ -7,6 +7,8 @@
 //! are those without the delay by traps: the time by which the VM got less done in the window than it does between windows, as far
 //! as traps can be the cause: [`LOST_MAX`] times their cost by their account (`account`).
 //!
+//! Unmapping pages interrupts those vCPUs that run on other CPUs meanwhile. What that takes of the CPU time is counted like traps.
+//!
 //! A trap may use more CPU time of the VM than in a trial, because its working set leaves the CPU's caches: up to 1.8 times
 //! as much under TCG on a quiet host, by what the guest counted. On a busy host the trial itself takes longer, and it was less. So the
 //! limits are those for half and twice the trial's ([`RUNNING`]). Where traps use most of the CPU time, little is known of
@@ -35,6 +37,7 @@ struct Mark {
     /// CPU time that it has used.
     ran: Duration,
     traps: u64,
+    interrupted: Duration,
 }
 
 /// What it did between two times.
@@ -44,6 +47,7 @@ struct Span {
     length: f64,
     ran: f64,
     traps: f64,
+    interrupted: f64,
 }
 
 /// Follows a VM through the windows in which it is traced and the rests between them.
@@ -57,6 +61,7 @@ pub struct Progress {
     /// CPU time that was read last: that of a process that is gone stands still.
     ran: Duration,
     traps: u64,
+    interrupted: Duration,
     opened: Option<Mark>,
     /// Since when all is observed, with the number of references until then.
     observed: Option<(Mark, u64)>,
@@ -71,6 +76,10 @@ impl Span {
             length: (to.at - from.at).as_secs_f64(),
             ran: to.ran.saturating_sub(from.ran).as_secs_f64(),
             traps: (to.traps - from.traps) as f64,
+            interrupted: to
+                .interrupted
+                .saturating_sub(from.interrupted)
+                .as_secs_f64(),
         }
     }
 }
@@ -84,6 +93,7 @@ impl Progress {
             rest: [0.0; 2],
             ran: Duration::ZERO,
             traps: 0,
+            interrupted: Duration::ZERO,
             opened: None,
             observed: None,
             closed: None,
@@ -100,12 +110,13 @@ impl Progress {
             at: Instant::now(),
             ran: self.ran,
             traps: self.traps,
+            interrupted: self.interrupted,
         }
     }
 
     /// Pages begin to trap from now on.
     pub fn opens(&mut self) {
-        self.traps = 0;
+        (self.traps, self.interrupted) = (0, Duration::ZERO);
         (self.observed, self.closed, self.ended, self.rested) = (None, None, None, None);
         self.opened = Some(self.mark());
     }
@@ -113,6 +124,11 @@ impl Progress {
     /// That many accesses trapped.
     pub fn trapped(&mut self, accesses: u64) {
         self.traps += accesses;
+    }
+
+    /// Interrupts took so much of the VM's CPU time.
+    pub fn interrupted(&mut self, time: Duration) {
+        self.interrupted += time;
     }
 
     /// All references are observed from now on; `references` were recorded before.
@@ -176,8 +192,8 @@ impl Progress {
 
     /// The VM's own CPU time, with one of [`RUNNING`].
     fn own(&self, span: &Span, (running, left_min): (f64, f64)) -> f64 {
-        let trapped = span.traps * self.running.as_secs_f64() * running;
-        (span.ran - trapped).max(span.ran * left_min)
+        let trapped = span.traps * self.running.as_secs_f64() + span.interrupted;
+        (span.ran - trapped * running).max(span.ran * left_min)
     }
 
     /// Time by which the VM got less done in a window than it does between windows.
@@ -207,6 +223,7 @@ mod tests {
                 at: start + MS * at,
                 ran,
                 traps,
+                interrupted: Duration::ZERO,
             })
         };
         let mut progress = Progress::new(std::process::id(), Duration::from_micros(4));
@@ -242,6 +259,25 @@ mod tests {
     fn what_others_take_of_its_cpus_delays_it_between_windows_too() {
         let found = settled(460 * MS, 1500 * MS);
         assert_eq!((found.observed, found.delay), (840 * MS, 160 * MS));
+    }
+
+    #[test]
+    fn interrupts_count_like_traps() {
+        let mut progress = Progress::new(std::process::id(), Duration::from_micros(4));
+        let span = |traps, interrupted| Span {
+            length: 1.0,
+            ran: 0.5,
+            traps,
+            interrupted,
+        };
+        let own = |span| progress.own(&span, RUNNING[1]);
+        assert!((own(span(50_000.0, 0.0)) - 0.3).abs() < 1e-9);
+        assert!((own(span(0.0, 0.2)) - 0.3).abs() < 1e-9);
+        progress.opens();
+        progress.interrupted(MS);
+        progress.closes();
+        let (opened, closed) = (progress.opened.unwrap(), progress.closed.unwrap());
+        assert!((Span::between(&opened, &closed).interrupted - 1e-3).abs() < 1e-9);
     }
 
     #[test]

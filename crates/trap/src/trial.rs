@@ -8,7 +8,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::barrier::{PageBarrier, RemotePageout};
 use crate::error::TrapError;
 use crate::frames::{IdleMarks, PagemapEntry, word};
 use crate::inject::open_pidfd;
-use crate::placement::{HandlerCpu, Placement, stay_on_this_cpu};
+use crate::placement::{HandlerCpu, Placement, leave_cpu, stay_on_this_cpu};
 use crate::process::{WINDOW_PAGES, cpu_time};
 use crate::ram::{PAGE_BYTES, Presence};
 use crate::refusal::Refusal;
@@ -30,6 +30,12 @@ use crate::vcpu::{Machine, OWN_PAGES, PRESENT_PAGE, TOUCHED_PAGE};
 const PAGES: usize = 201;
 /// Pages that a vCPU touches in one run: its clock is read between runs alone.
 const RUN_PAGES: usize = 8;
+/// Number of times that the loss of a thread by interrupts is measured.
+const TRIES: usize = 7;
+/// Its turns before pages are unmapped.
+const CALM_TURNS: u64 = 1 << 22;
+/// Share of the time of unmapping that the thread must run meanwhile for its loss to be known.
+const TOGETHER_MIN: f64 = 0.25;
 /// Pages of which a TLB holds fewer.
 const TLB_PAGES: usize = 4096;
 
@@ -271,6 +277,100 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     Ok(median(&mut touches.whole))
 }
 
+/// Measures the CPU time that a thread loses for each page of its process that is unmapped on another CPU: the kernel interrupts
+/// it to flush its TLB. Under KVM more is lost, as a vCPU leaves its guest for it. Zero where all threads share one CPU.
+///
+/// # Errors
+///
+/// As [`measure_trap_cost`].
+pub fn measure_interruption() -> Result<Duration, TrapError> {
+    let pid = std::process::id();
+    let failed = |call| move |source| TrapError::Call { pid, call, source };
+    let window = WINDOW_PAGES as usize;
+    let memory = SharedMemory::new(PAGES * window).map_err(failed("memfd_create()"))?;
+    let presence = Presence::open(pid).map_err(failed("pagemap"))?;
+    let mut barrier = RemotePageout::new(open_pidfd(pid)?, presence);
+    let first = memory.range().start;
+    let pages = (0..PAGES).map(|index| AddressRange {
+        start: first + (index * window) as u64 * PAGE_BYTES,
+        len_bytes: PAGE_BYTES,
+    });
+    let pages: Vec<_> = pages.collect();
+    let mut losses = Vec::new();
+    for _ in 0..TRIES {
+        for index in 0..PAGES {
+            memory.word(index * window).fetch_add(1, Ordering::Relaxed);
+        }
+        let stage = &AtomicU8::new(0);
+        let turns_in = move |wanted, count_max| {
+            let (start, mut count) = (cpu_time(), 0_u64);
+            while stage.load(Ordering::Relaxed) == wanted && count < count_max {
+                count += 1;
+            }
+            Turns {
+                count,
+                ran: cpu_time().saturating_sub(start),
+            }
+        };
+        let mut unmap = || -> io::Result<Duration> {
+            while stage.load(Ordering::Relaxed) == 0 {
+                thread::yield_now();
+            }
+            let start = Instant::now();
+            let raised = barrier.raise(&pages);
+            let length = start.elapsed();
+            stage.store(2, Ordering::Relaxed);
+            raised.map(|()| length)
+        };
+        let (length, turns) = thread::scope(|scope| {
+            // A thread of its own, as it stays on one CPU.
+            let (sender, receiver) = mpsc::channel();
+            let turning = scope.spawn(move || {
+                let apart = receiver.recv().is_ok_and(|cpu| leave_cpu(cpu).is_ok());
+                let before = turns_in(0, CALM_TURNS);
+                stage.store(1, Ordering::Relaxed);
+                apart.then(|| [before, turns_in(1, u64::MAX)])
+            });
+            let unmapping = scope.spawn(|| {
+                let cpu = stay_on_this_cpu();
+                // Without an answer the other thread turns anywhere, and that does not count.
+                let _ = cpu.map(|cpu| sender.send(cpu));
+                drop(sender);
+                unmap()
+            });
+            (unmapping.join(), turning.join())
+        });
+        let panicked = |_| io::Error::other("a thread of the trial panicked");
+        let length = length.map_err(panicked).flatten();
+        let length = length.map_err(failed("process_madvise(MADV_PAGEOUT)"))?;
+        let turns = turns.ok().flatten();
+        losses.extend(turns.and_then(|turns| loss_per_page(turns, length)));
+    }
+    Ok(if losses.is_empty() {
+        Duration::ZERO
+    } else {
+        median(&mut losses)
+    })
+}
+
+/// Turns of a loop, and their CPU time.
+#[derive(Debug, Clone, Copy)]
+struct Turns {
+    count: u64,
+    ran: Duration,
+}
+
+/// What a thread lost for each of [`PAGES`] pages unmapped in `length`, by its turns before and meanwhile; `None` if it ran
+/// too little of that time.
+fn loss_per_page([before, meanwhile]: [Turns; 2], length: Duration) -> Option<Duration> {
+    let turn = before.ran.as_secs_f64() / before.count as f64;
+    let ran = meanwhile.ran.as_secs_f64();
+    let lost = (ran - meanwhile.count as f64 * turn).max(0.0);
+    let together = (ran / length.as_secs_f64()).min(1.0);
+    let loss = lost / together / PAGES as f64;
+    (together >= TOGETHER_MIN && loss.is_finite()).then(|| Duration::from_secs_f64(loss))
+}
+
 /// Measures the cost of the first write to a present page that is protected asynchronously.
 ///
 /// # Errors
@@ -394,6 +494,37 @@ mod tests {
                     format_args!("no traps on this host: {error}"),
                 ),
             }
+        }
+    }
+
+    #[test]
+    fn a_thread_loses_what_it_ran_without_a_turn() {
+        let turns = |count, ms| Turns {
+            count,
+            ran: Duration::from_millis(ms),
+        };
+        let (calm, length) = (turns(2000, 2), Duration::from_millis(6));
+        let lost_ms = |meanwhile| {
+            let loss = loss_per_page([calm, meanwhile], length)?;
+            Some((loss.as_secs_f64() * 1e3 * PAGES as f64).round())
+        };
+        // At 1 µs a turn, of 6 ms of CPU time 2 ms passed without one; of 3 ms, half of the time, 1 ms.
+        assert_eq!(lost_ms(turns(4000, 6)), Some(2.0));
+        assert_eq!(lost_ms(turns(2000, 3)), Some(2.0));
+        assert_eq!(lost_ms(turns(7000, 6)), Some(0.0));
+        // It had no CPU.
+        assert_eq!(lost_ms(turns(0, 0)), None);
+        assert_eq!(loss_per_page([turns(0, 0); 2], length), None);
+    }
+
+    #[test]
+    fn unmapping_interrupts_a_thread_on_another_cpu() {
+        match measure_interruption() {
+            Ok(interruption) => {
+                println!("{interruption:?}");
+                assert!(interruption < Duration::from_millis(1));
+            }
+            Err(error) => skip(Lack::Root, format_args!("no page is unmapped: {error}")),
         }
     }
 
