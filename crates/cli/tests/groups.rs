@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::group::Groups;
+use plimsoll_protocol::vm::TraceState;
 use plimsoll_rig::{Server, wait_for};
 use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{CgroupMount, CgroupVersion};
@@ -231,9 +232,16 @@ fn groups_of_this_host_are_watched_with_their_charge_and_dropped_when_they_go() 
     assert_eq!(names, [r"odd \u{1b}[2J\u{202e}'--heatmap", "web.service"]);
     for group in &groups.watched {
         // With a kernel that tracks idle pages it is traced; otherwise it is said why not.
-        let is_traced = group.trace.is_some();
+        let trace = group.trace.as_ref().unwrap();
+        let error = trace.error.as_deref().unwrap_or_default();
+        assert_eq!(trace.state == TraceState::Failed, !error.is_empty());
         assert!(
-            is_traced || group.warnings[0].contains("does not track idle pages"),
+            error.is_empty() || error.contains("does not track idle pages"),
+            "{group:?}"
+        );
+        let warning = group.warnings.first();
+        assert!(
+            error.is_empty() || *warning.unwrap() == format!("it is not traced: {error}"),
             "{group:?}"
         );
     }

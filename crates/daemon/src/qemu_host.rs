@@ -12,8 +12,6 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
-use plimsoll_protocol::vm::CurveSource;
-use plimsoll_trap::{GroupTarget, Refusal, assess_group};
 use plimsoll_vm::{
     AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
 };
@@ -23,7 +21,7 @@ use crate::config::{Config, VmRule};
 use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::groups::GroupDiscovery;
-use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, Host, VmHandles};
+use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FoundGroups, Host, VmHandles};
 use crate::moves::chain;
 use crate::tracer::{Tracer, TracerTarget};
 
@@ -200,9 +198,6 @@ impl Host for QemuHost {
             return Vec::new();
         }
         let directory = found.listed.directory.clone();
-        if let Some(why) = why_unobservable(&directory) {
-            return vec![Box::new(Untraced { why })];
-        }
         let target = TracerTarget::Group { directory };
         let tracer = Tracer::new(target, tracer_program(config), &config.trace);
         vec![Box::new(tracer)]
@@ -233,47 +228,6 @@ impl Host for QemuHost {
         match &mut self.store {
             Some(store) => store.set(capacity_bytes),
             None => Ok(()),
-        }
-    }
-}
-
-/// Why no backend can observe a control group on this host.
-fn why_unobservable(directory: &Path) -> Option<String> {
-    let target = GroupTarget {
-        directory: directory.to_owned(),
-        inodes: Vec::new(),
-    };
-    let mut why = None;
-    for refusal in assess_group(&target)
-        .into_iter()
-        .map(|found| found.refusals)
-    {
-        // Those that observe no groups at all only repeat that.
-        let mut refusals = refusal.into_iter();
-        match refusals.next() {
-            None => return None,
-            Some(Refusal::ControlGroup { .. }) => {}
-            Some(refusal) => why = why.or(Some(refusal)),
-        }
-    }
-    why.map(|why| format!("it is not traced: {why}; {}", why.change()))
-}
-
-/// What stands for the tracer of a control group that no backend can observe.
-#[derive(Debug)]
-struct Untraced {
-    why: String,
-}
-
-impl Feed for Untraced {
-    fn source(&self) -> CurveSource {
-        CurveSource::Scan
-    }
-
-    fn seen(&mut self) -> FeedReport {
-        FeedReport {
-            warning: Some(self.why.clone()),
-            ..FeedReport::default()
         }
     }
 }

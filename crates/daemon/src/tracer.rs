@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::{TraceMethod, WorkingSet};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceState, TraceView};
-use plimsoll_trap::{BackendRow, BackendSetting};
+use plimsoll_trap::{BackendRow, BackendSetting, Choice, GroupTarget, assess_group};
 use plimsoll_vm::ProcessId;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -127,6 +127,19 @@ impl TracerTarget {
             }
             _ => configured,
         }
+    }
+
+    /// Why no backend can observe a control group now, so that no tracer is started in vain.
+    fn obstacle(&self) -> Option<String> {
+        let Self::Group { directory } = self else {
+            return None;
+        };
+        let group = GroupTarget {
+            directory: directory.clone(),
+            inodes: Vec::new(),
+        };
+        let chosen = Choice::of_any_memory(assess_group(&group));
+        chosen.err().map(|error| error.to_string())
     }
 
     /// Bytes of RAM that a cell of its heatmap covers; 0 without one.
@@ -309,6 +322,10 @@ impl Tracer {
         if now < self.again_at {
             return;
         }
+        if let Some(why) = self.target.obstacle() {
+            self.fail(why, now);
+            return;
+        }
         if self.error.is_some() {
             self.restarts += 1;
         }
@@ -317,12 +334,18 @@ impl Tracer {
         match self.start() {
             Ok(()) => {}
             Err(error) => {
-                self.error = Some(format!("cannot run {}: {error}", self.program.display()));
-                self.again_at = now + self.wait;
-                self.wait = (self.wait * 2).min(RESTART.1);
+                let why = format!("cannot run {}: {error}", self.program.display());
+                self.fail(why, now);
                 self.end();
             }
         }
+    }
+
+    /// Takes note of why it could not be started, and when that is tried again.
+    fn fail(&mut self, why: String, now: Instant) {
+        self.error = Some(why);
+        self.again_at = now + self.wait;
+        self.wait = (self.wait * 2).min(RESTART.1);
     }
 
     fn end(&mut self) {
@@ -868,6 +891,25 @@ mod tests {
             error.starts_with("cannot run /no/such/program: "),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_traced_is_tried_again_later() {
+        let target = TracerTarget::Group {
+            directory: "/no/such/group".into(),
+        };
+        // Whether or not this host's kernel can observe groups.
+        let mut tracer = Tracer::new(target, "/no/such/program".into(), &settings());
+        for failures in 1..4 {
+            tracer.again_at = Instant::now();
+            for _ in 0..2 {
+                let trace = tracer.seen().trace.unwrap();
+                assert_eq!(trace.state, TraceState::Failed);
+                assert!(!trace.error.unwrap().is_empty());
+                // The second time it is too early.
+                assert_eq!(tracer.wait, RESTART.0 * 2_u32.pow(failures));
+            }
+        }
     }
 
     #[test]
