@@ -1,12 +1,13 @@
 //! The control groups of this host that match patterns of paths.
 //!
 //! A pattern is a path below the root of a hierarchy: in a component `*` stands for any characters and `?` for one, and a component
-//! `**` stands for any number of components. Only directories that can lead to a match are read, one inspection reads at most
-//! [`DIRECTORIES_MAX`], and no link is followed.
+//! `**` stands for any number of components. Only directories that can lead to a match are read, those nearer to the root first, one
+//! inspection reads at most [`DIRECTORIES_MAX`], and no link is followed. So whoever may create groups below one of theirs can hide
+//! only groups as deep as those or deeper.
 //!
 //! Directories may appear, change and vanish at any time, and whoever may create groups chooses their names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -199,11 +200,11 @@ impl GroupListing {
         let mut is_cut = false;
         for mount in mounts {
             let begin = patterns.iter().map(GroupPattern::begin).collect();
-            let mut pending = vec![(mount.directory.clone(), "/".to_owned(), begin)];
-            while let Some((directory, path, at)) = pending.pop() {
-                let positions: &Vec<Positions> = &at;
-                let matched = patterns.iter().zip(positions);
-                let matched = { matched }.position(|(pattern, &at)| pattern.is_end(at));
+            let root: (_, _, Vec<Positions>) = (mount.directory.clone(), "/".to_owned(), begin);
+            let mut pending = VecDeque::from([root]);
+            while let Some((directory, path, at)) = pending.pop_front() {
+                let mut ends = patterns.iter().zip(&at);
+                let matched = ends.position(|(pattern, &at)| pattern.is_end(at));
                 if let Some(pattern) = matched {
                     let listed = of_directory(&directory, &path, mount.version, pattern);
                     // One that has just been removed is none, and one that is counted in another hierarchy is good.
@@ -228,7 +229,7 @@ impl GroupListing {
                     }
                     let bytes = entry.file_name();
                     let name = bytes.to_string_lossy();
-                    let steps = patterns.iter().zip(positions);
+                    let steps = patterns.iter().zip(&at);
                     let reached: Vec<_> = steps
                         .map(|(pattern, &at)| pattern.step(at, &name))
                         .collect();
@@ -246,7 +247,7 @@ impl GroupListing {
                         break;
                     }
                     left -= 1;
-                    pending.push((entry.path(), below, reached));
+                    pending.push_back((entry.path(), below, reached));
                 }
             }
         }
