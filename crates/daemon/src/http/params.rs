@@ -83,24 +83,19 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| no_vm(snapshot, name))
 }
 
-/// The control group with this name or, if it begins with `/`, this path.
+/// The control group with this path, or else this name.
 pub(super) fn find_group<'a>(
     snapshot: &'a Snapshot,
     name: &str,
 ) -> Result<&'a GroupSummary, RequestRefusal> {
-    let is_it = |group: &&GroupSummary| group.group == name || group.path == name;
-    snapshot
-        .host
-        .groups
-        .watched
-        .iter()
-        .find(is_it)
-        .ok_or_else(|| {
-            let message = format!(
-                "no control group {name:?} is watched; GET /v1/groups lists those that are"
-            );
-            RequestRefusal::new(RefusalKind::NotFound, message)
-        })
+    let watched = &snapshot.host.groups.watched;
+    let by_path = watched.iter().find(|group| group.path == name);
+    let found = by_path.or_else(|| watched.iter().find(|group| group.group == name));
+    found.ok_or_else(|| {
+        let message =
+            format!("no control group {name:?} is watched; GET /v1/groups lists those that are");
+        RequestRefusal::new(RefusalKind::NotFound, message)
+    })
 }
 
 /// There is no VM called `name`.

@@ -11,9 +11,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
 use plimsoll_protocol::group::{GroupView, GroupsView};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{
-    HeatmapView, HistoryView, HostView, KeptCurve, KeptCurves, Sample, VmView,
-};
+use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, KeptCurve, KeptCurves, VmView};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -122,16 +120,13 @@ pub(super) struct Interval {
     until_unix_ms: Option<u64>,
 }
 
-impl Interval {
-    /// From when until before when.
-    fn limits(self) -> Result<(u64, u64), RequestRefusal> {
-        let until_ms = self.until_unix_ms.unwrap_or_else(clock::unix_ms);
-        let since_ms = self.since_unix_ms;
-        let since_ms = since_ms.unwrap_or(until_ms.saturating_sub(HISTORY_MS));
-        match since_ms <= until_ms {
-            true => Ok((since_ms, until_ms)),
-            false => Err(bad("since_unix_ms is later than until_unix_ms")),
-        }
+/// From when until before when, by what was given.
+fn limits(since_ms: Option<u64>, until_ms: Option<u64>) -> Result<(u64, u64), RequestRefusal> {
+    let until_ms = until_ms.unwrap_or_else(clock::unix_ms);
+    let since_ms = since_ms.unwrap_or(until_ms.saturating_sub(HISTORY_MS));
+    match since_ms <= until_ms {
+        true => Ok((since_ms, until_ms)),
+        false => Err(bad("since_unix_ms is later than until_unix_ms")),
     }
 }
 
@@ -142,7 +137,7 @@ pub(super) async fn curves(
     PathValue(vm): PathValue<String>,
     Params(interval): Params<Interval>,
 ) -> Answer<KeptCurves> {
-    let (since_ms, until_ms) = interval.limits()?;
+    let (since_ms, until_ms) = limits(interval.since_unix_ms, interval.until_unix_ms)?;
     beside(Arc::clone(&desk.reads), move || {
         let kept = desk.shared.history.curves(&vm, since_ms).into_iter();
         let kept = kept.take_while(|(unix_ms, _)| *unix_ms < until_ms);
@@ -168,32 +163,21 @@ pub(super) async fn history(
     PathValue(vm): PathValue<String>,
     Params(span): Params<Span>,
 ) -> Answer<HistoryView> {
-    let samples = samples_of(&desk, vm.clone(), &span).await?;
-    if samples.is_empty() && !desk.shared.history.is_known(&vm) {
-        find(&desk.shared.snapshot(), &vm)?;
-    }
-    Ok(Json(HistoryView {
-        schema: SCHEMA,
-        vm,
-        samples,
-    }))
-}
-
-/// The samples recorded under `id` within a span.
-async fn samples_of(
-    desk: &Arc<ApiState>,
-    id: String,
-    span: &Span,
-) -> Result<Vec<Sample>, RequestRefusal> {
-    let interval = Interval {
-        since_unix_ms: span.since_unix_ms,
-        until_unix_ms: span.until_unix_ms,
-    };
-    let (since_ms, until_ms) = interval.limits()?;
+    let (since_ms, until_ms) = limits(span.since_unix_ms, span.until_unix_ms)?;
     let points = within("points", span.points, POINTS, POINTS_MAX)?;
-    let reader = Arc::clone(desk);
-    let read = move || (reader.shared.history).samples(&id, since_ms, until_ms, points);
-    beside(Arc::clone(&desk.reads), read).await
+    beside(Arc::clone(&desk.reads), move || {
+        let history = &desk.shared.history;
+        let samples = history.samples(&vm, since_ms, until_ms, points);
+        if samples.is_empty() && !history.is_known(&vm) {
+            find(&desk.shared.snapshot(), &vm)?;
+        }
+        Ok(Json(HistoryView {
+            schema: SCHEMA,
+            vm,
+            samples,
+        }))
+    })
+    .await?
 }
 
 /// The control groups that are watched, and those that are not.
@@ -224,29 +208,35 @@ pub(super) async fn group(
     }))
 }
 
-/// A control group's history. It belongs to its path: also to a group that is no longer there, and goes on when one is made again.
+/// A control group's history. It is kept by path: it remains when the group is removed, and continues when a group with the same path is created.
 #[utoipa::path(get, path = "/v1/groups/{group}/history", params(("group", description = "Its name or its path"), Span), responses((status = 200, body = HistoryView)))]
 pub(super) async fn group_history(
     State(desk): State<Arc<ApiState>>,
     PathValue(group): PathValue<String>,
     Params(span): Params<Span>,
 ) -> Answer<HistoryView> {
-    let samples = {
-        let found = find_group(&desk.shared.snapshot(), &group).map(|found| found.path.clone());
-        let path = match found {
-            Err(_) if group.starts_with('/') => group.clone(),
-            found => found?,
-        };
-        samples_of(&desk, group_id(&path), &span).await?
+    let (since_ms, until_ms) = limits(span.since_unix_ms, span.until_unix_ms)?;
+    let points = within("points", span.points, POINTS, POINTS_MAX)?;
+    let found = find_group(&desk.shared.snapshot(), &group)
+        .map(|found| (found.group.clone(), found.path.clone()));
+    let (vm, path, missing) = match found {
+        Ok((name, path)) => (name, path, None),
+        Err(refusal) if group.starts_with('/') => (group.clone(), group, Some(refusal)),
+        Err(refusal) => return Err(refusal),
     };
-    if samples.is_empty() {
-        find_group(&desk.shared.snapshot(), &group)?;
-    }
-    Ok(Json(HistoryView {
-        schema: SCHEMA,
-        vm: group,
-        samples,
-    }))
+    beside(Arc::clone(&desk.reads), move || {
+        let history = &desk.shared.history;
+        let samples = history.samples(&group_id(&path), since_ms, until_ms, points);
+        match missing {
+            Some(refusal) if samples.is_empty() => Err(refusal),
+            _ => Ok(Json(HistoryView {
+                schema: SCHEMA,
+                vm,
+                samples,
+            })),
+        }
+    })
+    .await?
 }
 
 /// What `apply` would carry out.
