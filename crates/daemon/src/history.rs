@@ -237,7 +237,8 @@ impl History {
     }
 
     /// Stores the last curves of VMs that leave, or of all when the daemon ends: what was observed since a curve was kept
-    /// would be lost. One that was kept less than ten minutes ago suffices, because kept curves count alike.
+    /// would be lost. A VM whose newest kept curve is less than ten minutes old gets no other, because right sizes weigh all
+    /// kept curves equally.
     pub fn keep_last_curves(&self, unix_ms: u64, curves: &[CurveJson]) {
         let is_due = |curve: &&CurveJson| {
             let newest = self.curve_at(&curve.vm, u64::MAX);

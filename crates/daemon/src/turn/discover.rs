@@ -35,10 +35,11 @@ impl<H: Host> Turns<H> {
             })
             .map(|(name, _)| name.clone())
             .collect();
+        let leaving = self.vms.iter().filter(|(name, _)| gone.contains(name));
+        self.keep_last_curves(leaving);
         for name in gone {
             tracing::info!(vm = name, "the VM has ended");
             if let Some(vm) = self.vms.remove(&name) {
-                self.keep_last_curves([(&name, &vm)].into_iter());
                 self.host_relief.vm_ended(vm.size_bytes());
             }
             // Another VM of its name neither takes part in its move nor is judged by what it was promised.

@@ -350,23 +350,16 @@ impl<H: Host> Turns<H> {
                 curve: curves[index].as_ref(),
             });
         }
-        let groups = &mut self.groups.groups;
-        let of_groups: Vec<_> = groups
-            .iter_mut()
-            .map(|group| {
-                let lost = group.seen.newly_lost();
-                (
-                    group_id(group.path()),
-                    group.sample(now, lost),
-                    group.curve_json(),
-                )
-            })
-            .collect();
-        moments.extend(of_groups.iter().map(|(id, sample, curve)| TurnRecord {
+        let of_groups = self.groups.groups.iter_mut().map(|group| {
+            let lost = group.seen.newly_lost();
+            (group_id(group.path()), group.sample(now, lost))
+        });
+        let of_groups: Vec<(String, Sample)> = of_groups.collect();
+        moments.extend(of_groups.iter().map(|(id, sample)| TurnRecord {
             vm: id,
             sample: *sample,
             heat: None,
-            curve: curve.as_ref(),
+            curve: None,
         }));
         self.history.record_turn(&moments);
         self.warnings.extend(self.history.warnings());
