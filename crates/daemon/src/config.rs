@@ -124,7 +124,7 @@ pub struct GroupSettings {
     /// Patterns of their paths; groups of earlier patterns come first.
     pub watch: Vec<GroupPattern>,
     /// Maximum number of groups watched at a time, 1 to 256; 16 by default.
-    pub max: usize,
+    pub max: u64,
 }
 
 /// Sockets of the API, and their permissions.

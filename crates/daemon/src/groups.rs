@@ -128,7 +128,7 @@ impl Selection {
             };
             let why = if chosen.iter().any(is_nested) {
                 NESTED.to_owned()
-            } else if chosen.len() >= self.settings.max {
+            } else if chosen.len() as u64 >= self.settings.max {
                 let most = self.settings.max;
                 format!("no more than {most} groups are watched at a time (groups.max)")
             } else {
@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
 
-    fn selection(watch: &[&str], max: usize) -> Selection {
+    fn selection(watch: &[&str], max: u64) -> Selection {
         let watch = watch.iter().map(|text| GroupPattern::new(text).unwrap());
         Selection::new(GroupSettings {
             watch: watch.collect(),

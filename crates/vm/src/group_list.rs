@@ -29,7 +29,6 @@ const COMPONENTS_MAX: usize = 32;
 /// A pattern of paths of control groups.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GroupPattern {
-    text: String,
     parts: Vec<Part>,
 }
 
@@ -53,9 +52,7 @@ impl GroupPattern {
     pub fn new(text: &str) -> Result<Self, String> {
         let below = text.strip_prefix('/').unwrap_or(text);
         let part = |name: &str| match name {
-            "" | "." | ".." => Err(format!(
-                "has a component {name:?}; write a path such as \"system.slice/*.service\""
-            )),
+            "" | "." | ".." => Err(format!("has a component {name:?}")),
             "**" => Ok(Part::AnyPath),
             name => Ok(Part::Name(WildMatch::new(name))),
         };
@@ -65,10 +62,7 @@ impl GroupPattern {
                 "is longer than {COMPONENTS_MAX} components or {PATH_BYTES_MAX} bytes"
             ));
         }
-        Ok(Self {
-            text: text.to_owned(),
-            parts,
-        })
+        Ok(Self { parts })
     }
 
     /// Whether a path matches.
@@ -111,12 +105,6 @@ impl GroupPattern {
 
     fn is_end(&self, at: Positions) -> bool {
         at & (1 << self.parts.len()) != 0
-    }
-}
-
-impl std::fmt::Display for GroupPattern {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.text)
     }
 }
 

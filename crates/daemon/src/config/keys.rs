@@ -156,7 +156,7 @@ keys! {
     }
     [groups, GroupsKeys]: "a section: write [groups]" {
         watch: Patterns => all.config.groups.watch,
-        max: WholeNumber<1, GROUPS_MAX> => all.groups_max,
+        max: WholeNumber<1, GROUPS_MAX> => all.config.groups.max,
     }
     [store, StoreKeys]: "a section: write [store]" {
         socket: OrNone<SocketPath> => all.config.store,
@@ -200,7 +200,6 @@ struct Merge {
     key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
     tcp_read_only: bool,
-    groups_max: u64,
     /// File and line of each key's last value.
     places: BTreeMap<&'static str, String>,
 }
@@ -224,7 +223,6 @@ pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
         key: None,
         client_ca: None,
         tcp_read_only: false,
-        groups_max: Config::default().groups.max as u64,
         places: BTreeMap::new(),
     };
     for file in files {
@@ -285,7 +283,6 @@ impl Merge {
             };
         }
         self.config.serve.tcp = self.chosen_tcp()?;
-        self.config.groups.max = usize::try_from(self.groups_max).unwrap_or(usize::MAX);
         Ok(self.config)
     }
 

@@ -398,6 +398,8 @@ fn values_out_of_range_are_reported_with_the_range() {
 
 #[test]
 fn patterns_of_control_groups_that_are_none_are_refused_where_they_stand() {
+    let long = format!("watch = [\"{}a\"]", "a/".repeat(32));
+    let many = format!("watch = [{}]", "\"a\", ".repeat(65));
     for (value, expected) in [
         (
             "watch = \"system.slice\"",
@@ -405,6 +407,13 @@ fn patterns_of_control_groups_that_are_none_are_refused_where_they_stand() {
         ),
         ("watch = [\"\"]", "a list of paths of control groups"),
         ("watch = [\"a/../b\"]", "a list of paths of control groups"),
+        (
+            "watch = [\"a\", \"a/../b\"]",
+            "; path 2 has a component \"..\"",
+        ),
+        (&long, "; path 1 is longer than 32 components or 1024 bytes"),
+        (&many, "at most 64, in which"),
+        (&many, "; there are 65"),
         ("watch = [7]", "expected a string"),
         ("max = 0", "a whole number from 1 to 256"),
         ("max = 257", "a whole number from 1 to 256"),

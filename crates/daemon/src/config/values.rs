@@ -48,6 +48,16 @@ pub(super) trait Kind {
 
     /// The value, if it is accepted.
     fn of(written: RawValue<'_>) -> Option<Self::Value>;
+
+    /// What is expected instead of a value that is not accepted.
+    fn refusal(_: RawValue<'_>) -> String {
+        Self::expected()
+    }
+
+    /// The value, or what is expected instead.
+    fn read(written: RawValue<'_>) -> Result<Self::Value, String> {
+        Self::of(written).ok_or_else(|| Self::refusal(written))
+    }
 }
 
 /// A value of this kind, within its range.
@@ -56,37 +66,35 @@ pub(super) struct RangedValue<K: Kind>(pub(super) K::Value);
 impl<'de, K: Kind> Deserialize<'de> for RangedValue<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = deserializer.deserialize_any(KindVisitor::<K>(PhantomData))?;
-        value
-            .map(Self)
-            .ok_or_else(|| D::Error::custom(K::expected()))
+        value.map(Self).map_err(D::Error::custom)
     }
 }
 
 struct KindVisitor<K>(PhantomData<K>);
 
 impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
-    type Value = Option<K::Value>;
+    type Value = Result<K::Value, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&K::expected())
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(K::of(RawValue::Text(text)))
+        Ok(K::read(RawValue::Text(text)))
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(K::of(RawValue::Whole(number)))
+        Ok(K::read(RawValue::Whole(number)))
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(K::of(
+        Ok(K::read(
             u64::try_from(number).map_or(RawValue::Other, RawValue::Whole),
         ))
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
-        Ok(K::of(RawValue::Float(number)))
+        Ok(K::read(RawValue::Float(number)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -94,11 +102,11 @@ impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
         while let Some(word) = list.next_element()? {
             words.push(word);
         }
-        Ok(K::of(RawValue::List(&words)))
+        Ok(K::read(RawValue::List(&words)))
     }
 
     fn visit_bool<E>(self, flag: bool) -> Result<Self::Value, E> {
-        Ok(K::of(RawValue::Flag(flag)))
+        Ok(K::read(RawValue::Flag(flag)))
     }
 }
 
@@ -119,6 +127,10 @@ impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
             Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
             _ => K::of(written).map(Some),
         }
+    }
+
+    fn refusal(written: RawValue<'_>) -> String {
+        K::refusal(written)
     }
 }
 
@@ -165,9 +177,22 @@ impl Kind for Patterns {
     type Value = Vec<GroupPattern>;
 
     fn expected() -> String {
-        "a list of paths of control groups, in which * stands within a name and ** for any number of names, such as \
-         [\"system.slice/*.service\", \"**/docker-*.scope\"]"
-            .into()
+        format!(
+            "a list of paths of control groups, at most {PATTERNS_MAX}, in which * stands within a name and ** for any number \
+             of names, such as [\"system.slice/*.service\", \"**/docker-*.scope\"]"
+        )
+    }
+
+    fn refusal(written: RawValue<'_>) -> String {
+        let expected = Self::expected();
+        let RawValue::List(patterns) = written else {
+            return expected;
+        };
+        let reasons = patterns.iter().map(|text| GroupPattern::new(text).err());
+        match (1..).zip(reasons).find_map(|(nth, why)| Some((nth, why?))) {
+            Some((nth, why)) => format!("{expected}; path {nth} {why}"),
+            None => format!("{expected}; there are {}", patterns.len()),
+        }
     }
 
     fn of(written: RawValue<'_>) -> Option<Vec<GroupPattern>> {
