@@ -1,6 +1,5 @@
 //! A thread that repeats an inspection, so that no turn waits for it.
 
-use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -12,21 +11,26 @@ type Last<T> = Arc<(Mutex<Option<(T, Instant)>>, Condvar)>;
 /// An inspection that is repeated until this is dropped.
 #[derive(Debug)]
 pub struct Background<T> {
+    /// What it finds, as the beginning of a sentence.
+    what: &'static str,
     last: Last<T>,
     began: Instant,
-    _end: Sender<()>,
+    /// Age of the last result from which on the thread counts as stuck.
+    hangs_after: Duration,
+    /// Ends the thread when dropped; or why there is none.
+    thread: Result<Sender<()>, String>,
 }
 
 impl<T: Clone + Send + 'static> Background<T> {
-    /// Starts the thread. `inspect` returns its result and the pause until it is called again.
-    ///
-    /// # Errors
-    ///
-    /// The thread cannot be started.
+    /// Starts a thread of this name that finds `what`, such as "VMs". `inspect` returns its result and the pause until it is
+    /// called again; a result that is older than `hangs_after` counts as the last of a thread that is stuck.
+    #[must_use]
     pub fn begin(
         name: &str,
+        what: &'static str,
+        hangs_after: Duration,
         mut inspect: impl FnMut() -> (T, Duration) + Send + 'static,
-    ) -> io::Result<Self> {
+    ) -> Self {
         let last: Last<T> = Arc::default();
         let (end, ended) = mpsc::channel();
         let its = Arc::clone(&last);
@@ -40,17 +44,33 @@ impl<T: Clone + Send + 'static> Background<T> {
                 }
             }
         };
-        thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        Ok(Self {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+        Self {
+            what,
             last,
             began: Instant::now(),
-            _end: end,
-        })
+            hangs_after,
+            thread: (thread.map(|_| end)).map_err(|error| error.to_string()),
+        }
     }
 
-    /// The last result, and its age; without one, the age of the thread. Waits for the first result until the thread is
+    /// The last result, and a warning if no newer one is to be expected. Waits for the first result until the thread is
     /// `first_max` old.
-    pub fn last(&self, first_max: Duration) -> (Option<T>, Duration) {
+    pub fn last(&self, first_max: Duration) -> (Option<T>, Option<String>) {
+        let what = self.what;
+        if let Err(error) = &self.thread {
+            return (None, Some(format!("{what} cannot be discovered: {error}")));
+        }
+        let (last, age) = self.last_and_age(first_max);
+        let hangs = || {
+            let seconds = age.as_secs();
+            format!("{what} have not been discovered for {seconds} s: an inspection hangs")
+        };
+        (last, (age > self.hangs_after).then(hangs))
+    }
+
+    /// The last result, and its age; without one, the age of the thread.
+    fn last_and_age(&self, first_max: Duration) -> (Option<T>, Duration) {
         let left = first_max.saturating_sub(self.began.elapsed());
         let (last, changed) = &*self.last;
         let waited = changed.wait_timeout_while(lock(last), left, |last| last.is_none());

@@ -142,7 +142,7 @@ pub struct DiscoveryResult {
 /// The discovery thread. Ends when dropped.
 #[derive(Debug)]
 pub struct Discovery {
-    rounds: Result<Background<DiscoveryResult>, String>,
+    rounds: Background<DiscoveryResult>,
 }
 
 impl Discovery {
@@ -150,31 +150,18 @@ impl Discovery {
     #[must_use]
     pub fn begin(processes: impl Processes) -> Self {
         let mut rounds = Rounds::default();
-        let rounds = Background::begin("discovery", move || (rounds.round(&processes), PAUSE));
+        let round = move || (rounds.round(&processes), PAUSE);
         Self {
-            rounds: rounds.map_err(|error| format!("VMs cannot be discovered: {error}")),
+            rounds: Background::begin("discovery", "VMs", HANGS_AFTER, round),
         }
     }
 
     /// The results of the last round; waits a second at most for the first one.
     #[must_use]
     pub fn last(&self) -> DiscoveryResult {
-        let (discovered, age) = match &self.rounds {
-            Ok(rounds) => rounds.last(FIRST_ROUND_MAX),
-            Err(why) => {
-                return DiscoveryResult {
-                    warnings: vec![why.clone()],
-                    ..DiscoveryResult::default()
-                };
-            }
-        };
+        let (discovered, warning) = self.rounds.last(FIRST_ROUND_MAX);
         let mut discovered = discovered.unwrap_or_default();
-        if age > HANGS_AFTER {
-            let seconds = age.as_secs();
-            discovered.warnings.push(format!(
-                "VMs have not been discovered for {seconds} s: the inspection of a process hangs"
-            ));
-        }
+        discovered.warnings.extend(warning);
         discovered
     }
 }

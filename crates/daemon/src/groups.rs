@@ -9,11 +9,11 @@
 //! observed anew.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use plimsoll_protocol::group::LeftOutGroups;
-use plimsoll_vm::{GroupListing, GroupName, ListedGroup, printable};
+use plimsoll_vm::{GroupListing, GroupName, ListedGroup, escaped};
 
 use crate::background::Background;
 use crate::config::GroupSettings;
@@ -35,7 +35,7 @@ const NESTED: &str = "it contains a group that is watched, or lies in one";
 #[derive(Debug)]
 pub struct GroupDiscovery {
     /// `None` if no pattern is configured.
-    inspections: Option<Result<Background<FoundGroups>, String>>,
+    inspections: Option<Background<FoundGroups>>,
 }
 
 impl GroupDiscovery {
@@ -49,8 +49,7 @@ impl GroupDiscovery {
                 let found = selection.inspect();
                 (found, PAUSE.0.max(began.elapsed() * PAUSE.1))
             };
-            let begun = Background::begin("groups", inspect);
-            begun.map_err(|error| format!("control groups cannot be found: {error}"))
+            Background::begin("groups", "control groups", HANGS_AFTER, inspect)
         };
         Self {
             inspections: (!settings.watch.is_empty()).then(begin),
@@ -60,23 +59,12 @@ impl GroupDiscovery {
     /// The groups of the last inspection; waits a second at most for the first one.
     #[must_use]
     pub fn last(&self) -> FoundGroups {
-        let (found, age) = match &self.inspections {
-            None => return FoundGroups::default(),
-            Some(Ok(inspections)) => inspections.last(FIRST_MAX),
-            Some(Err(why)) => {
-                return FoundGroups {
-                    warnings: vec![why.clone()],
-                    ..FoundGroups::default()
-                };
-            }
+        let Some(inspections) = &self.inspections else {
+            return FoundGroups::default();
         };
+        let (found, warning) = inspections.last(FIRST_MAX);
         let mut found = found.unwrap_or_default();
-        if age > HANGS_AFTER {
-            found.warnings.push(format!(
-                "control groups have not been inspected for {} s",
-                age.as_secs()
-            ));
-        }
+        found.warnings.extend(warning);
         found
     }
 }
@@ -85,8 +73,6 @@ impl GroupDiscovery {
 #[derive(Debug)]
 struct Selection {
     settings: GroupSettings,
-    /// The name and the inode of each, by its path.
-    watched: BTreeMap<String, (String, u64)>,
     last: FoundGroups,
 }
 
@@ -94,25 +80,28 @@ impl Selection {
     fn new(settings: GroupSettings) -> Self {
         Self {
             settings,
-            watched: BTreeMap::new(),
             last: FoundGroups::default(),
         }
     }
 
     fn inspect(&mut self) -> FoundGroups {
         match GroupListing::matching(&self.settings.watch) {
-            Ok(listing) => self.last = self.select(listing),
+            Ok(listing) => self.select(listing),
             // Groups found earlier have not ended just because the mounts cannot be listed.
-            Err(error) => self.last.warnings = vec![format!("control groups: {error}")],
+            Err(error) => {
+                self.last.warnings = vec![format!("control groups: {error}")];
+                self.last.clone()
+            }
         }
-        self.last.clone()
     }
 
     fn select(&mut self, listing: GroupListing) -> FoundGroups {
+        let before = self.last.watched.iter();
+        let before: BTreeMap<_, _> = before.map(|group| (&*group.listed.path, group)).collect();
         let mut groups = listing.groups;
         groups.sort_by_cached_key(|group| {
-            let is_watched =
-                matches!(self.watched.get(&group.path), Some((_, inode)) if *inode == group.inode);
+            let known = before.get(&*group.path);
+            let is_watched = known.is_some_and(|known| known.listed.inode == group.inode);
             (
                 group.pattern,
                 !is_watched,
@@ -135,23 +124,18 @@ impl Selection {
                 chosen.push(group);
                 continue;
             };
-            left_out
-                .entry(why)
-                .or_default()
-                .push(printable(&group.path));
+            left_out.entry(why).or_default().push(escaped(&group.path));
         }
-        let before = std::mem::take(&mut self.watched);
         // Those that have a name keep it, whatever others are called.
-        for group in &chosen {
-            if let Some((name, _)) = before.get(&group.path) {
-                let kept = (name.clone(), group.inode);
-                self.watched.insert(group.path.clone(), kept);
-            }
-        }
-        let mut watched: Vec<_> = chosen
-            .into_iter()
-            .map(|listed| self.discovered(listed))
-            .collect();
+        let kept = |group: &ListedGroup| Some(before.get(&*group.path)?.name.clone());
+        let mut taken: BTreeSet<_> = chosen.iter().filter_map(kept).collect();
+        let discovered = |listed: ListedGroup| {
+            let GroupName { name, kind } = GroupName::of_path(&listed.path);
+            let name = kept(&listed).unwrap_or_else(|| free_name(name, &listed, &taken));
+            taken.insert(name.clone());
+            DiscoveredGroup { name, kind, listed }
+        };
+        let mut watched: Vec<_> = chosen.into_iter().map(discovered).collect();
         watched.sort_by(|one, other| one.name.cmp(&other.name));
         for (path, fault) in listing.faults {
             left_out.entry(fault.to_string()).or_default().push(path);
@@ -162,26 +146,26 @@ impl Selection {
             LeftOutGroups { why, count, paths }
         });
         let cut = "there are more control groups than one inspection reads: give patterns of fewer groups in groups.watch";
-        FoundGroups {
+        self.last = FoundGroups {
             watched,
             left_out: left_out.collect(),
             warnings: listing.is_cut.then(|| cut.to_owned()).into_iter().collect(),
-        }
-    }
-
-    fn discovered(&mut self, listed: ListedGroup) -> DiscoveredGroup {
-        let GroupName { name, kind } = GroupName::of_path(&listed.path);
-        let name = match self.watched.get(&listed.path) {
-            Some((kept, _)) => kept.clone(),
-            None if self.watched.values().any(|(taken, _)| *taken == name) => {
-                printable(&listed.path)
-            }
-            None => name,
         };
-        let entry = (name.clone(), listed.inode);
-        self.watched.insert(listed.path.clone(), entry);
-        DiscoveredGroup { name, kind, listed }
+        self.last.clone()
     }
+}
+
+/// The name of a group that is called `name`, or its path if that is `taken`. Two paths can look alike once they are escaped, so
+/// that one of them gets the number of its directory.
+fn free_name(name: String, listed: &ListedGroup, taken: &BTreeSet<String>) -> String {
+    if !taken.contains(&name) {
+        return name;
+    }
+    let mut name = escaped(&listed.path);
+    while taken.contains(&name) {
+        name = format!("{name}-{}", listed.inode);
+    }
+    name
 }
 
 /// Whether the group at path `outer` is that at `inner`, or contains it.
@@ -314,6 +298,20 @@ mod tests {
         let found = selection.select(listing(&[again]));
         assert_eq!(names(&found), ["nginx.service"]);
         assert_eq!(found.watched[0].listed.inode, 7);
+    }
+
+    #[test]
+    fn groups_whose_paths_look_alike_have_different_names() {
+        let mut selection = selection(&["**"], 9);
+        let paths = ["/a/x", "/b\t/x", r"/b\t/x"];
+        let groups = (1..)
+            .zip(paths)
+            .map(|(inode, path)| listed(path, inode, 0, 9));
+        let groups: Vec<_> = groups.collect();
+        for _ in 0..2 {
+            let found = selection.select(listing(&groups));
+            assert_eq!(names(&found), [r"/b\t/x", r"/b\t/x-3", "x"]);
+        }
     }
 
     #[test]

@@ -61,8 +61,8 @@ impl DiscoveredGroup {
     /// Whether another finding is of the same group, and not of one that was made again with its path.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        let identity = |group: &Self| (group.listed.directory.clone(), group.listed.inode);
-        identity(self) == identity(other)
+        let (one, other) = (&self.listed, &other.listed);
+        one.inode == other.inode && one.directory == other.directory
     }
 }
 

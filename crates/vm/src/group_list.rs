@@ -17,7 +17,7 @@ use wildmatch::WildMatch;
 
 use crate::VmError;
 use crate::cgroup::{CgroupMount, CgroupVersion, charged_bytes, counts_memory, limit_bytes};
-use crate::group_name::printable;
+use crate::group_name::escaped;
 
 /// Maximum number of directories of groups that one inspection reads.
 pub const DIRECTORIES_MAX: usize = 20_000;
@@ -246,7 +246,7 @@ impl GroupListing {
         for (path, group) in found {
             match group {
                 Ok(group) => listing.groups.push(group),
-                Err(fault) => listing.faults.push((printable(&path), fault)),
+                Err(fault) => listing.faults.push((escaped(&path), fault)),
             }
         }
         listing
@@ -409,6 +409,21 @@ mod tests {
         assert_eq!((listing.groups.len(), listing.is_cut), (2, true));
         let all = GroupListing::in_mounts(&patterns(&["*"]), &mounts, 3);
         assert_eq!((all.groups.len(), all.is_cut), (3, false));
+    }
+
+    #[test]
+    fn groups_below_those_of_others_hide_none_that_are_nearer_to_the_root() {
+        let deep = format!("a/{}", "x/".repeat(200));
+        let wide: Vec<_> = (0..200).map(|index| format!("b/y/{index}")).collect();
+        let mut groups = vec![&*deep, "c/nginx.service", "d/nginx.service"];
+        groups.extend(wide.iter().map(String::as_str));
+        let (_root, mounts) = hierarchy(&groups);
+        let listing = GroupListing::in_mounts(&patterns(&["**"]), &mounts, 20);
+        assert!(listing.is_cut);
+        let found = paths(&listing);
+        for path in ["/c/nginx.service", "/d/nginx.service"] {
+            assert!(found.contains(&path), "{found:?}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl GroupName {
     }
 
     fn new(kind: GroupKind, name: &str) -> Self {
-        let name = printable(name);
+        let name = escaped(name);
         let name = match name.chars().count() > CHARACTERS_MAX {
             true => name.chars().take(CHARACTERS_MAX - 1).chain(['…']).collect(),
             false => name,
@@ -76,7 +76,7 @@ impl GroupName {
 
 /// A name or a path with all characters escaped that a terminal could obey, or that are invisible.
 #[must_use]
-pub fn printable(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

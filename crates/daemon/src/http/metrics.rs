@@ -17,7 +17,7 @@ use plimsoll_protocol::families;
 use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::openmetrics::{Exposition, Family, Kind, Labels};
 use plimsoll_protocol::vm::{BalloonState, HostView, TraceState, TraceView, VmStatus, VmSummary};
-use plimsoll_vm::printable;
+use plimsoll_vm::escaped;
 
 use super::params::{NoParams, Params};
 use super::{ApiState, beside};
@@ -413,7 +413,7 @@ fn of_groups(text: &mut Exposition, groups: &[GroupSummary]) {
     let help = "A control group that is watched.";
     let mut family = text.family(Kind::Info, "group", help);
     for group in groups {
-        let path = printable(&group.path);
+        let path = escaped(&group.path);
         let labels: Labels<'_> = &[("path", &path), ("version", &group.cgroup_version)];
         of_group(&mut family, group, labels, 1);
     }
