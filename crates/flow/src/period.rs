@@ -27,10 +27,10 @@ pub enum TraceMethod {
     /// Random pages are made inaccessible one after another, each until its next access, which traps.
     #[cfg_attr(feature = "serde", serde(rename = "first-touch"))]
     FirstTouches,
-    /// Sampled pages are protected against every access, and looks find of which the kernel has lifted that.
+    /// Sampled pages are protected against every access; scans find from which the kernel has removed the protection.
     #[cfg_attr(feature = "serde", serde(rename = "rwp"))]
     AccessProtection,
-    /// Sampled pages are marked idle, and looks find which are no longer.
+    /// Sampled pages are marked idle; scans find which have lost the mark.
     #[cfg_attr(feature = "serde", serde(rename = "idle"))]
     IdlePages,
     /// The kernel's DAMON reports how long ago sampled pages were last touched.

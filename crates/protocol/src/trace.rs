@@ -71,7 +71,7 @@ pub enum TraceState {
     Failed,
 }
 
-/// How a VM is traced.
+/// How a VM or a control group is traced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct TraceView {
@@ -85,7 +85,7 @@ pub struct TraceView {
     pub pid: Option<u32>,
     /// Periods so far.
     pub periods: u64,
-    /// Fraction of the VM's pages that is armed.
+    /// Fraction of its pages that is armed.
     pub tracking_rate: f64,
     /// Pages that are armed.
     pub tracked_pages: u64,
@@ -93,7 +93,7 @@ pub struct TraceView {
     pub traps_per_second: f64,
     /// Pages per second that scans found touched in the last period; 0 with traps.
     pub touches_per_second: f64,
-    /// Time taken from the VM, as a share of its CPU time.
+    /// Time taken by its tracer, as a share of the VM's CPU time; of a control group, of one CPU.
     pub overhead_ratio: f64,
     /// References that may be missing, in all periods.
     pub lost: u64,

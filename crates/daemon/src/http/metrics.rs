@@ -135,8 +135,8 @@ const GROUP_GAUGES: &[GroupMetric] = families! { group =>
 
 const TRACE_GAUGES: &[TraceMetric] = families! { t =>
     trace_overhead_ratio: Some(t.overhead_ratio),
-        "Time taken from the VM by its tracer, as a share of its CPU time.";
-    trace_tracking_ratio: Some(t.tracking_rate), "Share of the VM's pages that is tracked.";
+        "Time taken by its tracer, as a share of the VM's CPU time; of a control group, of one CPU.";
+    trace_tracking_ratio: Some(t.tracking_rate), "Share of its pages that is tracked.";
     trace_tracked_pages: Some(float(t.tracked_pages)), "Tracked pages.";
     trace_traps_per_second: Some(t.traps_per_second), "Traps per second in the last period; 0 with scans.";
     trace_touches_per_second: Some(t.touches_per_second),
