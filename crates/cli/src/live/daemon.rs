@@ -10,7 +10,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{HostView, VmSummary};
 
-use super::subject::GROUP;
+use super::subject::{GROUP, Key};
 use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
 use plimsoll_output::printable;
 
@@ -117,6 +117,19 @@ impl Daemon {
         })
     }
 
+    /// Asks for something of a VM's or of a control group's.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask_of`](Self::ask_of).
+    pub fn ask_by<T>(
+        &self,
+        key: &Key,
+        ask: impl FnOnce(&Client, &Key) -> Result<T, ClientError>,
+    ) -> anyhow::Result<T> {
+        self.ask_of(&key.written(), |client, _| ask(client, key))
+    }
+
     /// The host and its VMs.
     ///
     /// # Errors
@@ -145,11 +158,7 @@ impl Daemon {
         };
         let groups = groups.watched.iter().map(|group| &*group.group);
         let names: Vec<_> = vms.iter().map(|vm| &*vm.vm).chain(groups).collect();
-        let group = vm.strip_prefix(GROUP);
-        if names.contains(&vm) || group.is_some_and(|name| names.contains(&name)) {
-            return said(error);
-        }
-        if group.is_some() {
+        if names.contains(&vm) || vm.starts_with(GROUP) {
             return said(error);
         }
         let meant = match nearest(vm, &names) {

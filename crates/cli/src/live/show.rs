@@ -5,12 +5,11 @@ use std::io::Write;
 
 use anyhow::Context;
 use plimsoll_flow::Accelerator;
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::group::GroupView;
-use plimsoll_protocol::vm::{CacheView, CurveSource, TraceView, VmSummary, VmView};
+use plimsoll_protocol::group::GroupSummary;
+use plimsoll_protocol::vm::{CacheView, TraceView, VmSummary};
 
 use super::daemon::curve_of;
-use super::subject::{SizesOfInterest, Subject};
+use super::subject::{Key, SizesOfInterest, Subject};
 use super::words::{
     UNKNOWN, age, maybe_size, name_of, percent, ratio, relative, size, working_set,
 };
@@ -44,25 +43,18 @@ pub struct Args {
 /// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
-    let subject = daemon.ask_of(&args.vm, Subject::ask)?;
+    let subject = daemon.ask_by(&Key::Written(args.vm.clone()), Subject::ask)?;
     match args.look.form.output {
         TextFormat::Table => {
             let now_unix_ms = daemon.host()?.now_unix_ms;
-            let text = match &subject {
-                Subject::Vm(view) => text(view, now_unix_ms)?,
-                Subject::Group(view) => group_text(view, now_unix_ms)?,
-            };
-            out.write_all(text.as_bytes())?;
+            out.write_all(text(&subject, now_unix_ms)?.as_bytes())?;
         }
         TextFormat::Csv => {
             let none = "its curve is not available yet";
             let curve = curve_of(subject.curve().context(none)?)?;
             out.write_all(csv(subject.sizes().baseline_bytes, &curve).as_bytes())?;
         }
-        TextFormat::Json => match &subject {
-            Subject::Vm(view) => write_json(view, out)?,
-            Subject::Group(view) => write_json(view, out)?,
-        },
+        TextFormat::Json => write_json(&subject, out)?,
     }
     Ok(())
 }
@@ -81,8 +73,17 @@ impl Sections {
     }
 }
 
-fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
-    let vm = &view.summary;
+fn text(subject: &Subject, now_unix_ms: u64) -> anyhow::Result<String> {
+    let mut sections = match subject {
+        Subject::Vm(view) => of_vm(&view.summary, now_unix_ms),
+        Subject::Group(view) => of_group(&view.summary, now_unix_ms),
+    };
+    curve_section(subject, now_unix_ms, &mut sections)?;
+    Ok(sections.0)
+}
+
+/// All of a VM but its curve.
+fn of_vm(vm: &VmSummary, now_unix_ms: u64) -> Sections {
     let mut kind = match vm.accelerator {
         Some(Accelerator::Tcg) => {
             "emulated (tcg): times do not carry over to real hardware".to_owned()
@@ -102,7 +103,8 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     ));
     memory(vm, &mut sections);
     promise(vm, &mut sections);
-    tracing(vm.trace.as_ref(), now_unix_ms, &mut sections);
+    let overhead = "of its CPU time taken by its tracer";
+    tracing(vm.trace.as_ref(), overhead, now_unix_ms, &mut sections);
     if let Some(balloon) = &vm.balloon {
         sections.head("Balloon");
         sections.line("state", &name_of(balloon.state), "");
@@ -123,43 +125,34 @@ fn text(view: &VmView, now_unix_ms: u64) -> anyhow::Result<String> {
     if let Some(cache) = &vm.cache {
         under_disk(cache, &mut sections);
     }
-    let made = vm.curve_source.zip(vm.curve_unix_ms);
-    let sizes = SizesOfInterest::of_vm(vm);
-    curve_section(
-        view.curve.as_ref(),
-        made,
-        &sizes,
-        now_unix_ms,
-        &mut sections,
-    )?;
-    Ok(sections.0)
+    sections
 }
 
 /// The curve, with its source and the time when it was made.
 fn curve_section(
-    curve: Option<&CurveJson>,
-    made: Option<(CurveSource, u64)>,
-    sizes: &SizesOfInterest,
+    subject: &Subject,
     now_unix_ms: u64,
     sections: &mut Sections,
 ) -> anyhow::Result<()> {
-    let Some(json) = curve else {
+    let Some(json) = subject.curve() else {
         sections.head("Curve\n  not known yet");
         return Ok(());
     };
     let curve = curve_of(json)?;
-    let (from, age) = made.map_or_else(Default::default, |(source, made)| {
-        let from = format!("from {}, ", source.description());
-        (from, format!(", {} old", age(now_unix_ms, made)))
-    });
+    let (from, age) = subject
+        .curve_origin()
+        .map_or_else(Default::default, |(source, made)| {
+            let from = format!("from {}, ", source.description());
+            (from, format!(", {} old", age(now_unix_ms, made)))
+        });
     let references = short(json.references as f64);
     sections.head(&format!("Curve ({from}{references} references{age})"));
-    sections.0.push_str(&plot(sizes, &curve));
+    sections.0.push_str(&plot(&subject.sizes(), &curve));
     Ok(())
 }
 
-fn group_text(view: &GroupView, now_unix_ms: u64) -> anyhow::Result<String> {
-    let group = &view.summary;
+/// All of a control group but its curve.
+fn of_group(group: &GroupSummary, now_unix_ms: u64) -> Sections {
     let mut sections = Sections(format!(
         "control group {} ({}), version {}: only observed\n{}\n",
         printable(&group.group),
@@ -178,17 +171,9 @@ fn group_text(view: &GroupView, now_unix_ms: u64) -> anyhow::Result<String> {
     sections.line("limit", &most, limit);
     let uses = working_set(group.working_set.as_ref());
     sections.line("uses", &uses, "its working set, by its curve");
-    tracing(group.trace.as_ref(), now_unix_ms, &mut sections);
-    let made = group.curve_source.zip(group.curve_unix_ms);
-    let sizes = SizesOfInterest::of_group(group);
-    curve_section(
-        view.curve.as_ref(),
-        made,
-        &sizes,
-        now_unix_ms,
-        &mut sections,
-    )?;
-    Ok(sections.0)
+    let overhead = "of one CPU's time taken by its tracer";
+    tracing(group.trace.as_ref(), overhead, now_unix_ms, &mut sections);
+    sections
 }
 
 fn memory(vm: &VmSummary, sections: &mut Sections) {
@@ -278,7 +263,8 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
     sections.line("managed", managed, meaning);
 }
 
-fn tracing(trace: Option<&TraceView>, now_unix_ms: u64, sections: &mut Sections) {
+/// Its tracer, with what its cost is a share of.
+fn tracing(trace: Option<&TraceView>, overhead: &str, now_unix_ms: u64, sections: &mut Sections) {
     sections.head("Tracing");
     let Some(trace) = trace else {
         sections.line("state", "not traced", "");
@@ -288,7 +274,6 @@ fn tracing(trace: Option<&TraceView>, now_unix_ms: u64, sections: &mut Sections)
     let error = trace.error.as_deref().map(printable);
     let meaning = error.or(process).unwrap_or_default();
     sections.line("state", &name_of(trace.state), &meaning);
-    let overhead = "of its CPU time taken by its tracer, or of one CPU's";
     sections.line("overhead", &percent(trace.overhead_ratio), overhead);
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);

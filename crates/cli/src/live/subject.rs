@@ -12,13 +12,168 @@ use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::group::{GroupSummary, GroupView};
 use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{HistoryView, VmSummary, VmView};
+use plimsoll_protocol::vm::{
+    CurveSource, HistoryView, HostView, TraceState, TraceView, VmSummary, VmView, WorkingSetView,
+};
+use serde::Serialize;
 
-/// How a control group is named where a VM could be meant.
+use super::words::{is_emulated, name_of};
+
+/// How a user names a control group where a VM could be meant.
 pub const GROUP: &str = "cgroup:";
 
+/// What a VM or a control group is requested by. The owner of a VM chooses its name, which may begin like that of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Key {
+    /// The VM of this name.
+    Vm(String),
+    /// The control group of this path.
+    Group(String),
+    /// Whatever a user calls so.
+    Written(String),
+}
+
+impl Key {
+    /// The name as a user would write it.
+    #[must_use]
+    pub fn written(&self) -> String {
+        match self {
+            Self::Vm(name) | Self::Written(name) => name.clone(),
+            Self::Group(path) => format!("{GROUP}{path}"),
+        }
+    }
+
+    /// The answer about the VM or the group, by its name or path.
+    fn answer<T>(
+        &self,
+        vm: impl Fn(&str) -> Result<T, ClientError>,
+        group: impl Fn(&str) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let name = match self {
+            Self::Vm(name) => return vm(name),
+            Self::Group(path) => return group(path),
+            Self::Written(name) => name,
+        };
+        if let Some(name) = name.strip_prefix(GROUP) {
+            return group(name);
+        }
+        match vm(name) {
+            Err(error) if error.refusal_kind() == Some(RefusalKind::ObservedOnly) => group(name),
+            answer => answer,
+        }
+    }
+}
+
+/// A VM or a control group in a list.
+#[derive(Debug, Clone, Copy)]
+pub enum Entry<'a> {
+    /// A VM.
+    Vm(&'a VmSummary),
+    /// A control group.
+    Group(&'a GroupSummary),
+}
+
+impl<'a> Entry<'a> {
+    /// The VMs of a host, and after them the control groups that are watched.
+    pub fn all(host: &'a HostView) -> impl Iterator<Item = Self> {
+        let groups = host.groups.watched.iter().map(Self::Group);
+        host.vms.iter().map(Self::Vm).chain(groups)
+    }
+
+    /// What it is requested by.
+    #[must_use]
+    pub fn key(self) -> Key {
+        match self {
+            Self::Vm(vm) => Key::Vm(vm.vm.clone()),
+            Self::Group(group) => Key::Group(group.path.clone()),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'a str {
+        match self {
+            Self::Vm(vm) => &vm.vm,
+            Self::Group(group) => &group.group,
+        }
+    }
+
+    /// What kind of group it is, or `vm`.
+    #[must_use]
+    pub fn kind(self) -> String {
+        match self {
+            Self::Vm(_) => "vm".to_owned(),
+            Self::Group(group) => group.kind.to_string(),
+        }
+    }
+
+    /// A value that only VMs have; empty of a control group.
+    pub fn of_vm(self, value: impl Fn(&VmSummary) -> String) -> String {
+        match self {
+            Self::Vm(vm) => value(vm),
+            Self::Group(_) => String::new(),
+        }
+    }
+
+    /// A value that only control groups have; empty of a VM.
+    pub fn of_group(self, value: impl Fn(&GroupSummary) -> String) -> String {
+        match self {
+            Self::Vm(_) => String::new(),
+            Self::Group(group) => value(group),
+        }
+    }
+
+    /// Its working set.
+    #[must_use]
+    pub fn working_set(self) -> Option<&'a WorkingSetView> {
+        match self {
+            Self::Vm(vm) => vm.working_set.as_ref(),
+            Self::Group(group) => group.working_set.as_ref(),
+        }
+    }
+
+    /// Its tracer.
+    #[must_use]
+    pub fn trace(self) -> Option<&'a TraceView> {
+        match self {
+            Self::Vm(vm) => vm.trace.as_ref(),
+            Self::Group(group) => group.trace.as_ref(),
+        }
+    }
+
+    /// How it is traced, in few words.
+    #[must_use]
+    pub fn traced(self) -> String {
+        let trace = self.trace();
+        // Only if it is not as it should be.
+        let state = match trace {
+            None => Some("no".to_owned()),
+            Some(trace) if trace.state == TraceState::Tracing => None,
+            Some(trace) => Some(name_of(trace.state)),
+        };
+        let source = match self {
+            Self::Vm(vm) => vm.curve_source,
+            Self::Group(group) => group.curve_source,
+        };
+        let emulated = self.of_vm(|vm| match is_emulated(vm) {
+            true => "tcg".to_owned(),
+            false => String::new(),
+        });
+        let losses = trace.is_some_and(|trace| trace.lost > 0);
+        let words = [
+            state,
+            source.map(name_of),
+            Some(emulated).filter(|word| !word.is_empty()),
+            losses.then(|| "losses".to_owned()),
+        ];
+        let words: Vec<_> = words.into_iter().flatten().collect();
+        words.join(", ")
+    }
+}
+
 /// A VM or a control group in full.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
 pub enum Subject {
     /// A VM.
     Vm(Box<VmView>),
@@ -27,51 +182,49 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// Asks for what is called `name`.
+    /// Requests a VM or a control group.
     ///
     /// # Errors
     ///
     /// Those of [`Client::vm`] and [`Client::group`].
-    pub fn ask(client: &Client, name: &str) -> Result<Self, ClientError> {
-        let group = |name: &str| client.group(name).map(Box::new).map(Self::Group);
-        if let Some(name) = name.strip_prefix(GROUP) {
-            return group(name);
-        }
-        match client.vm(name) {
-            Err(error) if error.refusal_kind() == Some(RefusalKind::ObservedOnly) => group(name),
-            vm => vm.map(Box::new).map(Self::Vm),
-        }
+    pub fn ask(client: &Client, key: &Key) -> Result<Self, ClientError> {
+        key.answer(
+            |name| client.vm(name).map(Box::new).map(Self::Vm),
+            |name| client.group(name).map(Box::new).map(Self::Group),
+        )
     }
 
-    /// Asks for the history of what is called `name`, from a time on.
+    /// Requests the history of a VM or a control group, from a time on.
     ///
     /// # Errors
     ///
     /// Those of [`Client::history`] and [`Client::group_history`].
     pub fn ask_history(
         client: &Client,
-        name: &str,
+        key: &Key,
         since_unix_ms: u64,
         points: usize,
     ) -> Result<HistoryView, ClientError> {
         let (since, points) = (Some(since_unix_ms), Some(points));
-        let group = |name: &str| client.group_history(name, since, None, points);
-        if let Some(name) = name.strip_prefix(GROUP) {
-            return group(name);
-        }
-        match client.history(name, since, None, points) {
-            Err(error) if error.refusal_kind() == Some(RefusalKind::ObservedOnly) => group(name),
-            history => history,
+        key.answer(
+            |name| client.history(name, since, None, points),
+            |name| client.group_history(name, since, None, points),
+        )
+    }
+
+    /// It as a list has it.
+    #[must_use]
+    pub fn entry(&self) -> Entry<'_> {
+        match self {
+            Self::Vm(view) => Entry::Vm(&view.summary),
+            Self::Group(view) => Entry::Group(&view.summary),
         }
     }
 
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
-        match self {
-            Self::Vm(view) => &view.summary.vm,
-            Self::Group(view) => &view.summary.group,
-        }
+        self.entry().name()
     }
 
     /// Its curve.
@@ -80,6 +233,15 @@ impl Subject {
         match self {
             Self::Vm(view) => view.curve.as_ref(),
             Self::Group(view) => view.curve.as_ref(),
+        }
+    }
+
+    /// The source of its curve, and its time.
+    #[must_use]
+    pub fn curve_origin(&self) -> Option<(CurveSource, u64)> {
+        match self {
+            Self::Vm(view) => view.summary.curve_source.zip(view.summary.curve_unix_ms),
+            Self::Group(view) => view.summary.curve_source.zip(view.summary.curve_unix_ms),
         }
     }
 
@@ -159,4 +321,30 @@ fn marked(sizes: &[(Option<u64>, &str)]) -> BTreeMap<u64, String> {
         names.push_str(name);
     }
     marks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example;
+    use super::*;
+
+    #[test]
+    fn a_vm_that_is_named_like_a_group_is_requested_as_a_vm() {
+        let asked = |key: Key| {
+            let vm = |name: &str| Ok(format!("vm {name}"));
+            key.answer(vm, |name| Ok(format!("group {name}"))).unwrap()
+        };
+        let mut vm = example::vm("web").unwrap().summary;
+        vm.vm = "cgroup:x".to_owned();
+        assert_eq!(asked(Entry::Vm(&vm).key()), "vm cgroup:x");
+        let group = example::group("nginx.service").unwrap().summary;
+        let path = "/system.slice/nginx.service";
+        assert_eq!(asked(Entry::Group(&group).key()), format!("group {path}"));
+        assert_eq!(asked(Key::Written("cgroup:x".to_owned())), "group x");
+        assert_eq!(asked(Key::Written("x".to_owned())), "vm x");
+        assert_eq!(
+            Entry::Group(&group).key().written(),
+            format!("cgroup:{path}")
+        );
+    }
 }

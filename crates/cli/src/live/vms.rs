@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use plimsoll_protocol::group::{GroupSummary, Groups};
-use plimsoll_protocol::vm::{
-    HostMemory, HostView, TraceState, TraceView, VmSummary, WorkingSetView,
-};
+use plimsoll_protocol::group::Groups;
+use plimsoll_protocol::vm::{HostMemory, HostView, VmSummary};
 
+use super::subject::Entry;
 use super::words::{
     is_emulated, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
 };
@@ -130,7 +129,7 @@ fn table(vms: &[VmSummary]) -> String {
             maybe_size(vm.reclaimable_bytes),
             overhead.unwrap_or_default(),
             backends(vm),
-            traced(vm),
+            Entry::Vm(vm).traced(),
         ]);
     }
     columns.text()
@@ -159,7 +158,7 @@ fn groups_text(groups: &Groups) -> String {
                 group.limit_bytes.map(size).unwrap_or_default(),
                 working_set(group.working_set.as_ref()),
                 overhead.unwrap_or_default(),
-                group_traced(group).join(", "),
+                Entry::Group(group).traced(),
                 cut_front(&printable(&group.path), PATH_CHARACTERS),
             ]);
         }
@@ -204,28 +203,6 @@ fn some_of(names: &[String], count: u64) -> String {
     }
 }
 
-/// How a control group is traced, in few words.
-pub(super) fn group_traced(group: &GroupSummary) -> Vec<String> {
-    let trace = group.trace.as_ref();
-    let mut words = trace_words(trace);
-    words.extend(group.curve_source.map(name_of));
-    words.extend(
-        trace
-            .is_some_and(|trace| trace.lost > 0)
-            .then(|| "losses".to_owned()),
-    );
-    words
-}
-
-/// Whether something is traced, if that is not as it should be.
-fn trace_words(trace: Option<&TraceView>) -> Vec<String> {
-    match trace {
-        None => vec!["no".to_owned()],
-        Some(trace) if trace.state == TraceState::Tracing => Vec::new(),
-        Some(trace) => vec![name_of(trace.state)],
-    }
-}
-
 /// The tracing backends that can observe a VM; empty if that is not known.
 fn backends(vm: &VmSummary) -> String {
     let able = vm.backends.iter().filter(|view| view.refusals.is_empty());
@@ -238,77 +215,9 @@ fn backends(vm: &VmSummary) -> String {
     }
 }
 
-/// How a VM is traced, in few words.
-pub(super) fn traced(vm: &VmSummary) -> String {
-    let mut words = trace_words(vm.trace.as_ref());
-    if let Some(source) = vm.curve_source {
-        words.push(name_of(source));
-    }
-    if is_emulated(vm) {
-        words.push("tcg".to_owned());
-    }
-    if vm.trace.as_ref().is_some_and(|trace| trace.lost > 0) {
-        words.push("losses".to_owned());
-    }
-    words.join(", ")
-}
-
-/// A VM or a control group in a line of values.
-enum Line<'a> {
-    Vm(&'a VmSummary),
-    Group(&'a GroupSummary),
-}
-
-impl Line<'_> {
-    /// A value that only VMs have.
-    fn of_vm(&self, value: impl Fn(&VmSummary) -> String) -> String {
-        match self {
-            Self::Vm(vm) => value(vm),
-            Self::Group(_) => String::new(),
-        }
-    }
-
-    /// A value that only control groups have.
-    fn of_group(&self, value: impl Fn(&GroupSummary) -> String) -> String {
-        match self {
-            Self::Vm(_) => String::new(),
-            Self::Group(group) => value(group),
-        }
-    }
-
-    fn name(&self) -> &str {
-        match self {
-            Self::Vm(vm) => &vm.vm,
-            Self::Group(group) => &group.group,
-        }
-    }
-
-    fn working_set(&self) -> Option<&WorkingSetView> {
-        match self {
-            Self::Vm(vm) => vm.working_set.as_ref(),
-            Self::Group(group) => group.working_set.as_ref(),
-        }
-    }
-
-    fn trace(&self) -> Option<&TraceView> {
-        match self {
-            Self::Vm(vm) => vm.trace.as_ref(),
-            Self::Group(group) => group.trace.as_ref(),
-        }
-    }
-
-    fn kind(&self) -> String {
-        match self {
-            Self::Vm(_) => "vm".to_owned(),
-            Self::Group(group) => group.kind.to_string(),
-        }
-    }
-}
-
 fn lines(host: &HostView) -> String {
-    let vms = host.vms.iter().map(Line::Vm);
     csv_table(
-        vms.chain(host.groups.watched.iter().map(Line::Group)),
+        Entry::all(host),
         &[
             ("vm", &|line| printable(line.name())),
             ("pid", &|line| line.of_vm(|vm| vm.pid.to_string())),

@@ -15,6 +15,8 @@ use plimsoll_protocol::vm::{
 
 /// A name that clears the screen of who prints it raw.
 pub const HOSTILE: &str = "db,\"\u{1b}[2J\u{7}\u{9b}1m";
+/// A name of a VM that a user would write for a control group.
+pub const MISNAMED: &str = "cgroup:x";
 /// 2026-11-22 11:31:55 UTC.
 pub const NOW_UNIX_MS: u64 = 1_795_347_115_000;
 
@@ -276,8 +278,14 @@ fn curve(vm: &str) -> CurveJson {
     }
 }
 
+/// A VM that is called [`MISNAMED`].
+pub fn misnamed() -> VmSummary {
+    summary(MISNAMED, VmStatus::Safe, "it could give nothing", 128, 0)
+}
+
 pub fn vm(name: &str) -> Option<VmView> {
-    let summary = vms().into_iter().find(|vm| vm.vm == name)?;
+    let mut vms = vms().into_iter().chain([misnamed()]);
+    let summary = vms.find(|vm| vm.vm == name)?;
     Some(VmView {
         schema: SCHEMA,
         curve: summary.curve_source.map(|_| curve(name)),

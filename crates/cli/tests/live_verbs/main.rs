@@ -109,6 +109,7 @@ fn a_control_group_is_shown_by_name_or_path_and_what_is_for_vms_ends_with_4() {
         "  charged       300 MiB ",
         "  limit         512 MiB ",
         "  uses          180 MiB ",
+        " of one CPU's time taken by its tracer\n",
         "Tracing\n  state         tracing ",
         "Curve (from accessed-page scans of its RAM, 123.5k references, 5 s old)",
         " charged\n",
@@ -171,6 +172,22 @@ fn reports_of_curves_and_working_sets_hold_control_groups() {
         let picture = server.text(&["report", what, "nginx.service", "-o", "svg"]);
         assert!(picture.contains(" of nginx.service"), "{what}");
     }
+}
+
+#[test]
+fn a_vm_that_is_named_like_a_control_group_is_in_the_reports_of_all() {
+    let server = Server::new(Manner::Misnamed);
+    for what in ["mrc", "wss"] {
+        let all = server.text(&["report", what]);
+        let (vm, group) = ("\ncgroup:x", "\nnginx.service");
+        assert!(all.contains(vm) && all.contains(group), "{what}: {all}");
+    }
+    // A user who writes it means a control group.
+    let (code, said) = failed(&mut server.verb(&["show", "cgroup:x"]));
+    assert_eq!(
+        (code, &*said),
+        (1, "plimsoll: error: no such control group is watched\n")
+    );
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub enum Manner {
     Clumsy,
     /// Never ends a move.
     Slow,
+    /// Has one more VM, whose name is that of no VM.
+    Misnamed,
     /// Answers what no program understands.
     Mad,
 }
@@ -158,7 +160,12 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let parts: Vec<_> = path.trim_start_matches('/').split('/').collect();
     match (method, &parts[..]) {
-        ("GET", ["v1", "host"]) => ok(host::host()),
+        ("GET", ["v1", "host"]) => {
+            let mut view = host::host();
+            view.vms
+                .extend((manner == Manner::Misnamed).then(host::misnamed));
+            ok(view)
+        }
         ("GET", ["v1", "vms"]) => ok(VmsView {
             schema: SCHEMA,
             vms: host::host().vms,

@@ -15,7 +15,7 @@ use std::io::Write;
 use clap::Subcommand;
 use clap::builder::NonEmptyStringValueParser;
 
-use super::subject::GROUP;
+use super::subject::{Entry, Key};
 use super::{Daemon, SocketArg};
 
 /// Reports on a VM, or on all of them: curve, working set over time, activity by region of RAM, the right size,
@@ -40,7 +40,7 @@ enum Report {
 /// VM and connection to the daemon.
 #[derive(Debug, Clone, clap::Args)]
 struct VmArgs {
-    /// Name of the VM, or, of mrc and wss, of a control group [default: all]
+    /// Name of the VM; mrc and wss also take a control group [default: all]
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     vm: Option<String>,
     #[command(flatten)]
@@ -52,14 +52,12 @@ impl VmArgs {
         Daemon::to_read(&self.socket)
     }
 
-    /// The names of those VMs and of all control groups, or of the one that is meant.
-    fn names_with_groups(&self, daemon: &Daemon) -> anyhow::Result<Vec<String>> {
-        let mut names = self.names(daemon)?;
-        if self.vm.is_none() {
-            let groups = daemon.host()?.groups.watched.into_iter();
-            names.extend(groups.map(|group| format!("{GROUP}{}", group.path)));
+    /// The keys of those VMs and of all control groups, or of the one that is meant.
+    fn keys_with_groups(&self, daemon: &Daemon) -> anyhow::Result<Vec<Key>> {
+        match &self.vm {
+            Some(name) => Ok(vec![Key::Written(name.clone())]),
+            None => Ok(Entry::all(&daemon.host()?).map(Entry::key).collect()),
         }
-        Ok(names)
     }
 
     /// The names of those VMs.

@@ -25,10 +25,10 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let daemon = args.of.daemon()?;
-    let names = args.of.names_with_groups(&daemon)?;
-    let views: anyhow::Result<Vec<_>> = names
+    let keys = args.of.keys_with_groups(&daemon)?;
+    let views: anyhow::Result<Vec<_>> = keys
         .iter()
-        .map(|name| daemon.ask_of(name, Subject::ask))
+        .map(|key| daemon.ask_by(key, Subject::ask))
         .collect();
     let views = views?;
     let content = match args.output.format() {

@@ -52,9 +52,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         _ => POINTS,
     });
     let mut histories = Vec::new();
-    for name in args.of.names_with_groups(&daemon)? {
-        histories.push(daemon.ask_of(&name, |client, name| {
-            Subject::ask_history(client, name, since_unix_ms, points.into())
+    for key in args.of.keys_with_groups(&daemon)? {
+        histories.push(daemon.ask_by(&key, |client, key| {
+            Subject::ask_history(client, key, since_unix_ms, points.into())
         })?);
     }
     let content = match format {

@@ -19,8 +19,8 @@ use ratatui::crossterm::terminal;
 use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 
-use self::screen::{Detail, Entry, PauseRequest, Picture, Screen, Sort};
-use super::subject::Subject;
+use self::screen::{Detail, PauseRequest, Picture, Screen, Sort};
+use super::subject::{Entry, Key, Subject};
 use super::{Daemon, SocketArg};
 use plimsoll_output::exit::with_causes;
 use plimsoll_output::{bail_usage, stop_flag};
@@ -84,7 +84,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 #[derive(Debug)]
 enum WorkerCommand {
     /// This VM or control group is selected now.
-    Selected(String),
+    Selected(Key),
     /// Have nothing moved, or let it be moved again.
     Pause(PauseRequest),
 }
@@ -102,13 +102,13 @@ enum Answer {
 fn serve(daemon: &Daemon, asked: &Receiver<WorkerCommand>, answers: &Sender<Answer>) {
     let mut selected = None;
     loop {
-        let picture = look(daemon, selected.as_deref());
+        let picture = look(daemon, selected.as_ref());
         let picture = picture.map_err(|error| with_causes(error.as_ref()));
         if answers.send(Answer::Picture(Box::new(picture))).is_err() {
             return;
         }
         match asked.recv_timeout(LOOK_EVERY) {
-            Ok(WorkerCommand::Selected(vm)) => selected = Some(vm),
+            Ok(WorkerCommand::Selected(key)) => selected = Some(key),
             Ok(WorkerCommand::Pause(wish)) => {
                 let done = match wish {
                     PauseRequest::Pause => daemon.ask(Client::pause).map(|()| "paused"),
@@ -125,19 +125,19 @@ fn serve(daemon: &Daemon, asked: &Receiver<WorkerCommand>, answers: &Sender<Answ
     }
 }
 
-/// The host, its decisions, and the VM or control group called `selected` or the first one in full.
-fn look(daemon: &Daemon, selected: Option<&str>) -> anyhow::Result<Picture> {
+/// The host, its decisions, and the selected VM or control group or the first one in full.
+fn look(daemon: &Daemon, selected: Option<&Key>) -> anyhow::Result<Picture> {
     let host = daemon.host()?;
     let decisions = daemon.ask(|client| client.decisions(None, None, Some(DECISIONS)))?;
     let entries = screen::sorted(&host, Sort::default());
-    let is_selected = |entry: &&Entry<'_>| Some(entry.key()).as_deref() == selected;
+    let is_selected = |entry: &&Entry<'_>| Some(&entry.key()) == selected;
     let entry = entries.iter().find(is_selected).or(entries.first());
-    let detail = match entry.map(Entry::key) {
+    let detail = match entry.map(|entry| entry.key()) {
         None => None,
         Some(key) => {
             let since = host.now_unix_ms.saturating_sub(HISTORY_MS);
-            let subject = daemon.ask_of(&key, Subject::ask);
-            let history = daemon.ask_of(&key, |client, key| {
+            let subject = daemon.ask_by(&key, Subject::ask);
+            let history = daemon.ask_by(&key, |client, key| {
                 Subject::ask_history(client, key, since, HISTORY_POINTS)
             });
             // It may have ended since the list was made; there is then nothing to show of it.
@@ -195,9 +195,9 @@ enum KeyAction {
 }
 
 fn press(screen: &mut Screen, key: KeyEvent) -> KeyAction {
-    let selected = |vm: Option<String>| {
-        vm.map_or(KeyAction::Nothing, |vm| {
-            KeyAction::Send(WorkerCommand::Selected(vm))
+    let selected = |key: Option<Key>| {
+        key.map_or(KeyAction::Nothing, |key| {
+            KeyAction::Send(WorkerCommand::Selected(key))
         })
     };
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {

@@ -14,8 +14,7 @@ use ratatui::widgets::canvas::{Canvas, Line as Stroke};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 
 use super::super::daemon::curve_of;
-use super::super::subject::{GROUP, Subject};
-use super::super::vms;
+use super::super::subject::{Entry, Key, Subject};
 use super::super::words::{
     UNKNOWN, is_emulated, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day,
     working_set,
@@ -41,26 +40,9 @@ pub struct Picture {
 #[derive(Debug, Clone)]
 pub struct Detail {
     /// [`Entry::key`].
-    pub key: String,
+    pub key: Key,
     pub subject: Subject,
     pub samples: Vec<Sample>,
-}
-
-/// A line of the list.
-#[derive(Debug, Clone, Copy)]
-pub enum Entry<'a> {
-    Vm(&'a VmSummary),
-    Group(&'a GroupSummary),
-}
-
-impl Entry<'_> {
-    /// What it is asked for by.
-    pub fn key(&self) -> String {
-        match self {
-            Self::Vm(vm) => vm.vm.clone(),
-            Self::Group(group) => format!("{GROUP}{}", group.path),
-        }
-    }
 }
 
 /// The VMs of a host, sorted, and below them its control groups by name.
@@ -144,7 +126,7 @@ pub struct Screen {
     trouble: Option<String>,
     /// What became of the last wish.
     note: Option<String>,
-    selected: Option<String>,
+    selected: Option<Key>,
     sort: Sort,
     /// What is selected has the room of the list.
     is_open: bool,
@@ -170,7 +152,7 @@ impl Screen {
     }
 
     /// Selects another entry, so many lines further down; its key.
-    pub fn step(&mut self, lines: isize) -> Option<String> {
+    pub fn step(&mut self, lines: isize) -> Option<Key> {
         let entries = self.sorted();
         let last = entries.len().checked_sub(1)?;
         let at = self
@@ -226,11 +208,11 @@ impl Screen {
     }
 
     fn selected_at(&self, entries: &[Entry<'_>]) -> usize {
-        let shown = || Some(&*self.picture.as_ref()?.detail.as_ref()?.key);
-        let key = self.selected.as_deref().or_else(shown);
+        let shown = || Some(&self.picture.as_ref()?.detail.as_ref()?.key);
+        let key = self.selected.as_ref().or_else(shown);
         let mut entries = entries.iter();
         entries
-            .position(|entry| Some(&*entry.key()) == key)
+            .position(|entry| Some(&entry.key()) == key)
             .unwrap_or(0)
     }
 
@@ -368,7 +350,7 @@ fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
         right(&maybe_size(vm.reclaimable_bytes)),
         right(&overhead.unwrap_or_default()),
     ];
-    let traced = is_wide.then(|| Cell::new(vms::traced(vm)));
+    let traced = is_wide.then(|| Cell::new(Entry::Vm(vm).traced()));
     Row::new(cells.into_iter().chain(traced))
 }
 
@@ -386,7 +368,7 @@ fn group_row(group: &GroupSummary, is_wide: bool) -> Row<'static> {
         right(""),
         right(&overhead.unwrap_or_default()),
     ];
-    let traced = is_wide.then(|| Cell::new(vms::group_traced(group).join(", ")));
+    let traced = is_wide.then(|| Cell::new(Entry::Group(group).traced()));
     Row::new(cells.into_iter().chain(traced))
 }
 

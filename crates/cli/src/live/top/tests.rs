@@ -5,7 +5,7 @@ fn picture() -> Picture {
     Picture {
         host: example::host(),
         detail: Some(Detail {
-            key: "web".to_owned(),
+            key: Key::Vm("web".to_owned()),
             subject: Subject::Vm(Box::new(example::vm("web").unwrap())),
             samples: example::history("web").samples,
         }),
@@ -25,8 +25,16 @@ fn press(screen: &mut Screen, code: KeyCode) -> KeyAction {
 
 /// The selected VM, shared with the thread that queries the daemon.
 fn selected(pressed: KeyAction) -> String {
+    match selected_key(pressed) {
+        Key::Vm(vm) => vm,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What is selected, as [`selected`] has it.
+fn selected_key(pressed: KeyAction) -> Key {
     match pressed {
-        KeyAction::Send(WorkerCommand::Selected(vm)) => vm,
+        KeyAction::Send(WorkerCommand::Selected(key)) => key,
         other => panic!("{other:?}"),
     }
 }
@@ -62,12 +70,12 @@ fn control_groups_stand_below_the_vms_and_can_be_selected() {
     let mut screen = screen();
     let steps = picture.host.vms.len() + picture.host.groups.watched.len();
     let keys: Vec<_> = (0..steps)
-        .map(|_| selected(press(&mut screen, KeyCode::Down)))
+        .map(|_| selected_key(press(&mut screen, KeyCode::Down)))
         .collect();
-    let key = "cgroup:/system.slice/nginx.service";
-    assert_eq!(keys.last().unwrap(), key);
+    let key = Key::Group("/system.slice/nginx.service".to_owned());
+    assert_eq!(keys.last(), Some(&key));
     picture.detail = Some(Detail {
-        key: key.to_owned(),
+        key,
         subject: Subject::Group(Box::new(view)),
         samples: example::history("nginx.service").samples,
     });
