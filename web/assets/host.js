@@ -417,7 +417,7 @@ function vmsPanel({ vms }) {
 
 /** The control groups that are watched, and an account of those that are not. */
 function groupsPanel({ groups }) {
-    const { watched, left_out: leftOut } = groups ?? { watched: [], left_out: [] };
+    const { watched, left_out: leftOut } = groups;
     if (watched.length + leftOut.length === 0) return false;
     const head = (text, title) => h("th", { scope: "col", title }, text);
     const tracing = ({ trace, warnings: told }) => told[0] ?? trace?.state ?? "not traced";

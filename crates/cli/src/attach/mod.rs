@@ -74,7 +74,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.estimator.is_some() || args.compare {
         backends.retain(|row| row.yields == Yield::References);
     }
-    // For a curve, a backend without one is no choice; one that is named is asked for all the same.
+    // Automatic choice for a curve is among backends that give one; a backend that is named is used all the same.
     if args.curve && args.tracing.backend == BackendSetting::Auto {
         backends.retain(|row| row.gives_curve());
     }

@@ -72,7 +72,7 @@ impl Totals {
         self.rearm_time += report.arm_time;
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
-        self.kinds = knows_kinds(report.method).then_some(report.scans);
+        self.kinds = reports_kinds(report.method).then_some(report.scans);
         self.tracked_pages = report.tracked_pages;
         let resolution = report.resolution_pages();
         // A period of scans in which nothing was touched resolves nothing.
@@ -178,7 +178,7 @@ impl Report<'_> {
                 }
                 let (period, budget) = (&tracing.period, &tracing.budget);
                 let (touches, more) = match self.backend.yields {
-                    Yield::FirstTouches if self.backend.method == TraceMethod::Damon => {
+                    Yield::FirstTouches if !self.backend.method.traps() => {
                         writeln!(
                             rows,
                             "A touch takes no fault. Period {period}, budget {budget}.\n",
@@ -333,7 +333,7 @@ impl Report<'_> {
         let report = &period.period;
         let yields = self.backend.yields;
         let scans = (!report.method.traps()).then_some(report.scans);
-        let idle = scans.filter(|_| knows_kinds(report.method));
+        let idle = scans.filter(|_| reports_kinds(report.method));
         PeriodLine {
             schema: SCHEMA,
             vm: self.target.id().0,
@@ -621,7 +621,7 @@ impl Report<'_> {
 }
 
 /// Whether a method reports in which kinds of memory its sampled pages lie.
-fn knows_kinds(method: TraceMethod) -> bool {
+fn reports_kinds(method: TraceMethod) -> bool {
     matches!(method, TraceMethod::IdlePages | TraceMethod::Damon)
 }
 

@@ -105,7 +105,7 @@ pub fn complain(missing: &[MissingHost]) -> anyhow::Result<()> {
 }
 
 impl Daemons {
-    /// The answers of all daemons in intervals of this length, with the client that asked them.
+    /// The answers of all daemons in intervals of this length, with the client that queried them.
     pub fn collect(&self, interval_ms: u64) -> anyhow::Result<(Collector, FleetFile)> {
         let certificate = self.cert.clone().zip(self.key.clone());
         let collector = Collector::new(&Access {

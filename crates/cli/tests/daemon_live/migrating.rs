@@ -101,11 +101,7 @@ fn until_traced(daemon: &Daemon<'_>) {
 
 /// What a host says of the VM's past, and nothing of another.
 fn demands(daemon: &Daemon<'_>) -> VmDemands {
-    let now = daemon
-        .client()
-        .demands(0, HOUR_MS * 1000)
-        .unwrap()
-        .now_unix_ms;
+    let now = daemon.client().host().unwrap().now_unix_ms;
     let demands = daemon.client().demands(now - 2 * HOUR_MS, HOUR_MS).unwrap();
     let [vm] = &demands.vms[..] else {
         panic!("{demands:#?}");

@@ -1,6 +1,6 @@
 //! The backend `damon` on a process and a control group, beside another user of DAMON, and after a tracer that was killed.
 
-use super::{V2, run};
+use super::{V2, all_rows, run};
 
 /// A kdamond that somebody else sets up and starts.
 const ANOTHER: &str = r#"
@@ -15,24 +15,15 @@ echo on > $admin/0/state
 
 /// The last working set between two lines of the script's own, in pages. What it cost depends on what else the host does.
 fn last_set(lines: &[String], from: &str, to: &str) -> f64 {
-    let lines = lines.iter().skip_while(|line| *line != from).skip(1);
-    let periods = lines.take_while(|line| *line != to).filter_map(|line| {
-        let fields: Vec<_> = line.split(',').collect();
-        fields.first()?.parse::<u64>().ok()?;
-        let number = |index: usize| fields.get(index)?.parse::<f64>().ok();
-        Some((number(2)?, number(7)?))
-    });
-    let periods: Vec<_> = periods.collect();
-    let cost = periods.iter().map(|(_, cost)| cost).sum::<f64>() / periods.len() as f64;
-    let (pages, _) = periods
-        .last()
-        .unwrap_or_else(|| panic!("{from}: no period"));
+    let rows = all_rows(lines, from, to);
+    let cost = rows.iter().map(|row| row.overhead).sum::<f64>() / rows.len() as f64;
+    let last = rows.last().unwrap_or_else(|| panic!("{from}: no period"));
     println!(
         "{from}: {:.1} MiB, cost {:.2} %",
-        pages / 256.0,
+        last.pages / 256.0,
         cost * 100.0
     );
-    *pages
+    last.pages
 }
 
 #[test]

@@ -102,10 +102,9 @@ struct Row {
     overhead: f64,
 }
 
-/// The periods between two lines of the script's own, without the first one, in which the interval is not yet adapted.
-fn rows(lines: &[String], from: &str, to: &str) -> Vec<Row> {
-    let mut lines = lines.iter().skip_while(|line| *line != from).skip(1);
-    let lines = lines.by_ref().take_while(|line| *line != to);
+/// The periods between two lines of the script's own that have a working set.
+fn all_rows(lines: &[String], from: &str, to: &str) -> Vec<Row> {
+    let lines = lines.iter().skip_while(|line| *line != from).skip(1);
     let of_line = |line: &String| {
         let fields: Vec<_> = line.split(',').collect();
         fields.first()?.parse::<u64>().ok()?;
@@ -114,7 +113,14 @@ fn rows(lines: &[String], from: &str, to: &str) -> Vec<Row> {
             overhead: fields.get(7)?.parse().ok()?,
         })
     };
-    let rows: Vec<_> = lines.filter_map(of_line).skip(1).collect();
+    let lines = lines.take_while(|line| *line != to);
+    lines.filter_map(of_line).collect()
+}
+
+/// The same without the first one, in which the interval is not yet adapted.
+fn rows(lines: &[String], from: &str, to: &str) -> Vec<Row> {
+    let mut rows = all_rows(lines, from, to);
+    rows.drain(..rows.len().min(1));
     assert!(
         rows.len() >= 3,
         "{from}: too few periods with a working set"
