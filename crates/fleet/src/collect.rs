@@ -143,7 +143,9 @@ impl Collector {
         let body = body.read_to_vec().map_err(|error| error.to_string())?;
         match status {
             StatusCode::OK => Ok(body),
-            StatusCode::NOT_FOUND => Err("status 404: no plimsolld of this version".to_owned()),
+            StatusCode::NOT_FOUND => {
+                Err("status 404: no such VM, or no plimsolld of this version".to_owned())
+            }
             StatusCode::UNAUTHORIZED => {
                 Err("status 401: it requires a token, or another".to_owned())
             }

@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use plimsoll_protocol::curve_json::MissesJson;
 use plimsoll_protocol::fleet::{CollectedHost, FleetFile, MissingHost, VmDemands};
 use plimsoll_protocol::path::{encoded, of_vm, query};
 use plimsoll_protocol::vm::{HistoryView, KeptCurves};
@@ -130,7 +131,7 @@ fn whole_host(
     let demands = &host.demands;
     if host.clock_ahead_ms > AHEAD_MAX_MS {
         return Err(format!(
-            "its clock is {} s ahead: its days are not known",
+            "its clock is {} s ahead, so its days cannot be dated",
             host.clock_ahead_ms / 1000
         ));
     }
@@ -217,7 +218,7 @@ impl Day<'_> {
     fn time(&self, unix_ms: u64) -> Result<Cell<'static>, String> {
         match unix_ms >= self.begin_ms && unix_ms - self.begin_ms < DAY_MS {
             true => whole(unix_ms),
-            false => Err("it answers about another day than the one asked for".to_owned()),
+            false => Err("it answered for another day than the one requested".to_owned()),
         }
     }
 
@@ -231,11 +232,7 @@ impl Day<'_> {
             let bytes = |pages: u64| whole(pages.saturating_mul(curve.page_bytes));
             for point in &curve.points {
                 let misses = point.misses;
-                let rate = |of: fn(&plimsoll_protocol::curve_json::MissesJson) -> f64| {
-                    misses
-                        .as_ref()
-                        .map_or(Cell::Null, |misses| Cell::Real(of(misses)))
-                };
+                let rate = |of: fn(&MissesJson) -> f64| real(misses.as_ref().map(of));
                 table.push([
                     time,
                     Cell::Text(&vm.vm),

@@ -90,8 +90,15 @@ fn sample(unix_ms: u64, working_set_bytes: Option<u64>) -> Value {
         "working_set_bytes": working_set_bytes, "relative": 1.25, "misses_per_second": null, "overhead_ratio": 0.01, "lost": 3})
 }
 
-/// What is archived of hosts with these targets.
-fn run(hosts: &[(&str, HostDemands)], root: &Path) -> Result<Archived, ArchiveError> {
+fn collected((target, demands): &(&str, HostDemands)) -> CollectedHost {
+    CollectedHost {
+        target: (*target).to_owned(),
+        clock_ahead_ms: 0,
+        demands: demands.clone(),
+    }
+}
+
+fn archived(hosts: Vec<CollectedHost>, root: &Path) -> Result<Archived, ArchiveError> {
     let access = Access {
         time_out: Duration::from_secs(10),
         ..Access::default()
@@ -99,17 +106,15 @@ fn run(hosts: &[(&str, HostDemands)], root: &Path) -> Result<Archived, ArchiveEr
     let answers = FleetFile {
         schema: SCHEMA,
         collected_unix_ms: 0,
-        hosts: hosts
-            .iter()
-            .map(|(target, demands)| CollectedHost {
-                target: (*target).to_owned(),
-                clock_ahead_ms: 0,
-                demands: demands.clone(),
-            })
-            .collect(),
+        hosts,
         missing: Vec::new(),
     };
     archive(&Collector::new(&access).unwrap(), answers, root)
+}
+
+/// What is archived of hosts with these targets.
+fn run(hosts: &[(&str, HostDemands)], root: &Path) -> Result<Archived, ArchiveError> {
+    archived(hosts.iter().map(collected).collect(), root)
 }
 
 fn rows(path: &Path) -> Vec<Row> {
@@ -260,21 +265,11 @@ fn hosts_of_one_name_or_of_a_time_to_come_are_not_archived() {
     let found = run(&hosts, folder.path()).unwrap();
     assert_eq!((found.written, found.missing.len()), (0, 2));
     assert!(found.missing[0].why.contains("\"twin\""), "{found:?}");
-    let access = Access {
-        time_out: Duration::from_secs(10),
-        ..Access::default()
+    let ahead = CollectedHost {
+        clock_ahead_ms: 1 << 50,
+        ..collected(&(&first, demands("ahead", u64::MAX)))
     };
-    let answers = FleetFile {
-        schema: SCHEMA,
-        collected_unix_ms: 0,
-        hosts: vec![CollectedHost {
-            target: first,
-            clock_ahead_ms: 1 << 50,
-            demands: demands("ahead", u64::MAX),
-        }],
-        missing: Vec::new(),
-    };
-    let found = archive(&Collector::new(&access).unwrap(), answers, folder.path()).unwrap();
+    let found = archived(vec![ahead], folder.path()).unwrap();
     assert!(found.missing[0].why.contains("ahead"), "{found:?}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
