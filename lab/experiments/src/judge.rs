@@ -1,9 +1,9 @@
-//! The judge: the working set of one process by every means of the kernel, and by our backends, beside a truth in closed form.
+//! The judge: the working set of one process by every interface of the kernel, and by our backends, beside a truth in closed form.
 //!
 //! Everything runs inside of one emulated guest, on a program of which it is known what it touches: `plimsoll-judge`
-//! (`bin/plimsoll-judge.rs`) reads the kernel's own means, `plimsoll attach` is ours. Two truths: the memory at which 5 % of
+//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the memory at which 5 % of
 //! the visits miss an LRU memory, which our backends estimate and an operator asks for; and the pages touched in a second, which
-//! most of the kernel's means are for. Each estimate is compared with both.
+//! most of the kernel's interfaces are for. Each estimate is compared with both.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::curves::Law;
 use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, ResultSet, Unit};
 
-/// Compare every means by which Linux shows working sets, and our backends, with the truth, in one guest
+/// Compare every interface by which Linux shows working sets, and our backends, with the truth, in one guest
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Number of seeds, each of which boots every guest anew [default: 3; 1 with --quick]
@@ -37,8 +37,8 @@ pub struct Args {
     keep: KeepArgs,
 }
 
-/// The kernel's means, as plimsoll-judge names them.
-const MEANS: [&str; 8] = [
+/// The kernel's own interfaces, as plimsoll-judge names them.
+const INTERFACES: [&str; 8] = [
     "damon-default",
     "damon-tuned",
     "mglru",
@@ -50,7 +50,7 @@ const MEANS: [&str; 8] = [
 ];
 /// Our backends.
 const OURS: [&str; 3] = ["idle", "damon", "write-scan"];
-/// Time for which each of the kernel's means is asked again and again: a second is what truths are computed for.
+/// Time for which each of the kernel's interfaces is read again and again: a second is what truths are computed for.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Length of a period of ours: the default.
 const PERIOD_S: u32 = 5;
@@ -70,6 +70,12 @@ struct Program {
     mib: u64,
     /// Whether it changes its working set, as its output says.
     is_changing: bool,
+}
+
+impl Program {
+    fn only_reads(&self) -> bool {
+        !self.words.contains("write_ratio")
+    }
 }
 
 const PROGRAMS: [Program; 5] = [
@@ -183,7 +189,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         all.push((program, of_seeds));
     }
     let set = ResultSet {
-        title: "The judge: working sets by the kernel's means and ours, beside the truth"
+        title: "The judge: working sets by the kernel's interfaces and ours, beside the truth"
             .to_owned(),
         method: METHOD.to_owned(),
         command: format!(
@@ -207,7 +213,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 const METHOD: &str = "In an emulated guest (TCG) a program of known references runs in a control group of its own, and every method \
-    in turn watches it while it runs: the kernel's means asked once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
+    in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
     periods of 5 s at a budget of 1 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the memory at which 5 % of the visits miss an \
     LRU memory, and the pages touched in a second at the rate that the program itself reports. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
@@ -225,7 +231,7 @@ const LIMITS: [&str; 5] = [
 /// How much is measured by each method.
 #[derive(Debug, Clone, Copy)]
 struct Lengths {
-    /// Of the kernel's means, a second each.
+    /// Of the kernel's interfaces, a second each.
     estimates: u32,
     /// Of ours.
     periods: u32,
@@ -266,11 +272,12 @@ $b tail -f /tmp/log &
 tail=$!
 "
     );
-    for means in MEANS {
+    for interface in INTERFACES {
         let count = lengths.estimates;
         let interval = INTERVAL.as_millis();
-        text +=
-            &format!("echo begin {means}\n/plimsoll-judge {means} $pid {interval} {count} 2>&1\n");
+        text += &format!(
+            "echo begin {interface}\n/plimsoll-judge {interface} $pid {interval} {count} 2>&1\n"
+        );
     }
     // Lines of JSON are long, and the console is one.
     let (form, to) = match program.is_changing {
@@ -553,7 +560,7 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
     let mut made = Vec::new();
     for (what, unit, figure) in figures {
         for (program, of_seeds) in all {
-            for method in OURS.iter().chain(&MEANS) {
+            for method in OURS.iter().chain(&INTERFACES) {
                 let shown = || of_seeds.iter().filter_map(|judged| judged.get(*method));
                 let values: Vec<_> = of_seeds
                     .iter()
@@ -573,7 +580,9 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
                     paper: String::new(),
                     remark: match (has_value, *method) {
                         (true, _) => String::new(),
-                        (false, "write-scan") => "the program only reads".to_owned(),
+                        (false, "write-scan") if program.only_reads() => {
+                            "the program only reads".to_owned()
+                        }
                         (false, _) => message.unwrap_or_default(),
                     },
                 });
@@ -583,14 +592,14 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
     made
 }
 
-/// The working set over time of the program that changes it, and the errors beside the costs.
+/// The working set over time of the program that changes it, by our backends and by the kernel's interfaces.
 fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
     let mut charts = Vec::new();
     let changing = all.iter().find(|(program, _)| program.is_changing);
     if let Some((program, of_seeds)) = changing
         && let Some(judged) = of_seeds.first()
     {
-        for (name, methods) in [("ours", &OURS[..2]), ("means", &MEANS[..4])] {
+        for (name, methods) in [("ours", &OURS[..2]), ("kernel", &INTERFACES[..4])] {
             let mut series = Vec::new();
             let mut offset = 0.0;
             let mut truth = Vec::new();
@@ -707,7 +716,7 @@ mod tests {
         };
         for program in &PROGRAMS {
             let text = script(program, 7, lengths);
-            for method in MEANS.iter().chain(&OURS) {
+            for method in INTERFACES.iter().chain(&OURS) {
                 assert!(text.contains(&format!("begin {method}\n")), "{method}");
             }
             assert!(text.contains("plimsoll.seed=7") && text.ends_with("poweroff -f\n"));

@@ -1,4 +1,4 @@
-//! `plimsoll-judge METHOD PID INTERVAL_MS COUNT`: the working set of a process as one of the kernel's own means shows it, for
+//! `plimsoll-judge METHOD PID INTERVAL_MS COUNT`: the working set of a process as one of the kernel's own interfaces shows it, for
 //! `lab judge`. It runs inside of a guest, as root, and prints a line for each interval.
 //!
 //! | method | what it takes for the working set of an interval |
@@ -16,7 +16,7 @@
 //! a program and would hide every access after the first, where a processor's holds some thousand.
 //!
 //! Lines: `estimate METHOD BYTES`, and in the end `cost METHOD OWN_S TARGET_S WALL_S`: CPU time of this process with its kernel
-//! thread, and of the target. It uses files alone, so that it costs what the means cost.
+//! thread, and of the target. It uses files alone, so that it costs what reading them costs.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -36,8 +36,8 @@ const PAGE_BYTES: u64 = 4096;
 const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const GENERATIONS: &str = "/sys/kernel/debug/lru_gen";
 
-/// A means of the kernel.
-trait Means {
+/// An interface of the kernel.
+trait Interface {
     /// Bytes used in the last interval.
     fn estimate(&mut self) -> Result<u64>;
     /// Another process that works for it.
@@ -160,7 +160,7 @@ fn watched_bytes(maps: &str) -> Result<u64> {
     Ok(watched.ok_or("mappings out of order")?)
 }
 
-impl Means for Damon {
+impl Interface for Damon {
     fn estimate(&mut self) -> Result<u64> {
         let tried = |scheme: u32| -> Result<u64> {
             let schemes = format!("{KDAMONDS}/0/contexts/0/schemes");
@@ -232,7 +232,7 @@ fn generations_of(text: &str, path: &str) -> Result<(u64, Vec<(u64, u64)>)> {
     Ok((number, pages))
 }
 
-impl Means for Generations {
+impl Interface for Generations {
     fn estimate(&mut self) -> Result<u64> {
         let (number, pages) = generations_of(&read(GENERATIONS)?, &self.path)?;
         let (newest, _) = pages.last().ok_or("no generations")?;
@@ -247,7 +247,7 @@ struct ClearRefs {
     pid: String,
 }
 
-impl Means for ClearRefs {
+impl Interface for ClearRefs {
     fn estimate(&mut self) -> Result<u64> {
         let text = read(&format!("/proc/{}/smaps_rollup", self.pid))?;
         write(&format!("/proc/{}/clear_refs", self.pid), "1")?;
@@ -256,9 +256,9 @@ impl Means for ClearRefs {
 }
 
 /// What a file says.
-struct Says<F: Fn() -> Result<u64>>(F);
+struct FileValue<F: Fn() -> Result<u64>>(F);
 
-impl<F: Fn() -> Result<u64>> Means for Says<F> {
+impl<F: Fn() -> Result<u64>> Interface for FileValue<F> {
     fn estimate(&mut self) -> Result<u64> {
         (self.0)()
     }
@@ -271,7 +271,7 @@ fn group_of(pid: &str) -> Result<String> {
     Ok(path.ok_or("no control group")?.to_owned())
 }
 
-fn means(method: &str, pid: &str, interval_ms: u64) -> Result<Box<dyn Means>> {
+fn interface(method: &str, pid: &str, interval_ms: u64) -> Result<Box<dyn Interface>> {
     let pid = pid.to_owned();
     Ok(match method {
         "damon-default" => Box::new(Damon::start(&pid, [5000, 100_000], [10, 1000])?),
@@ -283,22 +283,22 @@ fn means(method: &str, pid: &str, interval_ms: u64) -> Result<Box<dyn Means>> {
             path: group_of(&pid)?,
         }),
         "clear-refs" => Box::new(ClearRefs { pid }),
-        "rss" => Box::new(Says(move || {
+        "rss" => Box::new(FileValue(move || {
             Ok(number_of(&read(&format!("/proc/{pid}/status"))?, "VmRSS")? * 1024)
         })),
         "cgroup" => {
             let folder = format!("/cg{}", group_of(&pid)?);
-            Box::new(Says(move || {
+            Box::new(FileValue(move || {
                 let current: u64 = read(&format!("{folder}/memory.current"))?.trim().parse()?;
                 let inactive =
                     number_of(&read(&format!("{folder}/memory.stat"))?, "inactive_file")?;
                 Ok(current.saturating_sub(inactive))
             }))
         }
-        "committed" => Box::new(Says(|| {
+        "committed" => Box::new(FileValue(|| {
             Ok(number_of(&read("/proc/meminfo")?, "Committed_AS")? * 1024)
         })),
-        "available" => Box::new(Says(|| {
+        "available" => Box::new(FileValue(|| {
             let text = read("/proc/meminfo")?;
             let total = number_of(&text, "MemTotal")?;
             Ok(total.saturating_sub(number_of(&text, "MemAvailable")?) * 1024)
@@ -322,8 +322,8 @@ fn run() -> Result<()> {
     };
     let (interval_ms, count): (u64, u32) = (interval.parse()?, count.parse()?);
     let interval = Duration::from_millis(interval_ms);
-    let mut means = means(method, pid, interval_ms)?;
-    let helper = means.helper().map(|pid| pid.to_string());
+    let mut interface = interface(method, pid, interval_ms)?;
+    let helper = interface.helper().map(|pid| pid.to_string());
     let own = || -> Result<f64> {
         let helper = helper.as_ref().map_or(Ok(0.0), |pid| cpu_seconds(pid))?;
         Ok(cpu_seconds("self")? + helper)
@@ -331,12 +331,12 @@ fn run() -> Result<()> {
     let mut out = std::io::stdout().lock();
     // The first interval begins here.
     sleep(interval);
-    means.estimate()?;
+    interface.estimate()?;
     let (start, before, target) = (Instant::now(), own()?, cpu_seconds(pid)?);
     for index in 1..=count {
         let due = start + interval * index;
         sleep(due.saturating_duration_since(Instant::now()));
-        writeln!(out, "estimate {method} {}", means.estimate()?)?;
+        writeln!(out, "estimate {method} {}", interface.estimate()?)?;
         out.flush()?;
     }
     writeln!(

@@ -161,12 +161,13 @@ impl Measurement {
         Some([first, median(values), last])
     }
 
-    /// The spread as text: `median (smallest to largest)`.
+    /// The spread as text: `median (smallest to largest)`, or the only value.
     #[must_use]
     pub fn text(&self) -> String {
         let missing = self.values.iter().filter(|value| value.is_none()).count();
         match self.spread() {
             None => "not measured".to_owned(),
+            Some([value, ..]) if self.values.len() == 1 => self.unit.text(value),
             Some([low, middle, high]) => {
                 let text = |value| self.unit.text(value);
                 let without = match missing {
@@ -294,13 +295,17 @@ impl ResultSet {
         } = &self.conditions;
         let mut text = format!(
             "# {}\n\n{}\n\n**Conditions.** {processors} x {processor}, Linux {host_kernel}, {qemu}, accelerator {accelerator}, {guest}; load {:.1} before, \
-             {:.1} after; Plimsoll {version}; {} {}s. Each cell is the median, with the smallest and the largest value.\n\n    {}\n",
+             {:.1} after; Plimsoll {version}; {}\n\n    {}\n",
             self.title,
             self.method,
             load[0],
             load[1],
-            self.repetitions,
-            self.repetition.name(),
+            match (self.repetitions, self.repetition.name()) {
+                (1, name) => format!("one {name}."),
+                (count, name) => format!(
+                    "{count} {name}s. Each cell is the median, with the smallest and the largest value."
+                ),
+            },
             self.command
         );
         let mut tables: Vec<&str> = Vec::new();
@@ -311,18 +316,19 @@ impl ResultSet {
         }
         for what in tables {
             let rows = || self.measurements.iter().filter(|one| one.what == what);
-            let item = rows().next().map_or("", |one| &one.item);
-            text.push_str(&format!(
-                "\n## {what}\n\n{item}\n\n| | measured | paper | |\n|---|---|---|---|\n"
-            ));
+            let has_paper = rows().any(|one| !one.paper.is_empty());
+            let columns = |one: [&str; 4]| match has_paper {
+                true => format!("| {} |\n", one.join(" | ")),
+                false => format!("| {} | {} | {} |\n", one[0], one[1], one[3]),
+            };
+            text.push_str(&format!("\n## {what}\n\n"));
+            if let Some(first) = rows().next().filter(|one| !one.item.is_empty()) {
+                text.push_str(&format!("{}\n\n", first.item));
+            }
+            text.push_str(&columns(["", "measured", "paper", ""]));
+            text.push_str(&columns(["---"; 4]));
             for one in rows() {
-                text.push_str(&format!(
-                    "| {} | {} | {} | {} |\n",
-                    one.of,
-                    one.text(),
-                    one.paper,
-                    one.remark
-                ));
+                text.push_str(&columns([&one.of, &one.text(), &one.paper, &one.remark]));
             }
         }
         for chart in &self.charts {

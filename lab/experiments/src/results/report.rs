@@ -10,7 +10,7 @@ use plimsoll_output::write_file;
 use super::papers::{Answer, ITEMS};
 use super::{Measurement, ResultSet};
 
-/// Make the overview of the results that experiments kept
+/// Make the overview of the results that experiments kept, and the page of each anew
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Directory of the results
@@ -50,7 +50,7 @@ const INTRODUCTION: &str = "# Measured results\n\n\
     Made by `plimsoll lab report` from what the experiments kept here: of each a page (`.md`), its measurements by seed (`.csv`), and \
     everything with the data behind it (`.json`). Figures of single runs, made before results were kept, are in [single-runs.md](single-runs.md).\n";
 
-/// Reads all sets and writes the overview.
+/// Reads all sets and writes their pages and the overview.
 ///
 /// # Errors
 ///
@@ -58,6 +58,10 @@ const INTRODUCTION: &str = "# Measured results\n\n\
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &args.results;
     let sets = kept_in(folder)?;
+    for set in &sets {
+        let page = folder.join(format!("{}.md", set.name));
+        write_file(&page, set.markdown().as_bytes())?;
+    }
     let path = folder.join("README.md");
     write_file(&path, overview(&sets).as_bytes())?;
     let readme = fs::read_to_string(&args.readme)
