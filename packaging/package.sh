@@ -133,7 +133,7 @@ tree() {
     mkdir -p "$at/libexec" "$to/etc/plimsoll/plimsoll.toml.d"
     install -D -m 755 -s -t "$at/bin" "$built/plimsoll" "$built/plimsolld"
     # Management software starts backends of vhost-user by a name.
-    ln -s "$prefix/bin/plimsoll" "$at/libexec/plimsoll-vhost-user-blk"
+    ln -s ../bin/plimsoll "$at/libexec/plimsoll-vhost-user-blk"
     install -D -m 644 -t "$at/share/qemu/vhost-user" packaging/50-plimsoll-blk.json
     install -D -m 644 -t "$at/lib/systemd/system" packaging/systemd/plimsolld.service
     install -D -m 644 -t "$at/lib/sysusers.d" packaging/sysusers.d/plimsoll.conf
@@ -141,8 +141,11 @@ tree() {
     install -D -m 644 -t "$to/etc/plimsoll" packaging/plimsoll.toml
     install -D -m 644 -t "$at/share/plimsoll/prometheus" packaging/prometheus/*.yml
     install -D -m 644 -t "$at/share/plimsoll/grafana" packaging/grafana/plimsoll.json
-    install -D -m 644 -t "$at/share/doc/plimsoll" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT docs/*.md
-    gzip -9n "$at/share/doc/plimsoll/CHANGELOG.md"
+    # Beside each other as here, so that links lead to each other.
+    install -D -m 644 -t "$at/share/doc/plimsoll" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT
+    find docs -type f ! -name '*.py' | while read -r page; do
+        install -D -m 644 "$page" "$at/share/doc/plimsoll/$page"
+    done
     sed -i "s|/usr/bin/|$prefix/bin/|" "$at/lib/systemd/system/plimsolld.service"
     sed -i "s|/usr/libexec/|$prefix/libexec/|" "$at/share/qemu/vhost-user/50-plimsoll-blk.json"
 
@@ -172,7 +175,8 @@ made() {
 make_deb() {
     root=$work/deb
     tree dynamic /usr "$root"
-    # Debian's own names.
+    # Debian's own names. There is no address of mail: the project takes issues.
+    maintainer='The Plimsoll authors <https://github.com/plimsoll-vm/plimsoll>'
     doc=$root/usr/share/doc/plimsoll
     {
         cat <<'COPYRIGHT'
@@ -181,12 +185,18 @@ Upstream-Name: Plimsoll
 Source: https://github.com/plimsoll-vm/plimsoll
 
 Files: *
-Copyright: The Plimsoll authors
+Copyright: 2026 The Plimsoll authors
 License: Apache-2.0 or Expat
  The full texts are in LICENSE-APACHE and LICENSE-MIT beside this file.
 COPYRIGHT
     } >"$doc/copyright"
-    mv "$doc/CHANGELOG.md.gz" "$doc/changelog.gz"
+    gzip -9n <<CHANGELOG >"$doc/changelog.gz"
+plimsoll ($version) unstable; urgency=medium
+
+  * CHANGELOG.md beside this file lists what changed.
+
+ -- $maintainer  $(date -u -R -d "@$SOURCE_DATE_EPOCH")
+CHANGELOG
     mkdir "$root/DEBIAN"
     for script in postinst prerm postrm; do
         install -m 755 "packaging/deb/$script" "$root/DEBIAN/$script"
@@ -196,7 +206,7 @@ COPYRIGHT
 Package: plimsoll
 Version: $version
 Architecture: $deb_architecture
-Maintainer: The Plimsoll authors <https://github.com/plimsoll-vm/plimsoll>
+Maintainer: $maintainer
 Installed-Size: $(du -k -s --apparent-size "$root/usr" "$root/etc" | awk '{ all += $1 } END { print all }')
 Depends: libc6 (>= $glibc), libgcc-s1
 Suggests: qemu-system, prometheus

@@ -9,12 +9,76 @@ fresh() {
     cp -a --reflink=auto "$work/roots/$1" "$root"
 }
 
+# boot ROOT MOUNTS COMMAND: boots ROOT's systemd in namespaces of its own, where COMMAND, a line, runs as a service whose exit code is ours.
+# MOUNTS as of `within`.
+boot() {
+    cat >"$1/etc/systemd/system/test.service" <<UNIT
+[Unit]
+Requires=basic.target
+After=basic.target
+SuccessAction=exit
+FailureAction=exit
+[Service]
+Type=oneshot
+Environment=LC_ALL=C.UTF-8
+StandardOutput=file:/test.log
+StandardError=file:/test.log
+ExecStart=$3
+UNIT
+    code=0
+    # systemd gets the part of the control groups that it runs in.
+    # shellcheck disable=SC2016 # words of the inner shells
+    unshare --mount --propagation private sh -euc '
+        root=$1
+        groups=$root/sys/fs/cgroup
+        # systemd makes mount namespaces for services of what is a mount itself.
+        mount --bind "$root" "$root"
+        mount -t sysfs -o ro sysfs "$root/sys"
+        mount -t cgroup2 cgroup2 "$groups"
+        ours=$groups/plimsoll-package-test-$$
+        mkdir "$ours"
+        code=0
+        sh -euc '\''
+            echo $$ >"$2/cgroup.procs"
+            exec unshare --mount --pid --cgroup --ipc --uts --fork sh -euc "$4" sh "$1" "$3"
+        '\'' sh "$root" "$ours" "$2" "$3" </dev/null || code=$?
+        find "$ours" -depth -type d -exec rmdir {} +
+        exit "$code"
+    ' sh "$1" "$2" '
+        umount "$1/sys/fs/cgroup"
+        mount -t cgroup2 cgroup2 "$1/sys/fs/cgroup"
+        mount -t proc proc "$1/proc"
+        mount --rbind /dev "$1/dev"
+        mount -t tmpfs tmpfs "$1/run"
+        mount -t tmpfs tmpfs "$1/tmp"
+        echo "$2" | while read -r from to how; do
+            [ -n "$from" ] || continue
+            mkdir -p "$1$to"
+            mount --bind "$from" "$1$to"
+            [ "$how" != ro ] || mount -o remount,bind,ro "$1$to"
+        done
+        exec chroot "$1" env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --unit=test.service \
+            --show-status=false --log-target=null
+    ' || code=$?
+    cat "$1/test.log" >&2 || true
+    return "$code"
+}
+
 # test_deb SUITE: from the package to the first list of VMs beside a running QEMU, and to the purge that leaves nothing.
 test_deb() {
     say "the deb in a fresh Debian ($1)"
-    fresh "$1-vm" "$1" man-db qemu-system-x86
-    within "$root" "$out /packages ro
-$PWD/packaging /packaging ro" sh /packaging/test-installed.sh "/packages/$(basename "$deb")" || die "the deb fails in $1"
+    fresh "$1-systemd" "$1" man-db qemu-system-x86 systemd systemd-sysv
+    boot "$root" "$out /packages ro
+$PWD/packaging /packaging ro" "/bin/sh /packaging/test-installed.sh /packages/$(basename "$deb")" || die "the deb fails in $1"
+}
+
+# What linters find in packages. There is no address of mail, and `plimsoll-vhost-user-blk` is for management software, not for people.
+lint() {
+    say "linters of packages"
+    lintian --fail-on error,warning --suppress-tags malformed-contact,bogus-mail-host-in-debian-changelog,no-manual-page "$deb" \
+        || die "lintian complains"
+    rpmlint --config packaging/rpm/rpmlint.toml "$rpm" >"$work/rpm/lint" 2>&1 || true
+    grep -q ' 0 errors, 0 warnings' "$work/rpm/lint" || die "rpmlint complains: $(cat "$work/rpm/lint")"
 }
 
 test_rpm() {
@@ -104,6 +168,7 @@ test_chart() {
 for package in "$deb" "$rpm" "$tarball" "$image" "$chart"; do
     [ -f "$package" ] || die "$package is missing: ./dev package makes it"
 done
+lint
 test_deb bookworm
 test_deb trixie
 test_rpm
