@@ -150,6 +150,7 @@ test_chart() {
         unshare --net --mount --propagation private sh -euc '
             ip link set lo up
             mount --bind "$1" "$1"
+            mkdir -p "$1/proc"
             mount -t proc proc "$1/proc"
             shift
             exec "$@"
