@@ -172,7 +172,7 @@ impl IdleMarks {
         }
     }
 
-    /// Makes units idle: `heads` must be in ascending order.
+    /// Makes units idle, in the order of `heads`; neighbours that share a word together.
     pub fn make_idle(&self, heads: &[u64]) -> io::Result<()> {
         for heads in heads.chunk_by(|one, next| one / WORD_FRAMES == next / WORD_FRAMES) {
             let bits = heads

@@ -7,11 +7,11 @@
 //! private, locked, swappable, mapped by several processes.
 //!
 //! **The sample** is that of `target_pages`. Pages of a process that are swapped out are touched when they are present again;
-//! pages that are moved keep their mark. A frame of a control group that is freed loses its mark; when it is in use again, its
-//! group is checked anew.
+//! pages that are moved keep their mark. A frame of a control group that is freed loses its mark; if it is charged elsewhere then, it is
+//! waited for no more.
 //! **Compound pages** (transparent huge pages) have one mark. A sampled page in one counts as touched when any part of it was.
 //!
-//! Cost: about 2 to 3 µs of the tracer for each page and scan; a touched page costs its process one access bit that the
+//! Cost: about 2 to 3 µs of the tracer for each page and check; a touched page costs its process one access bit that the
 //! processor sets again, measured on attaching.
 //!
 //! Not here: curves and working sets. Not seen: an access that a processor serves from its TLB does not set the accessed bit.
@@ -22,14 +22,14 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, TraceMethod};
+use plimsoll_flow::TraceMethod;
 
 use crate::backend::{BackendRow, GroupSupport, Yield};
 use crate::error::TrapError;
 use crate::frames::{BITMAP, Frames, IdleMarks, check_tracking};
-use crate::marks::{MarkScanner, Marks};
+use crate::marks::{MarkChecker, Marks};
 use crate::rate::RateRule;
 use crate::refusal::Refusal;
 use crate::requirement::Requirement::{IdleTracking, Memory};
@@ -38,14 +38,18 @@ use crate::target::{GroupTarget, TraceTarget};
 use crate::target_pages::{Drawn, TargetPages, Watched, check_charges};
 use crate::trial::{TouchCost, Toucher, measure_idle_cost};
 
+/// Before this time, too many accesses are still served by TLB entries older than the mark: until other pages, or another process,
+/// have displaced them.
+const TLB_TIME: Duration = Duration::from_millis(5);
+
 /// The backend `idle`.
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::IdlePages,
-    sees: "Idle pages: which sampled pages were touched between two scans, by the kernel's idle page tracking; any memory, nothing is stopped",
+    sees: "Idle pages: when sampled pages were first touched after they were marked, by the kernel's idle page tracking; any memory, nothing is stopped",
     needs: "CONFIG_IDLE_PAGE_TRACKING; root with CAP_SYS_ADMIN; a VM, any process, or a control group whose memory is counted",
-    costs: "no fault; the tracer's own time for its scans, within the time budget",
-    loses: "the order of touches within an interval; accesses that a TLB serves, and those of devices",
-    yields: Yield::Scans,
+    costs: "no fault; the tracer's own time for its checks, within the time budget",
+    loses: "all touches of a page but the first, known to within a fifth of its time; accesses that a TLB serves, and those of devices",
+    yields: Yield::FirstTouches,
     sees_reads: true,
     options: &["--scan-interval"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
@@ -55,7 +59,7 @@ pub const ROW: BackendRow = BackendRow {
     attach: |target, config| {
         let pages = TargetPages::of_process(target)?;
         let cost = TouchCost::measure(target.pid, measure_idle_cost)?;
-        Ok(Box::new(MarkScanner::new(
+        Ok(Box::new(MarkChecker::new(
             IdlePages::open(pages)?,
             cost,
             config,
@@ -71,7 +75,7 @@ pub const ROW: BackendRow = BackendRow {
                 time: cost,
                 toucher: Toucher::Thread,
             };
-            Ok(Box::new(MarkScanner::new(
+            Ok(Box::new(MarkChecker::new(
                 IdlePages::open(pages)?,
                 cost,
                 config,
@@ -115,6 +119,8 @@ struct IdlePages {
     marks: IdleMarks,
     /// The sample, in ascending order of its pages.
     watched: Vec<Watched>,
+    /// Those of it that are not known to be touched.
+    waiting: Vec<Watched>,
     heads: Vec<u64>,
 }
 
@@ -128,22 +134,15 @@ impl IdlePages {
             frames: Frames::open(pages.needs_groups())?,
             pages,
             watched: Vec::new(),
+            waiting: Vec::new(),
             heads: Vec::new(),
         })
-    }
-
-    /// Marks the units `heads` idle.
-    fn mark(&mut self) -> Result<(), TrapError> {
-        self.heads.sort_unstable();
-        self.heads.dedup();
-        let marked = self.marks.make_idle(&self.heads);
-        self.heads.clear();
-        marked.map_err(self.pages.failed("marking pages idle"))
     }
 }
 
 impl Marks for IdlePages {
     const METHOD: TraceMethod = TraceMethod::IdlePages;
+    const FIRST_CHECK_MIN: Duration = TLB_TIME;
 
     fn renew(&mut self) -> Result<(), TrapError> {
         self.pages.renew()
@@ -162,14 +161,22 @@ impl Marks for IdlePages {
     }
 
     fn arm(&mut self) -> Result<(), TrapError> {
+        self.waiting.clone_from(&self.watched);
         let present = self.watched.iter().filter(|watched| watched.frame != 0);
+        // In the order in which they are checked, so that as much time passes for each.
         self.heads.extend(present.map(|watched| watched.head));
-        self.mark()
+        self.heads.dedup();
+        let marked = self.marks.make_idle(&self.heads);
+        self.heads.clear();
+        marked.map_err(self.pages.failed("marking pages idle"))
     }
 
-    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
+    fn waiting(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    fn check(&mut self, touched: &mut Vec<u64>) -> Result<(), TrapError> {
         let (pages, frames, marks) = (&self.pages, &self.frames, &self.marks);
-        let heads = &mut self.heads;
         // Neighbours often belong to one compound page.
         let mut last = (0, true);
         let mut is_idle = |head| -> io::Result<bool> {
@@ -178,32 +185,39 @@ impl Marks for IdlePages {
             }
             Ok(last.1)
         };
-        let scanned = self.watched.iter_mut().try_for_each(|watched| {
-            let is_touched = match pages {
+        let mut is_waited_for = |watched: &mut Watched| -> io::Result<bool> {
+            let is_untouched = match pages {
                 TargetPages::Process(pages) => {
-                    pages.locate(frames, watched)? && !is_idle(watched.head)?
+                    !pages.locate(frames, watched)? || is_idle(watched.head)?
                 }
-                TargetPages::Group(_) if is_idle(watched.head)? => false,
-                TargetPages::Group(pages) => match pages.charged(frames, watched.frame)? {
-                    Some(unit) => {
-                        watched.head = unit.head;
-                        true
-                    }
-                    None => false,
-                },
+                TargetPages::Group(_) if is_idle(watched.head)? => true,
+                // Freed, and perhaps in use elsewhere.
+                TargetPages::Group(pages) if pages.charged(frames, watched.frame)?.is_none() => {
+                    return Ok(false);
+                }
+                TargetPages::Group(_) => false,
             };
-            if is_touched {
-                touched.push(PageNumber(watched.page), AccessKind::Unknown);
-                heads.push(watched.head);
+            if !is_untouched {
+                touched.push(watched.page);
             }
-            io::Result::Ok(())
+            Ok(is_untouched)
+        };
+        let mut checked = Ok(());
+        self.waiting.retain_mut(|watched| {
+            is_waited_for(watched).unwrap_or_else(|error| {
+                checked = Err(error);
+                true
+            })
         });
-        scanned.map_err(self.pages.failed("reading whether its pages are idle"))?;
-        self.mark()
+        checked.map_err(self.pages.failed("reading whether its pages are idle"))
     }
 
     fn rest(&self, stop: &AtomicBool, due: Instant) {
         self.pages.rest(stop, due);
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        self.pages.cpu_time()
     }
 
     fn vcpus(&self) -> usize {

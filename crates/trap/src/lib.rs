@@ -7,7 +7,7 @@
 //! | `write-scan` | which pages were written between two scans | `write_scan` |
 //! | `sample` | which of a few random pages were touched in a period | `sampled_pages` |
 //! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
-//! | `idle` | which sampled pages were touched between two scans, by idle page tracking | `idle` |
+//! | `idle` | when sampled pages were first touched after they were marked, by idle page tracking | `idle` |
 //! | `damon` | how long ago sampled pages were last touched, by the kernel's data access monitor | `damon` |
 //!
 //! Each is an implementation of [`Backend`], attached by its [`BackendRow`] to an unmodified QEMU.

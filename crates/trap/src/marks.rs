@@ -1,48 +1,73 @@
-//! Marks on sampled pages: the period of the backends that mark pages, and scan which of them were touched since.
+//! Marks on sampled pages: the period of the backends that mark pages, and check now and then which of them were touched since.
 //!
 //! ```text
-//!   period:  draw ─> mark ─> window: scan, scan, ... scan ─> rest ─> adapt rate and interval
-//!                                      │
-//!                     pages touched since the scan before:
-//!                     passed on, and marked again
+//!   period:  draw ─> mark ─> check ─> check ──> check ────> check ──────> check at the end ─> adapt rate
+//!                             5 ms    6.3 ms    7.8 ms      9.8 ms   ...   the period
 //! ```
 //!
-//! As with accessed-page scans it is known of each page between which scans it was touched.
+//! A page that was touched is waited for no more: of each page it is known between which two checks it was first touched after it
+//! was marked, which the estimator of first touches makes a curve of. The time from check to check grows by [`GROWTH`], so that
+//! the time of a touch is known to within a fifth of itself, be it milliseconds or seconds, and a page in use all the time costs one
+//! check. In every period the checks begin elsewhere between two of those steps, so that those of several periods together are denser.
 //!
-//! **Interval.** Wall time, set by the rule of accessed-page scans for costly scans (`scans::control`), as is the rate. Drawing a
-//! sample is a part of the cost; where it takes more than [`DRAWING`] of the budget, a sample is kept for several periods.
+//! **Rate.** The number of pages is what the budget pays for, by what each cost in the period before, and no more than are checked
+//! in the time to the first check: where a check takes longer, the time of a touch would not be known better. Drawing a
+//! sample is a part of that; where it takes more than [`DRAWING`] of the budget, a sample is kept for several periods. A period
+//! whose budget is spent ends its checks early.
+//!
+//! **Time** is the CPU time of the target, as for all first touches: what waits for a CPU, or has nothing to do, touches nothing. That holds
+//! all the more while its pages are checked on the only CPU. The times of checks are wall time, and none begins before as much time
+//! has passed as the last one took. A control group without such a clock has wall time.
 //!
 //! Not here: how pages are marked; curves and working sets.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TraceMethod, TrapCounts,
-    Undisturbed,
+    AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed,
 };
 
-use crate::backend::{Backend, Observation, Scan, Sink};
+use crate::backend::{Backend, Observation, Sink};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::process::{cpu_time, overhead_ratio};
+use crate::rate::{RateRule, SCALE_MAX};
 use crate::sample::Sample;
-use crate::scans::control::{ScanControl, WindowCost};
 use crate::target::{GroupTarget, TraceTarget};
 use crate::target_pages::Drawn;
 use crate::trial::TouchCost;
 
-/// Minimum number of scans in a window, whatever they cost: one alone sees no reuse.
-const SCANS_MIN: u64 = 3;
-/// Share of the budget that drawing samples may take.
+/// Time after marking by which the next check is later than the one before.
+const GROWTH: f64 = 1.25;
+/// How many times as long as marking took it is at least from there to the first check.
+const FIRST_CHECK_SHARE: u32 = 2;
+/// Share by which the checks of a period begin later than those of the one before: the golden ratio spreads them evenly.
+const SHIFT: f64 = 0.618_033_988_749_894_9;
+/// Minimum number of checks in a period, whatever they cost.
+const CHECKS_MIN: u64 = 3;
+/// Share of the budget that a period aims at, and that drawing samples may take.
+const BUDGET_SHARE: f64 = 0.8;
 const DRAWING: f64 = 0.25;
+/// Pages of a sample, at least, at most, and where it is not known what they cost: below, chance decides; more tell hardly more.
+const PAGES_MIN: f64 = 48.0;
+const PAGES_MAX: f64 = 4096.0;
+const PAGES_FIRST: u64 = 256;
+/// Largest share of the time to the first check that a check may take.
+const CHECK_SHARE: f64 = 1.0;
+/// Growth of the target's memory from which the cost of its sample is not known.
+const GROWN: u64 = 2;
+/// Largest factor by which the scale changes from one period to the next.
+const STEP_MAX: f64 = 4.0;
 
 /// Marks on the pages of a target, which a touch removes.
 pub trait Marks: fmt::Debug + Send + 'static {
     /// The method of the backend.
     const METHOD: TraceMethod;
+    /// Shortest time from marking to the first check.
+    const FIRST_CHECK_MIN: Duration;
 
     /// Prepares for another period. Fails if the target has ended.
     fn renew(&mut self) -> Result<(), TrapError>;
@@ -56,14 +81,20 @@ pub trait Marks: fmt::Debug + Send + 'static {
     /// Number of pages in the sample.
     fn watched(&self) -> u64;
 
-    /// Marks the sample.
+    /// Marks the sample; all its pages are waited for.
     fn arm(&mut self) -> Result<(), TrapError>;
 
-    /// Appends the pages touched since they were marked, ascending, and marks them again.
-    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError>;
+    /// Number of pages that are waited for.
+    fn waiting(&self) -> u64;
+
+    /// Appends the pages touched since they were marked. They are waited for no more, nor are pages that left the target.
+    fn check(&mut self, touched: &mut Vec<u64>) -> Result<(), TrapError>;
 
     /// Waits until `due` or `stop`, or the end of the target.
     fn rest(&self, stop: &AtomicBool, due: Instant);
+
+    /// CPU time of the target since any start; `None` where that is not known.
+    fn cpu_time(&self) -> Option<Duration>;
 
     /// vCPUs of a VM of whose time the budget is a share; 1 for others.
     fn vcpus(&self) -> usize;
@@ -83,41 +114,62 @@ pub trait Marks: fmt::Debug + Send + 'static {
     fn detach(self) -> Result<(), TrapError>;
 }
 
-/// A target whose sampled pages are marked and scanned.
+/// A target whose sampled pages are marked and checked.
 #[derive(Debug)]
-pub struct MarkScanner<M> {
+pub struct MarkChecker<M> {
     marks: M,
     config: TraceConfig,
-    control: ScanControl,
     touch_cost: TouchCost,
     drawn: Drawn,
-    /// One page in so many is in the sample.
+    /// One page in so many is in the sample, and will be in the next.
     scale: u32,
-    /// Periods for which the sample is kept.
+    next_scale: u32,
+    /// Size of the target when the sample was drawn.
+    ram_pages: u64,
+    /// Periods for which the sample is kept, and the share of each in the time for drawing it.
     kept_for: u32,
+    drawing: Duration,
     batch: ReferenceBatch,
-    touched: HashSet<u64>,
+    /// Time zero of the periods.
+    start: Instant,
+    /// The target's CPU time when it was read last; `None` if it has wall time.
+    ran: Option<Duration>,
     periods: u64,
 }
 
-impl<M: Marks> MarkScanner<M> {
+/// What a period found and took.
+#[derive(Debug, Default)]
+struct Window {
+    /// When the sample was marked, and checked last: the target's time.
+    armed: Duration,
+    checked: Duration,
+    samples: Vec<FirstTouch>,
+    touched: Vec<u64>,
+    checks: u64,
+    /// Pages found by the first check, and the time that it took.
+    found_first: u64,
+    first_check: Duration,
+    /// From marking to the last check, in wall time.
+    length: Duration,
+    check_time: Duration,
+    fault_time: Duration,
+    budget_ran_out: bool,
+}
+
+impl<M: Marks> MarkChecker<M> {
     pub fn new(marks: M, touch_cost: TouchCost, config: &TraceConfig) -> Self {
-        let control = ScanControl::new(
-            config.rate_rule,
-            config.scale,
-            config.scan_interval,
-            config.period,
-            1,
-        );
         Self {
+            ran: marks.cpu_time(),
             marks,
-            control: control.for_costly_scans(config.period),
             touch_cost,
             drawn: Drawn::default(),
             scale: 1,
+            next_scale: config.scale,
+            ram_pages: 0,
             kept_for: 0,
+            drawing: Duration::ZERO,
             batch: ReferenceBatch::new(),
-            touched: HashSet::new(),
+            start: Instant::now(),
             periods: 0,
             config: config.clone(),
         }
@@ -128,68 +180,142 @@ impl<M: Marks> MarkScanner<M> {
         self.config.period_budget(self.marks.vcpus())
     }
 
+    /// The target's time, which stands still once it is gone.
+    fn time(&mut self) -> Duration {
+        match &mut self.ran {
+            Some(ran) => {
+                *ran = self.marks.cpu_time().map_or(*ran, |now| now.max(*ran));
+                *ran
+            }
+            None => self.start.elapsed(),
+        }
+    }
+
     /// Draws a sample, unless the last one must be kept for what it cost.
     fn draw(&mut self) -> Result<(), TrapError> {
         self.marks.renew()?;
+        let ram_pages = self.marks.ram_pages();
+        if self.config.rate_rule == RateRule::Budget && ram_pages > self.ram_pages * GROWN {
+            let scale = u32::try_from(ram_pages.div_ceil(PAGES_FIRST)).unwrap_or(SCALE_MAX);
+            self.next_scale = self.next_scale.max(scale).min(SCALE_MAX);
+            self.kept_for = 0;
+        }
         if self.kept_for > 0 {
             self.kept_for -= 1;
             return Ok(());
         }
         let start = cpu_time();
-        self.scale = self.control.scale();
+        (self.scale, self.ram_pages) = (self.next_scale, ram_pages);
         let sample = Sample::of_period(self.scale, 1, self.config.seed, self.periods);
         self.drawn = self.marks.draw(sample)?;
         let took = cpu_time().saturating_sub(start);
         self.kept_for = self
             .budget()
             .map_or(0, |budget| periods_to_keep(took, budget));
+        self.drawing = took / (self.kept_for + 1);
         Ok(())
     }
 
+    /// From marking, which took so long, to the first check.
+    fn first_check(&self, marking: Duration) -> Duration {
+        let given = self.config.scan_interval;
+        let least = given.unwrap_or_else(|| M::FIRST_CHECK_MIN.max(marking * FIRST_CHECK_SHARE));
+        least.mul_f64(GROWTH.powf((self.periods as f64 * SHIFT).fract()))
+    }
+
+    /// Marks the sample, and checks it until `end` or `stop`, or until `before` and what it takes use up the budget.
     fn run_window(
         &mut self,
         stop: &AtomicBool,
         end: Instant,
         before: Duration,
-        sink: Sink<'_>,
     ) -> Result<Window, TrapError> {
-        let (budget, interval) = (self.budget(), self.control.interval());
-        let mut window = Window::default();
-        let (start, cpu) = (Instant::now(), cpu_time());
+        let budget = self.budget();
+        let (start, cpu, time) = (Instant::now(), cpu_time(), self.time());
+        self.marks.arm()?;
+        let marking = start.elapsed();
+        // Pages are checked in the order in which they were marked: the middle of each stands for all.
+        let begun = start + marking / 2;
+        let armed = (time + self.time()) / 2;
+        let mut window = Window {
+            armed,
+            checked: armed,
+            ..Window::default()
+        };
+        let mut next = self.first_check(marking);
         loop {
-            self.marks
-                .rest(stop, (start + window.length + interval).min(end));
+            self.marks.rest(stop, (begun + next).min(end));
             if let Err(gone) = self.marks.check_alive() {
                 // The observations stay valid; the next period reports it.
-                return if window.touches > 0 {
-                    Ok(window)
-                } else {
-                    Err(gone)
+                return match window.checks {
+                    0 => Err(gone),
+                    _ => Ok(window),
                 };
             }
-            self.batch.advance();
-            self.marks.scan(&mut self.batch)?;
-            let to = start.elapsed();
-            sink(&Observation::Scan(Scan {
-                from: window.length,
-                to,
-                touched: &self.batch,
-            }));
-            window.length = to;
-            window.scans += 1;
-            window.touches += self.batch.len() as u64;
-            self.touched
-                .extend(self.batch.pages().iter().map(|page| page.0));
-            window.scan_time = cpu_time().saturating_sub(cpu);
-            window.fault_time =
-                self.touch_cost.time * u32::try_from(window.touches).unwrap_or(u32::MAX);
-            let taken = before + window.scan_time + window.fault_time;
-            let next = window.scan_time.div_f64(window.scans as f64);
-            window.budget_ran_out =
-                window.scans >= SCANS_MIN && budget.is_some_and(|budget| taken + next >= budget);
-            if window.budget_ran_out || stop.load(Ordering::Relaxed) || Instant::now() >= end {
+            let (from, cpu_before, time) = (begun.elapsed(), cpu_time(), self.time());
+            let known = window.touched.len();
+            self.marks.check(&mut window.touched)?;
+            let to = begun.elapsed();
+            let checked = (time + self.time()) / 2;
+            let found = window.touched.len() - known;
+            let sample = FirstTouch {
+                armed,
+                untouched_until: window.checked,
+                touched_by: Some(checked),
+                pages: 1,
+            };
+            window.samples.extend(std::iter::repeat_n(sample, found));
+            (window.checked, window.length) = (checked, to);
+            window.checks += 1;
+            if window.checks == 1 {
+                window.found_first = found as u64;
+                window.first_check = to - from;
+            }
+            let now = cpu_time();
+            window.check_time = now.saturating_sub(cpu);
+            let touches = u32::try_from(window.touched.len()).unwrap_or(u32::MAX);
+            window.fault_time = self.touch_cost.time * touches;
+            let taken = before + window.check_time + window.fault_time;
+            let another = now.saturating_sub(cpu_before);
+            window.budget_ran_out = window.checks >= CHECKS_MIN
+                && budget.is_some_and(|budget| taken + another > budget);
+            if window.budget_ran_out
+                || stop.load(Ordering::Relaxed)
+                || Instant::now() >= end
+                || self.marks.waiting() == 0
+            {
                 return Ok(window);
             }
+            next = next.mul_f64(GROWTH).max(to + (to - from));
+        }
+    }
+
+    /// Sets the scale for what a period took, with its share of drawing, and for the time of its first check.
+    fn adapt(&mut self, spent: Duration, first_check: Duration) {
+        let tracked = self.marks.watched() as f64;
+        if self.config.rate_rule != RateRule::Budget || tracked == 0.0 {
+            return;
+        }
+        let affordable = self.budget().map_or(PAGES_MAX, |budget| {
+            let each = spent.as_secs_f64() / tracked;
+            budget.as_secs_f64() * BUDGET_SHARE / each.max(f64::MIN_POSITIVE)
+        });
+        let first = self.config.scan_interval.unwrap_or(M::FIRST_CHECK_MIN);
+        let checkable = first.as_secs_f64() * CHECK_SHARE * tracked
+            / first_check.as_secs_f64().max(f64::MIN_POSITIVE);
+        let wanted = affordable.min(checkable).clamp(PAGES_MIN, PAGES_MAX);
+        let factor = tracked / wanted;
+        let scale = f64::from(self.scale) * factor.clamp(1.0 / STEP_MAX, STEP_MAX);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "clamped before the cast"
+        )]
+        let scale = scale.ceil().clamp(1.0, f64::from(SCALE_MAX)) as u32;
+        self.next_scale = scale;
+        if factor >= STEP_MAX {
+            // Far too large to be kept.
+            self.kept_for = 0;
         }
     }
 }
@@ -206,34 +332,54 @@ fn periods_to_keep(took: Duration, budget: Duration) -> u32 {
     periods
 }
 
-/// What a window found and took.
-#[derive(Debug, Default)]
-struct Window {
-    scans: u64,
-    touches: u64,
-    length: Duration,
-    scan_time: Duration,
-    fault_time: Duration,
-    budget_ran_out: bool,
-}
-
-impl<M: Marks> Backend for MarkScanner<M> {
+impl<M: Marks> Backend for MarkChecker<M> {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
-        let (start, cpu) = (Instant::now(), cpu_time());
+        let (start, cpu, from) = (Instant::now(), cpu_time(), self.time());
         let end = start + self.config.period;
-        self.touched.clear();
         self.draw()?;
         let collect_time = cpu_time().saturating_sub(cpu);
-        self.marks.arm()?;
-        let arm_time = cpu_time().saturating_sub(cpu);
-        let window = self.run_window(stop, end, arm_time, sink)?;
+        let mut window = self.run_window(stop, end, self.drawing)?;
+        let untouched = FirstTouch {
+            armed: window.armed,
+            untouched_until: window.checked,
+            touched_by: None,
+            pages: 1,
+        };
+        let withdrawn = self.marks.waiting();
+        let waiting = usize::try_from(withdrawn).unwrap_or(usize::MAX);
+        window
+            .samples
+            .extend(std::iter::repeat_n(untouched, waiting));
         self.marks.rest(stop, end);
 
-        let (length, scale) = (start.elapsed(), self.scale);
-        let taken = window.fault_time + arm_time + window.scan_time;
-        let (scans, tracked) = (window.scans.max(1), self.marks.watched());
-        let drawn = self.drawn;
-        let distinct_pages = self.touched.len() as u64;
+        let (length, scale, drawn) = (start.elapsed(), self.scale, self.drawn);
+        let tracked = self.marks.watched();
+        let population_pages = tracked * u64::from(scale);
+        self.batch.advance();
+        window.touched.sort_unstable();
+        for &page in &window.touched {
+            self.batch.push(PageNumber(page), AccessKind::Unknown);
+        }
+        let wall = start.saturating_duration_since(self.start);
+        let (from, now) = match self.ran {
+            Some(_) => (from, self.time()),
+            None => (wall, wall + length),
+        };
+        sink(&Observation::FirstTouches {
+            samples: FirstTouches {
+                ended: &window.samples,
+                waiting: &[],
+                from: Timestamp { vm: from, wall },
+                now: Timestamp {
+                    vm: now,
+                    wall: wall + length,
+                },
+                population_pages,
+            },
+            touched: &self.batch,
+        });
+        let distinct_pages = window.touched.len() as u64;
+        let taken = collect_time + window.check_time + window.fault_time;
         let period = Period {
             index: self.periods,
             method: M::METHOD,
@@ -246,19 +392,26 @@ impl<M: Marks> Backend for MarkScanner<M> {
             distinct_pages,
             traps: TrapCounts::default(),
             scans: ScanCounts {
-                scans: window.scans,
-                interval: window.length.div_f64(scans as f64),
-                touches: window.touches,
+                scans: window.checks,
+                interval: window.length.div_f64(window.checks.max(1) as f64),
+                touches: distinct_pages,
                 writes: 0,
-                resolution_pages: u32::try_from(window.touches.div_ceil(scans)).unwrap_or(u32::MAX),
+                resolution_pages: u32::try_from(window.found_first).unwrap_or(u32::MAX),
                 swapped_pages: drawn.swapped,
                 huge_pages: drawn.huge,
                 cache_pages: drawn.cache,
             },
-            samples: SampleCounts::default(),
-            rearmed_pages: window.touches + tracked,
+            samples: SampleCounts {
+                drawn: tracked,
+                begun: tracked,
+                touched: distinct_pages,
+                withdrawn,
+                vanished: tracked - distinct_pages - withdrawn,
+                ..SampleCounts::default()
+            },
+            rearmed_pages: tracked,
             fault_time: window.fault_time,
-            arm_time: arm_time + window.scan_time,
+            arm_time: collect_time + window.check_time,
             collect_time,
             overhead_ratio: overhead_ratio(taken, length, self.marks.vcpus()),
             budget_exhausted: window.budget_ran_out,
@@ -268,15 +421,10 @@ impl<M: Marks> Backend for MarkScanner<M> {
             },
         };
         self.periods += 1;
-        self.control.adapt(&WindowCost {
-            scans: window.scans,
-            touches: window.touches,
-            watched_pages: tracked - drawn.swapped,
-            distinct_pages,
-            arm_seconds: arm_time.as_secs_f64(),
-            scan_seconds: (window.scan_time + window.fault_time).as_secs_f64(),
-            budget_seconds: self.budget().map(|budget| budget.as_secs_f64()),
-        });
+        self.adapt(
+            self.drawing + window.check_time + window.fault_time,
+            window.first_check,
+        );
         Ok(period)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A userfaultfd protects the sampled pages against every access, asynchronously: the first access to a page takes a short fault in
 //! which the kernel itself lifts the protection, and records that in the page table. `PAGEMAP_SCAN` lists the pages whose
-//! protection was lifted, and those are protected again. The period is that of all backends that mark sampled pages (`marks`).
+//! protection was lifted. The period is that of all backends that mark sampled pages (`marks`).
 //!
 //! No memory is unmapped and no access waits, so it works on any small pages: private, shared, locked, swappable, mapped by several
 //! processes; of those, on the accesses of the process whose memory is registered. If the tracer ends, however it does, its
@@ -12,22 +12,21 @@
 //! `UFFDIO_RWPROTECT`, `PAGE_IS_ACCESSED`), in kernels after Linux 7.1. **It has not run on such a kernel yet**: it is tested with a
 //! model of the kernel's side, and refused where the kernel has no such feature.
 //!
-//! Cost: of the tracer, a system call for each run of pages that is protected and a walk over the page tables for each scan; of the VM, a
+//! Cost: of the tracer, a system call for each run of pages that is protected and a walk over the page tables for each check; of the VM, a
 //! fault for each page found touched, measured on attaching.
 //!
-//! Not seen: an access between the scan that lists its page and the call that protects it again, microseconds later, if it is
-//! the page's last in the interval; accesses by other processes and by devices.
+//! Not seen: accesses by other processes and by devices.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, TraceMethod};
+use plimsoll_flow::TraceMethod;
 
 use crate::backend::{BackendRow, Yield};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
-use crate::marks::{MarkScanner, Marks};
+use crate::marks::{MarkChecker, Marks};
 use crate::process::TracedProcess;
 use crate::ram::{PAGE_BYTES, PageRange, Presence, RamLayout};
 use crate::rate::RateRule;
@@ -42,11 +41,11 @@ use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 /// The backend `rwp`.
 pub const ROW: BackendRow = BackendRow {
     method: TraceMethod::AccessProtection,
-    sees: "Read-write protection: which sampled pages were accessed between two scans, exactly; any small pages, no access waits",
+    sees: "Read-write protection: when sampled pages were first accessed after they were protected; any small pages, no access waits",
     needs: "asynchronous read-write protection of userfaultfd (kernels after Linux 7.1); a VM or any process",
-    costs: "a short fault per page touched between two scans, within the time budget",
-    loses: "the order of touches within an interval; accesses of other processes and of devices",
-    yields: Yield::Scans,
+    costs: "a short fault per sampled page touched, within the time budget",
+    loses: "all touches of a page but the first, known to within a fifth of its time; accesses of other processes and of devices",
+    yields: Yield::FirstTouches,
     sees_reads: true,
     options: &["--scan-interval"],
     rate_rules: &[RateRule::Fixed, RateRule::Budget],
@@ -56,7 +55,7 @@ pub const ROW: BackendRow = BackendRow {
     attach: |target, config| {
         let marks = AccessMarks::attach(target, config)?;
         let cost = TouchCost::measure(target.pid, measure_access_fault_cost)?;
-        Ok(Box::new(MarkScanner::new(marks, cost, config)))
+        Ok(Box::new(MarkChecker::new(marks, cost, config)))
     },
     any_process: true,
     group: None,
@@ -114,8 +113,8 @@ struct AccessMarks<P> {
     protection: P,
     /// The sample, ascending.
     watched: Vec<u64>,
-    /// Pages to protect, ascending.
-    unprotected: Vec<u64>,
+    /// Those of it that are not known to be touched, ascending.
+    waiting: Vec<u64>,
 }
 
 impl AccessMarks<Userfaultfd> {
@@ -140,7 +139,7 @@ impl<P: Protection> AccessMarks<P> {
             layout,
             protection,
             watched: Vec::new(),
-            unprotected: Vec::new(),
+            waiting: Vec::new(),
         }
     }
 
@@ -159,23 +158,11 @@ impl<P: Protection> AccessMarks<P> {
         }
         Ok(())
     }
-
-    fn protect(&mut self) -> Result<(), TrapError> {
-        let runs = self.unprotected.chunk_by(|page, next| page + 1 == *next);
-        for run in runs {
-            let pages = run[0]..run[0] + run.len() as u64;
-            for range in self.layout.addresses(&pages) {
-                let protected = self.protection.protect(range);
-                protected.map_err(self.process.failed("ioctl(UFFDIO_RWPROTECT)"))?;
-            }
-        }
-        self.unprotected.clear();
-        Ok(())
-    }
 }
 
 impl<P: Protection> Marks for AccessMarks<P> {
     const METHOD: TraceMethod = TraceMethod::AccessProtection;
+    const FIRST_CHECK_MIN: Duration = Duration::from_millis(1);
 
     fn renew(&mut self) -> Result<(), TrapError> {
         self.process.check_alive()
@@ -212,30 +199,45 @@ impl<P: Protection> Marks for AccessMarks<P> {
     }
 
     fn arm(&mut self) -> Result<(), TrapError> {
-        self.unprotected.clone_from(&self.watched);
-        self.protect()
+        self.waiting.clone_from(&self.watched);
+        let runs = self.watched.chunk_by(|page, next| page + 1 == *next);
+        for run in runs {
+            let pages = run[0]..run[0] + run.len() as u64;
+            for range in self.layout.addresses(&pages) {
+                let protected = self.protection.protect(range);
+                protected.map_err(self.process.failed("ioctl(UFFDIO_RWPROTECT)"))?;
+            }
+        }
+        Ok(())
     }
 
-    fn scan(&mut self, touched: &mut ReferenceBatch) -> Result<(), TrapError> {
-        let watched = std::mem::take(&mut self.watched);
-        let mut unprotected = std::mem::take(&mut self.unprotected);
-        let mut rest = watched.as_slice();
+    fn waiting(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    fn check(&mut self, touched: &mut Vec<u64>) -> Result<(), TrapError> {
+        let waiting = std::mem::take(&mut self.waiting);
+        let mut rest = waiting.as_slice();
+        let known = touched.len();
         let listed = self.list(PageQuery::Accessed, |run| {
             rest = &rest[rest.partition_point(|&page| page < run.start)..];
             let found = rest.partition_point(|&page| page < run.end);
-            unprotected.extend(&rest[..found]);
+            touched.extend(&rest[..found]);
             rest = &rest[found..];
         });
-        for &page in &unprotected {
-            touched.push(PageNumber(page), AccessKind::Unknown);
-        }
-        (self.watched, self.unprotected) = (watched, unprotected);
+        self.waiting = waiting;
         listed?;
-        self.protect()
+        let mut found = touched[known..].iter().copied().peekable();
+        self.waiting.retain(|page| found.next_if_eq(page).is_none());
+        Ok(())
     }
 
     fn rest(&self, stop: &AtomicBool, due: Instant) {
         self.process.rest(stop, due);
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        self.process.cpu_time().ok()
     }
 
     fn vcpus(&self) -> usize {
@@ -254,9 +256,8 @@ impl<P: Protection> Marks for AccessMarks<P> {
 #[cfg(test)]
 mod tests {
     use std::sync::{Arc, Mutex};
-    use std::time::Duration;
 
-    use plimsoll_flow::{RamBacking, RamMapping};
+    use plimsoll_flow::{PageNumber, RamBacking, RamMapping};
 
     use super::*;
     use crate::backend::{Backend, Observation};
@@ -351,8 +352,8 @@ mod tests {
         }
     }
 
-    fn scanner(model: &Model, scale: u32) -> Box<dyn Backend> {
-        let target = TraceTarget {
+    fn target() -> TraceTarget {
+        TraceTarget {
             pid: std::process::id(),
             is_vm: true,
             ram: vec![RamMapping {
@@ -364,67 +365,56 @@ mod tests {
             locked: false,
             userfault: false,
             vcpu_threads: vec![],
-        };
-        let config = TraceConfig {
-            period: Duration::from_millis(200),
-            budget: None,
-            rate_rule: RateRule::Fixed,
-            scale,
-            scan_interval: Some(Duration::from_millis(10)),
-            ..TraceConfig::default()
-        };
-        let process = TracedProcess::open(&target).unwrap();
-        let marks = AccessMarks::new(process, target.layout(), model.clone());
-        let cost = TouchCost {
-            time: Duration::from_micros(1),
-            toucher: Toucher::Thread,
-        };
-        Box::new(MarkScanner::new(marks, cost, &config))
+        }
     }
 
-    /// The pages found by each scan, while `act` does what the VM does after each.
-    fn scans(scanner: &mut dyn Backend, mut act: impl FnMut(usize)) -> Vec<Vec<u64>> {
-        let mut found = Vec::new();
-        let stop = AtomicBool::new(false);
-        let mut sink = |seen: &Observation<'_>| {
-            found.push(seen.pages().iter().map(|page| page.0).collect());
-            act(found.len());
-        };
-        let period = scanner.run_period(&stop, &mut sink).unwrap();
-        assert_eq!(period.scans.scans, found.len() as u64);
-        found
+    fn marks(model: &Model) -> AccessMarks<Model> {
+        let target = target();
+        let process = TracedProcess::open(&target).unwrap();
+        AccessMarks::new(process, target.layout(), model.clone())
+    }
+
+    /// All pages, or one in `scale`.
+    fn sample(scale: u32) -> Sample {
+        Sample::of_period(scale, 1, 1, 0)
+    }
+
+    fn checked(marks: &mut AccessMarks<Model>) -> Vec<u64> {
+        let mut touched = Vec::new();
+        marks.check(&mut touched).unwrap();
+        touched
     }
 
     #[test]
-    fn a_scan_finds_what_was_accessed_since_the_one_before_and_no_other() {
+    fn a_check_finds_first_accesses_and_no_other() {
         let model = Model::new();
         for page in 0..16 {
             model.access(page);
         }
         model.swap_out(4);
-        let mut scanner = scanner(&model, 1);
-        let found = scans(&mut *scanner, |scan| match scan {
-            1 => {
-                model.access(3);
-                model.access(9);
-                model.access(9);
-                // Swapped in.
-                model.access(4);
-                // It was not there when the sample was drawn.
-                model.access(40);
-            }
-            2 => {
-                // What is gone was not accessed; what goes to swap keeps its protection.
-                model.discard(5);
-                model.swap_out(6);
-            }
-            3 => model.access(6),
-            _ => {}
-        });
-        let expected: [Vec<u64>; 5] = [vec![], vec![3, 4, 9], vec![], vec![6], vec![]];
-        assert_eq!(found[..5], expected);
+        let mut marks = marks(&model);
+        let drawn = marks.draw(sample(1)).unwrap();
+        assert_eq!((marks.watched(), drawn.swapped), (16, 1));
+        marks.arm().unwrap();
+        assert!(checked(&mut marks).is_empty());
+        model.access(3);
+        model.access(9);
+        model.access(9);
+        // Swapped in.
+        model.access(4);
+        // It was not there when the sample was drawn.
+        model.access(40);
+        assert_eq!(checked(&mut marks), [3, 4, 9]);
+        // A second time does not count. What is gone was not accessed; what goes to swap keeps its protection.
+        model.access(3);
+        model.discard(5);
+        model.swap_out(6);
+        assert!(checked(&mut marks).is_empty());
+        model.access(6);
+        assert_eq!(checked(&mut marks), [6]);
+        assert_eq!(marks.waiting(), 12);
         assert!(model.protected() > 0);
-        scanner.detach().unwrap();
+        marks.detach().unwrap();
         assert_eq!(model.protected(), 0);
     }
 
@@ -434,15 +424,78 @@ mod tests {
         for page in 0..PAGES {
             model.access(page);
         }
-        let mut scanner = scanner(&model, 8);
-        let found = scans(&mut *scanner, |_| {
-            assert_eq!(model.protected(), PAGES / 8);
-            for page in 0..PAGES {
-                model.access(page);
+        let mut marks = marks(&model);
+        marks.draw(sample(8)).unwrap();
+        marks.arm().unwrap();
+        assert_eq!(model.protected(), PAGES / 8);
+        for page in 0..PAGES {
+            model.access(page);
+        }
+        assert_eq!(checked(&mut marks).len(), PAGES / 8);
+    }
+
+    #[test]
+    fn of_each_page_of_a_period_the_first_touch_is_known_between_two_checks() {
+        let model = Model::new();
+        for page in 0..16 {
+            model.access(page);
+        }
+        let config = TraceConfig {
+            period: Duration::from_millis(200),
+            budget: None,
+            rate_rule: RateRule::Fixed,
+            scale: 1,
+            scan_interval: Some(Duration::from_millis(10)),
+            ..TraceConfig::default()
+        };
+        let cost = TouchCost {
+            time: Duration::from_micros(1),
+            toucher: Toucher::Thread,
+        };
+        let mut checker: Box<dyn Backend> =
+            Box::new(MarkChecker::new(marks(&model), cost, &config));
+        let stop = AtomicBool::new(false);
+        let ran = || crate::sys::process_cpu_time(std::process::id()).unwrap();
+        let accessing = std::thread::spawn({
+            let model = model.clone();
+            move || -> Duration {
+                while model.protected() < 16 {
+                    std::thread::yield_now();
+                }
+                std::thread::sleep(Duration::from_millis(60));
+                model.access(7);
+                ran()
             }
         });
-        assert!(found[0].is_empty(), "{:?}", found[0]);
-        assert_eq!(found[1].len(), PAGES / 8, "{:?}", found[1]);
+        let mut found = Vec::new();
+        let period = checker.run_period(&stop, &mut |seen| {
+            let Observation::FirstTouches { samples, touched } = seen else {
+                panic!("{seen:?}");
+            };
+            assert_eq!(samples.population_pages, 16);
+            assert_eq!(touched.pages(), [PageNumber(7)]);
+            found.extend_from_slice(samples.ended);
+        });
+        let (period, accessed) = (period.unwrap(), accessing.join().unwrap());
+        assert!(period.scans.scans >= 5, "{period:?}");
+        let counts = period.samples;
+        assert_eq!(
+            (counts.touched, counts.withdrawn, counts.vanished),
+            (1, 15, 0)
+        );
+        assert_eq!(found.len(), 16);
+        let touch = found.iter().find(|touch| touch.touched_by.is_some());
+        let touch = touch.unwrap();
+        let slack = Duration::from_millis(10);
+        assert!(
+            touch.untouched_until < accessed + slack,
+            "{touch:?} {accessed:?}"
+        );
+        assert!(
+            touch.touched_by.unwrap() + slack > accessed,
+            "{touch:?} {accessed:?}"
+        );
+        assert!(found.iter().all(|one| one.armed == touch.armed));
     }
 
     #[test]

@@ -8,11 +8,11 @@
 //! Cost: 2 to 3 µs for each page of a sample; for a control group, a word of two files for each frame of the host in it.
 //! Not here: which of the pages are touched.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -323,6 +323,17 @@ impl TargetPages {
         drawn.map_err(self.failed("drawing a sample of its pages"))
     }
 
+    /// CPU time that the target has used; `None` for a control group of version 1, whose CPU time another hierarchy accounts for.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        match self {
+            Self::Process(pages) => pages.process.cpu_time().ok(),
+            Self::Group(pages) => {
+                let stat = fs::read_to_string(pages.target.directory.join("cpu.stat")).ok()?;
+                usage_of(&stat)
+            }
+        }
+    }
+
     /// Number of pages, with those that have no contents; for a control group, of the host.
     pub fn count(&self) -> u64 {
         match self {
@@ -377,5 +388,25 @@ impl TargetPages {
             Self::Process(pages) => pages.process.vcpus,
             Self::Group(_) => 1,
         }
+    }
+}
+
+/// The CPU time in the `cpu.stat` of a control group of version 2, with all groups below it.
+fn usage_of(stat: &str) -> Option<Duration> {
+    let mut lines = stat.lines();
+    let usage_us = lines.find_map(|line| line.strip_prefix("usage_usec "))?;
+    usage_us.parse().ok().map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_time_of_a_group_is_read_where_there_is_one() {
+        let stat = "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n";
+        assert_eq!(usage_of(stat), Some(Duration::from_micros(1500)));
+        // Of version 1.
+        assert_eq!(usage_of("nr_periods 0\nnr_throttled 0\n"), None);
     }
 }

@@ -178,25 +178,18 @@ impl Report<'_> {
                 }
                 let (period, budget) = (&tracing.period, &tracing.budget);
                 let (touches, more) = match self.backend.yields {
-                    Yield::FirstTouches if !self.backend.method.traps() => {
-                        writeln!(
-                            rows,
-                            "A touch takes no fault. Period {period}, budget {budget}.\n",
-                        )?;
-                        ("touches/s", "  interval")
-                    }
-                    Yield::FirstTouches => {
+                    Yield::FirstTouches if self.backend.method.traps() => {
                         writeln!(
                             rows,
                             "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
                         )?;
                         ("traps/s", "  waiting")
                     }
-                    Yield::Scans if self.backend.method == TraceMethod::IdlePages => {
+                    Yield::FirstTouches if self.backend.method == TraceMethod::IdlePages => {
                         if let Some(thread) = damon_thread() {
                             writeln!(
                                 rows,
-                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a scan, \
+                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a check, \
                                  a touch is missed."
                             )?;
                         }
@@ -207,7 +200,14 @@ impl Report<'_> {
                         )?;
                         ("touches/s", "  interval")
                     }
-                    Yield::Scans | Yield::Sample => {
+                    Yield::FirstTouches if cost.time.is_zero() => {
+                        writeln!(
+                            rows,
+                            "A touch takes no fault. Period {period}, budget {budget}.\n",
+                        )?;
+                        ("touches/s", "  interval")
+                    }
+                    Yield::FirstTouches | Yield::Scans | Yield::Sample => {
                         writeln!(
                             rows,
                             "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
@@ -470,10 +470,7 @@ impl Report<'_> {
                 let scans = grouped(totals.scans as f64);
                 let touches = grouped(totals.touches as f64);
                 let observed = format!("{scans} scans, {touches} touches");
-                match totals.kinds {
-                    Some(_) => (observed, "touches", "marked idle", "scanning"),
-                    None => (observed, "faults", "unmapped", "scanning"),
-                }
+                (observed, "faults", "unmapped", "scanning")
             }
         };
         writeln!(

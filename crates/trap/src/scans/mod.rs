@@ -449,7 +449,6 @@ impl Backend for AccessedPageScanner {
         self.control.adapt(&WindowCost {
             scans: window.scans,
             touches: window.touches,
-            watched_pages: self.watched.len() as u64,
             distinct_pages: window.distinct_pages,
             arm_seconds: window.arm_time.as_secs_f64(),
             scan_seconds: (window.scan_time + fault_time).as_secs_f64(),

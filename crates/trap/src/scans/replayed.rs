@@ -143,7 +143,6 @@ impl Backend for ReplayedScans {
         self.control.adapt(&WindowCost {
             scans,
             touches,
-            watched_pages: watched.len() as u64,
             distinct_pages,
             arm_seconds: arm_time.as_secs_f64(),
             scan_seconds: (taken - arm_time).as_secs_f64(),

@@ -14,7 +14,7 @@
 //!
 //! **Resolution.** A ratio is a share of the references past the resolution: those to pages that were not touched
 //! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
-//! are touched, at least [`RESOLUTION_MIN`] and at least the typical uncertainty of a touch. The curve starts at the number of pages touched
+//! are touched, at least [`RESOLUTION_MIN`] and at least the typical time from arming a page to its first check. The curve starts at the number of pages touched
 //! in that time, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
 //! not, and the band reaches down to 0.
@@ -358,7 +358,7 @@ impl Shape {
         let steps = mixed(&tables, &fitted);
         let least = RESOLUTION_TOUCHES.min(touches as f64 / 2.0) / cells.total;
         let resolution_share = RESOLUTION_SHARE.max(least);
-        let resolution_time = RESOLUTION_MIN.max(typical_uncertainty(times));
+        let resolution_time = RESOLUTION_MIN.max(unresolved_time(times));
         let first = (0..grid.len() - 1)
             .find(|&at| grid[at] >= resolution_time && steps[at].share >= resolution_share);
         let first = first.unwrap_or(grid.len() - 1);
@@ -544,11 +544,13 @@ fn mixed(tables: &[Vec<Step>], weights: &[f64]) -> Vec<Step> {
     sums
 }
 
-/// Median difference between the two times between which a touch is known to have happened.
-fn typical_uncertainty(times: &[Time]) -> f64 {
-    let widths = times.iter();
-    let widths = widths.filter_map(|time| Some(time.upto? - time.above));
-    median(widths.collect()).unwrap_or_default()
+/// Median upper limit of the times that are uncertain by more than their lower limit: touches before the first check of a page.
+fn unresolved_time(times: &[Time]) -> f64 {
+    let uptos = times.iter().filter_map(|time| {
+        let upto = time.upto?;
+        (upto - time.above > time.above).then_some(upto)
+    });
+    median(uptos.collect()).unwrap_or_default()
 }
 
 /// The middle one of some values; `None` if there are none.

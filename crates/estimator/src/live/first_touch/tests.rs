@@ -304,6 +304,90 @@ fn touches_known_within_an_interval_give_the_same_loop() {
     assert!(set.size.0.abs_diff(1000) < 60, "{set:?}");
 }
 
+/// Pages with these rates of touches a second, of which `count` are armed in each period of 5 s and checked at times that grow by
+/// a quarter, the first after `first`.
+fn observe_checked(estimator: &mut FirstTouchCurve, rates: &[f64], count: usize, first: f64) {
+    let mut random = Random::new(11);
+    for period in 0..12 {
+        let armed = Duration::from_secs(5 * period);
+        let seconds = |time: f64| armed + Duration::from_secs_f64(time);
+        let first = first * 1.25_f64.powf((period as f64 * 0.618).fract());
+        let mut ended = Vec::new();
+        for _ in 0..count {
+            let rate = rates[below(&mut random, rates.len() as u64) as usize];
+            let touch = -(1.0 - random.share()).ln() / rate;
+            let (mut last, mut check) = (0.0, first);
+            while check < touch && check < 5.0 {
+                (last, check) = (check, (check * 1.25).min(5.0));
+                if last >= 5.0 {
+                    break;
+                }
+            }
+            ended.push(FirstTouch {
+                armed,
+                untouched_until: seconds(last),
+                touched_by: (touch <= check).then(|| seconds(check)),
+                pages: 1,
+            });
+        }
+        let now = at(Duration::from_secs(5 * (period + 1)));
+        estimator.observe(&LiveInput::FirstTouches(FirstTouches {
+            ended: &ended,
+            waiting: &[],
+            from: at(armed),
+            now,
+            population_pages: rates.len() as u64,
+        }));
+    }
+}
+
+#[test]
+fn touches_between_checks_ever_further_apart_give_the_curve_of_a_law() {
+    let pages = 24_576_usize;
+    let mut held_in_all = 0.0;
+    for (alpha, count, first) in [
+        (1.0, 170, 0.01),
+        (0.6, 170, 0.01),
+        (0.0, 170, 0.01),
+        (1.0, 1600, 0.002),
+    ] {
+        let weights: Vec<f64> = (1..=pages).map(|rank| (rank as f64).powf(-alpha)).collect();
+        let total: f64 = weights.iter().sum();
+        let rates: Vec<f64> = weights.iter().map(|weight| weight / total * 2e6).collect();
+        let mut estimator = FirstTouchCurve::new(&LiveOptions {
+            ram: PageCount(pages as u64),
+            reach: None,
+        });
+        observe_checked(&mut estimator, &rates, count, first);
+        let curve = estimator.curve().unwrap();
+        let rate = curve.points()[0].misses.unwrap().expected;
+        // [size, misses a second] of an LRU memory at rising times, from where the curve begins.
+        let truth = (1..200).map(|step| {
+            let time = 1e-4 * 1.06_f64.powi(step);
+            let touched = rates.iter().map(|rate| -(-rate * time).exp_m1());
+            let missed = rates.iter().map(|rate| rate * (-rate * time).exp());
+            [touched.sum::<f64>(), missed.sum()]
+        });
+        let known = curve.points()[0].size.0 as f64..0.99 * pages as f64;
+        let truth: Vec<_> = truth.filter(|[size, _]| known.contains(size)).collect();
+        assert!(truth.len() > 20, "{alpha}: from {}", known.start);
+        let found = |size: f64| curve.at(PageCount(size as u64));
+        let mean = |error: &dyn Fn(&[f64; 2]) -> f64| {
+            truth.iter().map(error).sum::<f64>() / truth.len() as f64
+        };
+        let shape = mean(&|[size, misses]| (found(*size).miss_ratio - misses / truth[0][1]).abs());
+        let level = mean(&|[size, misses]| (found(*size).miss_ratio * rate / misses - 1.0).abs());
+        let held = mean(&|[size, misses]| {
+            let (point, ratio) = (found(*size), misses / truth[0][1]);
+            f64::from(u8::from(point.low <= ratio && ratio <= point.high))
+        });
+        println!("{alpha} {count}: shape {shape:.4}, level {level:.3}, held {held:.2}");
+        assert!(shape < 0.03 && level < 0.15);
+        held_in_all += held / 4.0;
+    }
+    assert!(held_in_all > 0.95, "{held_in_all}");
+}
+
 #[test]
 fn a_change_of_phase_drops_what_was_before() {
     let mut estimator = estimator();
