@@ -228,6 +228,11 @@ impl Marks for IdlePages {
         self.pages.count()
     }
 
+    fn size_pages(&self) -> Option<u64> {
+        // A control group's frames may lie anywhere in the host's memory.
+        matches!(self.pages, TargetPages::Process(_)).then(|| self.pages.count())
+    }
+
     fn follow(&mut self, target: &TraceTarget) -> bool {
         self.pages.follow(target)
     }

@@ -55,6 +55,8 @@ const DRAWING: f64 = 0.25;
 const PAGES_MIN: f64 = 48.0;
 const PAGES_MAX: f64 = 4096.0;
 const PAGES_FIRST: u64 = 256;
+/// Periods for which a sample may be kept at most, for what it takes to draw.
+const KEPT_MAX: f64 = 60.0;
 /// Largest share of the time to the first check that a check may take.
 const CHECK_SHARE: f64 = 1.0;
 /// Growth of the target's memory from which the cost of its sample is not known.
@@ -102,6 +104,11 @@ pub trait Marks: fmt::Debug + Send + 'static {
     /// Number of pages, with those that have no contents.
     fn ram_pages(&self) -> u64;
 
+    /// Pages that can have contents, by which the first sample is sized; `None` where they are not known.
+    fn size_pages(&self) -> Option<u64> {
+        Some(self.ram_pages())
+    }
+
     /// Takes the memory that a process has by now; returns whether it can.
     fn follow(&mut self, _target: &TraceTarget) -> bool {
         false
@@ -124,9 +131,10 @@ pub struct MarkChecker<M> {
     /// One page in so many is in the sample, and will be in the next.
     scale: u32,
     next_scale: u32,
-    /// Size of the target when the sample was drawn.
-    ram_pages: u64,
-    /// Periods for which the sample is kept, and the share of each in the time for drawing it.
+    /// [`Marks::size_pages`] when the sample was drawn.
+    size_pages: u64,
+    /// Time for drawing the sample, the periods for which it is still kept, and the share of each in that time.
+    draw_time: Duration,
     kept_for: u32,
     drawing: Duration,
     batch: ReferenceBatch,
@@ -165,7 +173,8 @@ impl<M: Marks> MarkChecker<M> {
             drawn: Drawn::default(),
             scale: 1,
             next_scale: config.scale,
-            ram_pages: 0,
+            size_pages: 0,
+            draw_time: Duration::ZERO,
             kept_for: 0,
             drawing: Duration::ZERO,
             batch: ReferenceBatch::new(),
@@ -194,9 +203,9 @@ impl<M: Marks> MarkChecker<M> {
     /// Draws a sample, unless the last one must be kept for what it cost.
     fn draw(&mut self) -> Result<(), TrapError> {
         self.marks.renew()?;
-        let ram_pages = self.marks.ram_pages();
-        if self.config.rate_rule == RateRule::Budget && ram_pages > self.ram_pages * GROWN {
-            let scale = u32::try_from(ram_pages.div_ceil(PAGES_FIRST)).unwrap_or(SCALE_MAX);
+        let size_pages = self.marks.size_pages().unwrap_or_default();
+        if self.config.rate_rule == RateRule::Budget && size_pages > self.size_pages * GROWN {
+            let scale = u32::try_from(size_pages.div_ceil(PAGES_FIRST)).unwrap_or(SCALE_MAX);
             self.next_scale = self.next_scale.max(scale).min(SCALE_MAX);
             self.kept_for = 0;
         }
@@ -205,14 +214,14 @@ impl<M: Marks> MarkChecker<M> {
             return Ok(());
         }
         let start = cpu_time();
-        (self.scale, self.ram_pages) = (self.next_scale, ram_pages);
+        (self.scale, self.size_pages) = (self.next_scale, size_pages);
         let sample = Sample::of_period(self.scale, 1, self.config.seed, self.periods);
         self.drawn = self.marks.draw(sample)?;
-        let took = cpu_time().saturating_sub(start);
+        self.draw_time = cpu_time().saturating_sub(start);
         self.kept_for = self
             .budget()
-            .map_or(0, |budget| periods_to_keep(took, budget));
-        self.drawing = took / (self.kept_for + 1);
+            .map_or(0, |budget| periods_to_keep(self.draw_time, budget));
+        self.drawing = self.draw_time / (self.kept_for + 1);
         Ok(())
     }
 
@@ -293,19 +302,25 @@ impl<M: Marks> MarkChecker<M> {
     /// Sets the scale for what a period took, with its share of drawing, and for the time of its first check.
     fn adapt(&mut self, spent: Duration, first_check: Duration) {
         let tracked = self.marks.watched() as f64;
-        if self.config.rate_rule != RateRule::Budget || tracked == 0.0 {
+        if self.config.rate_rule != RateRule::Budget {
             return;
         }
-        let affordable = self.budget().map_or(PAGES_MAX, |budget| {
-            let each = spent.as_secs_f64() / tracked;
-            budget.as_secs_f64() * BUDGET_SHARE / each.max(f64::MIN_POSITIVE)
+        let budget = self.budget().map(|budget| budget.as_secs_f64());
+        let affordable = budget.map_or(PAGES_MAX, |budget| {
+            let each = spent.as_secs_f64() / tracked.max(1.0);
+            budget * BUDGET_SHARE / each.max(f64::MIN_POSITIVE)
         });
         let first = self.config.scan_interval.unwrap_or(M::FIRST_CHECK_MIN);
-        let checkable = first.as_secs_f64() * CHECK_SHARE * tracked
+        let checkable = first.as_secs_f64() * CHECK_SHARE * tracked.max(1.0)
             / first_check.as_secs_f64().max(f64::MIN_POSITIVE);
         let wanted = affordable.min(checkable).clamp(PAGES_MIN, PAGES_MAX);
         let factor = tracked / wanted;
-        let scale = f64::from(self.scale) * factor.clamp(1.0 / STEP_MAX, STEP_MAX);
+        // A finer sample takes longer to draw: of a small control group on a large host, nearly all of its cost.
+        let finest = budget.map_or(0.0, |budget| {
+            self.draw_time.as_secs_f64() / (budget * DRAWING * KEPT_MAX)
+        });
+        let factor_limited = factor.clamp(1.0 / STEP_MAX, STEP_MAX).max(finest);
+        let scale = f64::from(self.scale) * factor_limited;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -452,6 +467,121 @@ impl<M: Marks> Backend for MarkChecker<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Marks of a target of which so many pages have contents; drawing looks at one page of `host` in the scale.
+    #[derive(Debug)]
+    struct Model {
+        pages: u64,
+        host: u64,
+        is_group: bool,
+        watched: u64,
+    }
+
+    impl Marks for Model {
+        const METHOD: TraceMethod = TraceMethod::IdlePages;
+        const FIRST_CHECK_MIN: Duration = Duration::from_millis(1);
+
+        fn renew(&mut self) -> Result<(), TrapError> {
+            Ok(())
+        }
+
+        fn check_alive(&self) -> Result<(), TrapError> {
+            Ok(())
+        }
+
+        fn draw(&mut self, sample: Sample) -> Result<Drawn, TrapError> {
+            self.watched = sample.runs_in(0..self.pages).flatten().count() as u64;
+            Ok(Drawn::default())
+        }
+
+        fn watched(&self) -> u64 {
+            self.watched
+        }
+
+        fn arm(&mut self) -> Result<(), TrapError> {
+            Ok(())
+        }
+
+        fn waiting(&self) -> u64 {
+            0
+        }
+
+        fn check(&mut self, _: &mut Vec<u64>) -> Result<(), TrapError> {
+            Ok(())
+        }
+
+        fn rest(&self, _: &AtomicBool, _: Instant) {}
+
+        fn cpu_time(&self) -> Option<Duration> {
+            None
+        }
+
+        fn vcpus(&self) -> usize {
+            1
+        }
+
+        fn ram_pages(&self) -> u64 {
+            self.host
+        }
+
+        fn size_pages(&self) -> Option<u64> {
+            (!self.is_group).then_some(self.host)
+        }
+
+        fn detach(self) -> Result<(), TrapError> {
+            Ok(())
+        }
+    }
+
+    /// Tracked pages, and the time for drawing them, after `periods` in which a page drawn from costs 1 µs and one tracked 50 µs.
+    fn settled(pages: u64, host: u64, is_group: bool, periods: u32) -> (u64, f64) {
+        let model = Model {
+            pages,
+            host,
+            is_group,
+            watched: 0,
+        };
+        let cost = TouchCost {
+            time: Duration::ZERO,
+            toucher: crate::trial::Toucher::Thread,
+        };
+        let mut checker = MarkChecker::new(model, cost, &TraceConfig::default());
+        let drawn_from = if is_group { host } else { pages };
+        let draw_time = |scale: u32| Duration::from_micros(drawn_from / u64::from(scale));
+        for _ in 0..periods {
+            checker.kept_for = 0;
+            checker.draw().unwrap();
+            checker.draw_time = draw_time(checker.scale);
+            let budget = checker.budget().unwrap();
+            let drawing = checker.draw_time / (periods_to_keep(checker.draw_time, budget) + 1);
+            let tracked = checker.marks.watched();
+            let spent = drawing + Duration::from_micros(50 * tracked);
+            checker.adapt(spent, Duration::from_nanos(tracked * 500));
+            checker.periods += 1;
+        }
+        checker.kept_for = 0;
+        checker.draw().unwrap();
+        (
+            checker.marks.watched(),
+            draw_time(checker.scale).as_secs_f64(),
+        )
+    }
+
+    #[test]
+    fn the_sample_is_what_the_budget_pays_for_however_sparse_the_target() {
+        // A VM of 64 GiB, a process with contents in 40 MiB of 4 TiB, and a small control group on a host of 256 GiB.
+        for (pages, host, is_group, least) in [
+            (1 << 24, 1 << 24, false, 500),
+            (10_000, 1 << 30, false, 500),
+            (8192, 1 << 26, true, 48),
+            (10, 1 << 26, true, 0),
+        ] {
+            let (tracked, draw_s) = settled(pages, host, is_group, 15);
+            assert!((least..1000).contains(&tracked), "{tracked} of {pages}");
+            // At most a minute's worth of a quarter of the budget.
+            assert!(draw_s < 1.0, "{draw_s} s to draw {tracked} of {pages}");
+        }
+    }
 
     #[test]
     fn a_sample_is_kept_until_its_cost_is_a_quarter_of_the_budget() {
