@@ -10,10 +10,12 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::refusal::Refusal;
 
-/// Number of tries to lock, and the pause between two: an assessment of the VM holds the lock for some microseconds.
+/// Number of tries to lock, and the pause between two: an assessment of the VM holds the lock for some microseconds, and a process that
+/// executes another program has no memory for a moment.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -34,17 +36,25 @@ impl Claim {
             what: format!("lock /proc/{pid}/pagemap"),
             source,
         };
-        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(no_privilege)?;
+        let path = format!("/proc/{pid}/pagemap");
+        let mut refusal = Refusal::UserfaultInUse;
         for _ in 0..TRIES {
-            match flock(&pagemap, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { _pagemap: pagemap }),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => {
-                    thread::sleep(PAUSE);
-                }
-                Err(error) => return Err(no_privilege(io::Error::from(error))),
-            }
+            let claimed = File::open(&path).and_then(|pagemap| {
+                flock(&pagemap, FlockOperation::NonBlockingLockExclusive)?;
+                Ok(Self { _pagemap: pagemap })
+            });
+            let error = match claimed {
+                Ok(claim) => return Ok(claim),
+                Err(error) => error,
+            };
+            refusal = match Errno::from_io_error(&error) {
+                Some(Errno::WOULDBLOCK | Errno::INTR) => Refusal::UserfaultInUse,
+                Some(Errno::SRCH) => no_privilege(error),
+                _ => return Err(no_privilege(error)),
+            };
+            thread::sleep(PAUSE);
         }
-        Err(Refusal::UserfaultInUse)
+        Err(refusal)
     }
 }
 
@@ -66,6 +76,14 @@ mod tests {
             drop(claim);
         }
         sleeper.kill().unwrap();
+        // A process that has ended and is not waited for has no memory either.
+        let ended = loop {
+            match Claim::take(pid) {
+                Ok(_) | Err(Refusal::UserfaultInUse) => {}
+                Err(refusal) => break refusal,
+            }
+        };
+        assert!(ended.to_string().contains("lock /proc/"), "{ended}");
         sleeper.wait().unwrap();
     }
 }
