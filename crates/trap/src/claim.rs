@@ -5,7 +5,6 @@
 //! that may trace the VM. The kernel releases the lock when the tracer ends, however it does.
 
 use std::fs::File;
-use std::io;
 use std::thread;
 use std::time::Duration;
 

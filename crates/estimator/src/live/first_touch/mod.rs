@@ -544,13 +544,27 @@ fn mixed(tables: &[Vec<Step>], weights: &[f64]) -> Vec<Step> {
     sums
 }
 
-/// Median upper limit of the times that are uncertain by more than their lower limit: touches before the first check of a page.
+/// Time below which touches are not resolved: the median upper limit of those that are uncertain by more than their lower limit, as
+/// of touches before the first check of a page; 0 if most touches up to that time are known better.
 fn unresolved_time(times: &[Time]) -> f64 {
-    let uptos = times.iter().filter_map(|time| {
+    let touched = times.iter().filter_map(|time| {
         let upto = time.upto?;
-        (upto - time.above > time.above).then_some(upto)
+        Some((upto, upto - time.above > time.above))
     });
-    median(uptos.collect()).unwrap_or_default()
+    let touched: Vec<(f64, bool)> = touched.collect();
+    let unresolved = touched.iter().filter(|(_, is_unresolved)| *is_unresolved);
+    let limit = median(unresolved.map(|(upto, _)| *upto).collect()).unwrap_or_default();
+    let count = |wanted: bool| {
+        let below = touched.iter().filter(|(upto, _)| *upto <= limit);
+        below
+            .filter(|(_, is_unresolved)| *is_unresolved == wanted)
+            .count()
+    };
+    if count(true) > count(false) {
+        limit
+    } else {
+        0.0
+    }
 }
 
 /// The middle one of some values; `None` if there are none.

@@ -304,6 +304,19 @@ fn touches_known_within_an_interval_give_the_same_loop() {
     assert!(set.size.0.abs_diff(1000) < 60, "{set:?}");
 }
 
+#[test]
+fn a_few_touches_that_are_hardly_known_leave_the_others_resolved() {
+    let (mut ended, waiting) = a_loop(1000).samples(6000, 0, 20_000, 20_000);
+    for sample in ended.iter_mut().step_by(50) {
+        sample.untouched_until = sample.armed;
+        sample.touched_by = Some(sample.armed + ms(900));
+    }
+    let mut estimator = estimator();
+    observe(&mut estimator, &ended, &waiting, ms(20_000));
+    let first = estimator.curve().unwrap().points()[0].size.0;
+    assert!(first < 50, "{first}");
+}
+
 /// Pages with these rates of touches a second, of which `count` are armed in each period of 5 s and checked at times that grow by
 /// a quarter, the first after `first`.
 fn observe_checked(estimator: &mut FirstTouchCurve, rates: &[f64], count: usize, first: f64) {
