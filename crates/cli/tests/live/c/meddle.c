@@ -10,12 +10,16 @@
 #include "ram.h"
 
 static char *volatile stack;
+/* Whether the first thread has returned from creating the second, whose frames lie where that writes. */
+static volatile int is_alone;
 
 static void *meddle(void *unused)
 {
 	(void)unused;
 	int null = open("/dev/null", O_RDWR);
 	uint32_t random = 1;
+	while (!is_alone)
+		;
 	for (;;) {
 		for (int pause = 0; pause < 20000; pause++)
 			random = random * 1664525 + 1013904223;
@@ -39,6 +43,7 @@ int main(void)
 	pthread_t thread;
 	if (pthread_create(&thread, NULL, meddle, NULL))
 		return 1;
+	is_alone = 1;
 	for (;;)
 		touch_all(ram);
 }
