@@ -51,14 +51,13 @@ const CHECKS_MIN: u64 = 3;
 /// Share of the budget that a period aims at, and that drawing samples may take.
 const BUDGET_SHARE: f64 = 0.8;
 const DRAWING: f64 = 0.25;
-/// Pages of a sample, at least, at most, and where it is not known what they cost: below, chance decides; more tell hardly more.
+/// Pages of a sample, at least, at most, and where it is not known what they cost: fewer are too uncertain, and more hardly reduce
+/// the error.
 const PAGES_MIN: f64 = 48.0;
 const PAGES_MAX: f64 = 4096.0;
 const PAGES_FIRST: u64 = 256;
 /// Periods for which a sample may be kept at most, for what it takes to draw.
 const KEPT_MAX: f64 = 60.0;
-/// Largest share of the time to the first check that a check may take.
-const CHECK_SHARE: f64 = 1.0;
 /// Growth of the target's memory from which the cost of its sample is not known.
 const GROWN: u64 = 2;
 /// Largest factor by which the scale changes from one period to the next.
@@ -311,7 +310,7 @@ impl<M: Marks> MarkChecker<M> {
             budget * BUDGET_SHARE / each.max(f64::MIN_POSITIVE)
         });
         let first = self.config.scan_interval.unwrap_or(M::FIRST_CHECK_MIN);
-        let checkable = first.as_secs_f64() * CHECK_SHARE * tracked.max(1.0)
+        let checkable = first.as_secs_f64() * tracked.max(1.0)
             / first_check.as_secs_f64().max(f64::MIN_POSITIVE);
         let wanted = affordable.min(checkable).clamp(PAGES_MIN, PAGES_MAX);
         let factor = tracked / wanted;
@@ -468,7 +467,7 @@ impl<M: Marks> Backend for MarkChecker<M> {
 mod tests {
     use super::*;
 
-    /// Marks of a target of which so many pages have contents; drawing looks at one page of `host` in the scale.
+    /// Marks of a target of which so many pages have contents; one page of `host` in the scale is read to draw a sample.
     #[derive(Debug)]
     struct Model {
         pages: u64,

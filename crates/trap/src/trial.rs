@@ -36,6 +36,8 @@ const TRIES: usize = 7;
 const CALM_TURNS: u64 = 1 << 22;
 /// Share of the time of unmapping that the thread must run meanwhile for its loss to be known.
 const TOGETHER_MIN: f64 = 0.25;
+/// Pages that one fault may map (fault-around).
+const WINDOW: usize = WINDOW_PAGES as usize;
 /// Pages of which a TLB holds fewer.
 const TLB_PAGES: usize = 4096;
 
@@ -246,6 +248,21 @@ pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, 
     })
 }
 
+/// Memory of ours with [`PAGES`] pages to touch, one in each [`WINDOW`], and what unmaps them.
+fn own_windows() -> Result<(SharedMemory, RemotePageout), TrapError> {
+    let pid = std::process::id();
+    let memory = SharedMemory::new(PAGES * WINDOW).map_err(|source| TrapError::Call {
+        pid,
+        call: "memfd_create()",
+        source,
+    })?;
+    let presence = Presence::open(pid).map_err(|source| Refusal::KernelTooOld {
+        missing: "pagemap",
+        source,
+    })?;
+    Ok((memory, RemotePageout::new(open_pidfd(pid)?, presence)))
+}
+
 /// Measures the cost of an access to a page that is absent from the page table and present in the page cache.
 ///
 /// # Errors
@@ -254,25 +271,21 @@ pub fn measure_trap_cost(cpu: HandlerCpu, toucher: Toucher) -> Result<TrapCost, 
 pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let missing =
-        |missing| move |source| TrapError::Refused(Refusal::KernelTooOld { missing, source });
-    // One page in each window of fault-around, which one fault maps whole.
-    let window = WINDOW_PAGES as usize;
-    let memory = SharedMemory::new(PAGES * window).map_err(failed("memfd_create()"))?;
-    let presence = Presence::open(pid).map_err(missing("pagemap"))?;
-    let mut barrier = RemotePageout::new(open_pidfd(pid)?, presence);
-    barrier
-        .raise(&[memory.range()])
-        .map_err(missing("process_madvise(MADV_PAGEOUT)"))?;
+    let (memory, mut barrier) = own_windows()?;
+    let raised = barrier.raise(&[memory.range()]);
+    raised.map_err(|source| Refusal::KernelTooOld {
+        missing: "process_madvise(MADV_PAGEOUT)",
+        source,
+    })?;
     let mut accessible = 0;
     barrier
         .for_each_down(memory.range(), &mut |_| accessible += 1)
         .map_err(failed("reading pagemap"))?;
-    let tried = (PAGES * window) as u64;
+    let tried = memory.range().len_bytes / PAGE_BYTES;
     if accessible * 2 > tried {
         return Err(TrapError::StayedAccessible { tried, accessible });
     }
-    let touched = touch(toucher, &memory, window);
+    let touched = touch(toucher, &memory, WINDOW);
     let mut touches = touched.map_err(failed("touching pages"))?;
     Ok(median(&mut touches.whole))
 }
@@ -286,20 +299,17 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
 pub fn measure_interruption() -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
-    let window = WINDOW_PAGES as usize;
-    let memory = SharedMemory::new(PAGES * window).map_err(failed("memfd_create()"))?;
-    let presence = Presence::open(pid).map_err(failed("pagemap"))?;
-    let mut barrier = RemotePageout::new(open_pidfd(pid)?, presence);
+    let (memory, mut barrier) = own_windows()?;
     let first = memory.range().start;
     let pages = (0..PAGES).map(|index| AddressRange {
-        start: first + (index * window) as u64 * PAGE_BYTES,
+        start: first + (index * WINDOW) as u64 * PAGE_BYTES,
         len_bytes: PAGE_BYTES,
     });
     let pages: Vec<_> = pages.collect();
     let mut losses = Vec::new();
     for _ in 0..TRIES {
         for index in 0..PAGES {
-            memory.word(index * window).fetch_add(1, Ordering::Relaxed);
+            memory.word(index * WINDOW).fetch_add(1, Ordering::Relaxed);
         }
         let stage = &AtomicU8::new(0);
         let turns_in = move |wanted, count_max| {
@@ -521,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn unmapping_interrupts_a_thread_on_another_cpu() {
+    fn what_a_thread_loses_by_interrupts_is_measured_here() {
         match measure_interruption() {
             Ok(interruption) => {
                 println!("{interruption:?}");

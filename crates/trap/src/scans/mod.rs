@@ -28,7 +28,8 @@
 //! Cost: a minor fault of the VM for each page found touched (measured when attaching; a second one if it was
 //! written and writes are distinguished), and the CPU time of scanning and unmapping, as the scanner runs on its vCPU's
 //! CPU. The scheduler may move the vCPU to an idle CPU meanwhile: then each page unmapped interrupts it, which costs it several
-//! times the fault (20 µs in a nested VM) and is measured and counted too. Under KVM a fault costs a violation of the second-level table as well, which is not in that account.
+//! times the fault (20 µs in a nested VM) and is measured and counted too. Under KVM a fault costs a violation of the second-level
+//! table as well, which is not in that account.
 //!
 //! Not here: curves and working sets.
 
@@ -200,7 +201,7 @@ impl AccessedPageScanner {
     /// Unmaps the sample; returns how many pages of it stay mapped.
     fn arm(&mut self, window: &mut Window) -> Result<u64, TrapError> {
         let start = cpu_time();
-        let began = self.begin_unmapping();
+        let began = self.times();
         let watched = std::mem::take(&mut self.watched);
         let mut stayed = 0;
         for pages in watched.chunks(CHUNK_PAGES) {
@@ -210,7 +211,7 @@ impl AccessedPageScanner {
         let tried = watched.len() as u64;
         self.watched = watched;
         window.dropped_pages += tried;
-        self.end_unmapping(window, began, tried);
+        self.account_for_interrupts(window, began, tried);
         window.arm_time = cpu_time().saturating_sub(start);
         if tried >= TRIED_MIN && stayed * 2 > tried {
             return Err(TrapError::StayedAccessible {
@@ -296,14 +297,14 @@ impl AccessedPageScanner {
     /// Collects the pages that are mapped, and unmaps them again unless this scan is the last.
     fn scan(&mut self, window: &mut Window, is_last: bool) -> Result<(), TrapError> {
         let start = cpu_time();
-        let (began, dropped_before) = (self.begin_unmapping(), window.dropped_pages);
+        let (began, dropped_before) = (self.times(), window.dropped_pages);
         self.batch.advance();
         let watched = std::mem::take(&mut self.watched);
         let scanned = watched
             .chunks(CHUNK_PAGES)
             .try_for_each(|pages| self.scan_chunk(pages, window, is_last));
         self.watched = watched;
-        self.end_unmapping(window, began, window.dropped_pages - dropped_before);
+        self.account_for_interrupts(window, began, window.dropped_pages - dropped_before);
         let pages = self.batch.pages();
         window.scans += 1;
         window.last_touches = pages.len() as u64;
@@ -348,30 +349,25 @@ impl AccessedPageScanner {
         self.session.unmap(&mapped_pages)
     }
 
-    /// The time, and the VM's CPU time; its end is noticed elsewhere.
-    fn begin_unmapping(&self) -> (Instant, Option<Duration>) {
-        (Instant::now(), self.session.process.cpu_time().ok())
+    /// The time, and the VM's CPU time: 0 once it is gone, which is noticed elsewhere.
+    fn times(&self) -> (Instant, Duration) {
+        let ran = self.session.process.cpu_time();
+        (Instant::now(), ran.unwrap_or_default())
     }
 
-    /// Accounts for the interrupts of the vCPUs that ran while `pages` were unmapped.
-    fn end_unmapping(
+    /// Accounts for the interrupts of the vCPUs that ran since `start` and `before`, when `pages` were unmapped.
+    fn account_for_interrupts(
         &mut self,
         window: &mut Window,
-        (start, before): (Instant, Option<Duration>),
+        (start, before): (Instant, Duration),
         pages: u64,
     ) {
-        let length = start.elapsed().as_secs_f64();
-        let after = self.session.process.cpu_time().ok();
-        let ran = before.zip(after);
-        let ran = ran.map_or(0.0, |(before, after)| {
-            after.saturating_sub(before).as_secs_f64()
-        });
-        if length > 0.0 {
-            let each = self.interruption.mul_f64(ran / length);
-            let interrupted = each.mul_f64(pages as f64);
-            self.progress.interrupted(interrupted);
-            window.interrupted += interrupted;
-        }
+        let (now, after) = self.times();
+        let vcpus = after.saturating_sub(before).as_secs_f64() / (now - start).as_secs_f64();
+        let interrupted = self.interruption.as_secs_f64() * vcpus * pages as f64;
+        let interrupted = Duration::try_from_secs_f64(interrupted).unwrap_or_default();
+        self.progress.interrupted(interrupted);
+        window.interrupted += interrupted;
     }
 
     /// Time that the VM spent in faults and interrupts, plus the time it will spend on pages left unmapped.
