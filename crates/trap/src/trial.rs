@@ -34,8 +34,8 @@ const RUN_PAGES: usize = 8;
 const TRIES: usize = 7;
 /// Its turns before pages are unmapped.
 const CALM_TURNS: u64 = 1 << 22;
-/// Share of the time of unmapping that the thread must run meanwhile for its loss to be known.
-const TOGETHER_MIN: f64 = 0.25;
+/// CPU time that the thread must take meanwhile for its loss to be known.
+const TOGETHER_MIN: Duration = Duration::from_micros(100);
 /// Pages that one fault may map (fault-around).
 const WINDOW: usize = WINDOW_PAGES as usize;
 /// Pages of which a TLB holds fewer.
@@ -290,13 +290,14 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     Ok(median(&mut touches.whole))
 }
 
-/// Measures the CPU time that a thread loses for each page of its process that is unmapped on another CPU: the kernel interrupts
-/// it to flush its TLB. Under KVM more is lost, as a vCPU leaves its guest for it. Zero where all threads share one CPU.
+/// Measures the share of its CPU time that a thread loses while pages of its process are unmapped on another CPU: the kernel
+/// interrupts it to flush its TLB. Unlike the time for each page, it does not depend on how long the two ran together. Under KVM
+/// more is lost, as a vCPU leaves its guest for it. 0 where all threads share one CPU.
 ///
 /// # Errors
 ///
 /// As [`measure_trap_cost`].
-pub fn measure_interruption() -> Result<Duration, TrapError> {
+pub fn measure_interruption() -> Result<f64, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
     let (memory, mut barrier) = own_windows()?;
@@ -322,17 +323,15 @@ pub fn measure_interruption() -> Result<Duration, TrapError> {
                 ran: cpu_time().saturating_sub(start),
             }
         };
-        let mut unmap = || -> io::Result<Duration> {
+        let mut unmap = || {
             while stage.load(Ordering::Relaxed) == 0 {
                 thread::yield_now();
             }
-            let start = Instant::now();
             let raised = barrier.raise(&pages);
-            let length = start.elapsed();
             stage.store(2, Ordering::Relaxed);
-            raised.map(|()| length)
+            raised
         };
-        let (length, turns) = thread::scope(|scope| {
+        let (raised, turns) = thread::scope(|scope| {
             // A thread of its own, as it stays on one CPU.
             let (sender, receiver) = mpsc::channel();
             let turning = scope.spawn(move || {
@@ -351,19 +350,12 @@ pub fn measure_interruption() -> Result<Duration, TrapError> {
             (unmapping.join(), turning.join())
         });
         let panicked = |_| io::Error::other("a thread of the trial panicked");
-        let length = length.map_err(panicked).flatten();
-        let length = length.map_err(failed("process_madvise(MADV_PAGEOUT)"))?;
-        let turns = turns.ok().flatten();
-        losses.extend(turns.and_then(|turns| loss_per_page(turns, length)));
+        let raised = raised.map_err(panicked).flatten();
+        raised.map_err(failed("process_madvise(MADV_PAGEOUT)"))?;
+        losses.extend(turns.ok().flatten().and_then(loss_share));
     }
-    Ok(if losses.is_empty() {
-        Duration::ZERO
-    } else {
-        // In some tries the thread had none of the pages in its TLB and was not interrupted: the upper quartile is what a vCPU
-        // that uses its pages loses.
-        losses.sort_unstable();
-        losses[losses.len() * 3 / 4]
-    })
+    losses.sort_by(f64::total_cmp);
+    Ok(losses.get(losses.len() / 2).copied().unwrap_or_default())
 }
 
 /// Turns of a loop, and their CPU time.
@@ -373,15 +365,11 @@ struct Turns {
     ran: Duration,
 }
 
-/// What a thread lost for each of [`PAGES`] pages unmapped in `length`, by its turns before and meanwhile; `None` if it ran
-/// too little of that time.
-fn loss_per_page([before, meanwhile]: [Turns; 2], length: Duration) -> Option<Duration> {
+/// Share of its CPU time that a thread lost in its later turns, by the time that its earlier ones took; `None` if it ran too little.
+fn loss_share([before, meanwhile]: [Turns; 2]) -> Option<f64> {
     let turn = before.ran.as_secs_f64() / before.count as f64;
-    let ran = meanwhile.ran.as_secs_f64();
-    let lost = (ran - meanwhile.count as f64 * turn).max(0.0);
-    let together = (ran / length.as_secs_f64()).min(1.0);
-    let loss = lost / together / PAGES as f64;
-    (together >= TOGETHER_MIN && loss.is_finite()).then(|| Duration::from_secs_f64(loss))
+    let lost = 1.0 - meanwhile.count as f64 * turn / meanwhile.ran.as_secs_f64();
+    (meanwhile.ran >= TOGETHER_MIN && before.count > 0).then(|| lost.max(0.0))
 }
 
 /// Measures the cost of the first write to a present page that is protected asynchronously.
@@ -516,26 +504,22 @@ mod tests {
             count,
             ran: Duration::from_millis(ms),
         };
-        let (calm, length) = (turns(2000, 2), Duration::from_millis(6));
-        let lost_ms = |meanwhile| {
-            let loss = loss_per_page([calm, meanwhile], length)?;
-            Some((loss.as_secs_f64() * 1e3 * PAGES as f64).round())
-        };
-        // At 1 µs a turn, of 6 ms of CPU time 2 ms passed without one; of 3 ms, half of the time, 1 ms.
-        assert_eq!(lost_ms(turns(4000, 6)), Some(2.0));
-        assert_eq!(lost_ms(turns(2000, 3)), Some(2.0));
-        assert_eq!(lost_ms(turns(7000, 6)), Some(0.0));
+        let lost = |meanwhile| Some((loss_share([turns(2000, 2), meanwhile])? * 100.0).round());
+        // At 1 µs a turn, of 6 ms of CPU time 2 ms passed without one, or of 3 ms 1 ms.
+        assert_eq!(lost(turns(4000, 6)), Some(33.0));
+        assert_eq!(lost(turns(2000, 3)), Some(33.0));
+        assert_eq!(lost(turns(7000, 6)), Some(0.0));
         // It had no CPU.
-        assert_eq!(lost_ms(turns(0, 0)), None);
-        assert_eq!(loss_per_page([turns(0, 0); 2], length), None);
+        assert_eq!(lost(turns(0, 0)), None);
+        assert_eq!(loss_share([turns(0, 0), turns(7000, 6)]), None);
     }
 
     #[test]
     fn what_a_thread_loses_by_interrupts_is_measured_here() {
         match measure_interruption() {
-            Ok(interruption) => {
-                println!("{interruption:?}");
-                assert!(interruption < Duration::from_millis(1));
+            Ok(share) => {
+                println!("{share}");
+                assert!((0.0..1.0).contains(&share));
             }
             Err(error) => skip(Lack::Root, format_args!("no page is unmapped: {error}")),
         }

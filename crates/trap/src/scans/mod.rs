@@ -28,7 +28,8 @@
 //! Cost: a minor fault of the VM for each page found touched (measured when attaching; a second one if it was
 //! written and writes are distinguished), and the CPU time of scanning and unmapping, as the scanner runs on its vCPU's
 //! CPU. The scheduler may move the vCPU to an idle CPU meanwhile: then each page unmapped interrupts it, which costs it several
-//! times the fault (20 µs in a nested VM) and is measured and counted too. Under KVM a fault costs a violation of the second-level
+//! times the fault (20 to 30 µs in a nested VM). The share of its CPU time that it loses while pages are unmapped is measured on
+//! attaching, and counted. Under KVM a fault costs a violation of the second-level
 //! table as well, which is not in that account.
 //!
 //! Not here: curves and working sets.
@@ -118,8 +119,8 @@ struct AccessedPageScanner {
     config: TraceConfig,
     control: ScanControl,
     touch_cost: TouchCost,
-    /// CPU time that each page unmapped takes of a vCPU on another CPU.
-    interruption: Duration,
+    /// Share of its CPU time that a vCPU on another CPU loses while pages are unmapped.
+    interruption: f64,
     progress: Progress,
     /// The sample's populated pages, ascending.
     watched: Vec<u64>,
@@ -201,7 +202,7 @@ impl AccessedPageScanner {
     /// Unmaps the sample; returns how many pages of it stay mapped.
     fn arm(&mut self, window: &mut Window) -> Result<u64, TrapError> {
         let start = cpu_time();
-        let began = self.times();
+        let before = self.vm_time();
         let watched = std::mem::take(&mut self.watched);
         let mut stayed = 0;
         for pages in watched.chunks(CHUNK_PAGES) {
@@ -211,7 +212,7 @@ impl AccessedPageScanner {
         let tried = watched.len() as u64;
         self.watched = watched;
         window.dropped_pages += tried;
-        self.account_for_interrupts(window, began, tried);
+        self.account_for_interrupts(window, before);
         window.arm_time = cpu_time().saturating_sub(start);
         if tried >= TRIED_MIN && stayed * 2 > tried {
             return Err(TrapError::StayedAccessible {
@@ -297,14 +298,12 @@ impl AccessedPageScanner {
     /// Collects the pages that are mapped, and unmaps them again unless this scan is the last.
     fn scan(&mut self, window: &mut Window, is_last: bool) -> Result<(), TrapError> {
         let start = cpu_time();
-        let (began, dropped_before) = (self.times(), window.dropped_pages);
         self.batch.advance();
         let watched = std::mem::take(&mut self.watched);
         let scanned = watched
             .chunks(CHUNK_PAGES)
             .try_for_each(|pages| self.scan_chunk(pages, window, is_last));
         self.watched = watched;
-        self.account_for_interrupts(window, began, window.dropped_pages - dropped_before);
         let pages = self.batch.pages();
         window.scans += 1;
         window.last_touches = pages.len() as u64;
@@ -346,28 +345,24 @@ impl AccessedPageScanner {
         // In this order: an unmapped page keeps its protection in a marker.
         self.protect(&written)?;
         window.dropped_pages += mapped_pages.len() as u64;
-        self.session.unmap(&mapped_pages)
+        let before = self.vm_time();
+        self.session.unmap(&mapped_pages)?;
+        self.account_for_interrupts(window, before);
+        Ok(())
     }
 
-    /// The time, and the VM's CPU time: 0 once it is gone, which is noticed elsewhere.
-    fn times(&self) -> (Instant, Duration) {
-        let ran = self.session.process.cpu_time();
-        (Instant::now(), ran.unwrap_or_default())
-    }
-
-    /// Accounts for the interrupts of the vCPUs that ran since `start` and `before`, when `pages` were unmapped.
-    fn account_for_interrupts(
-        &mut self,
-        window: &mut Window,
-        (start, before): (Instant, Duration),
-        pages: u64,
-    ) {
-        let (now, after) = self.times();
-        let vcpus = after.saturating_sub(before).as_secs_f64() / (now - start).as_secs_f64();
-        let interrupted = self.interruption.as_secs_f64() * vcpus * pages as f64;
-        let interrupted = Duration::try_from_secs_f64(interrupted).unwrap_or_default();
+    /// Accounts for the interrupts of the vCPUs that ran while pages were unmapped, since the VM had used `before`. Its end is
+    /// noticed elsewhere.
+    fn account_for_interrupts(&mut self, window: &mut Window, before: Duration) {
+        let together = self.vm_time().saturating_sub(before);
+        let interrupted = together.mul_f64(self.interruption);
         self.progress.interrupted(interrupted);
         window.interrupted += interrupted;
+    }
+
+    /// CPU time of the VM's process; 0 once it is gone.
+    fn vm_time(&self) -> Duration {
+        self.session.process.cpu_time().unwrap_or_default()
     }
 
     /// Time that the VM spent in faults and interrupts, plus the time it will spend on pages left unmapped.
