@@ -45,7 +45,8 @@ pub struct TracingArgs {
     /// Traps: minimum number of tracked pages that should trap in a period; if fewer do, the rate is raised [default: 128]
     #[arg(long, value_name = "PAGES")]
     least_pages: Option<u64>,
-    /// Scans: time from one to the next, CPU time of the VM for accessed-page scans [default: adapted to the VM]
+    /// Scans: time from one to the next, CPU time of the VM for accessed-page scans [default: adapted to the VM]. idle and rwp: time
+    /// from marking pages to the first check [default: 5 ms, 1 ms]. damon: time from check to check [default: adapted]
     #[arg(long, value_name = "TIME")]
     scan_interval: Option<Interval>,
     /// Accessed-page scans: distinguish writes from reads

@@ -31,7 +31,8 @@ pub struct TraceConfig {
     /// Traps: tracked pages that should trap in a period; if fewer do, the rate is raised.
     pub least_pages: u64,
     /// Scans: time from one to the next, 1 ms up to a period; CPU time of the VM's process for
-    /// accessed-page scans. `None`: accessed-page scans follow the VM, write scans take a sixteenth of the period.
+    /// accessed-page scans. `None`: accessed-page scans follow the VM, write scans take a sixteenth of the period. Marked pages: time
+    /// to the first check. DAMON: time from check to check.
     pub scan_interval: Option<Duration>,
     /// Accessed-page scans: whether writes are distinguished from reads.
     pub writes: bool,
