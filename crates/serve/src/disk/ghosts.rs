@@ -432,8 +432,10 @@ mod tests {
         ghosts.settle(&now).unwrap();
         let minutes = |ghosts: &mut Ghosts, minutes: u64, rounds: u64| {
             for _ in 0..minutes {
+                let elapsed = ghosts.lock().since.elapsed();
                 go_round(ghosts, 6000, 3000, rounds);
-                ghosts.lock().since -= MINUTE;
+                // However long that took.
+                ghosts.lock().since = Instant::now() - elapsed - MINUTE;
                 ghosts.settle(&now).unwrap();
             }
         };
@@ -442,20 +444,28 @@ mod tests {
             let curve = ghosts.prediction(&now).curve.unwrap();
             let point = curve.at(PageCount(3000 + 2048));
             let misses = point.misses.unwrap();
-            [misses.expected / point.miss_ratio, misses.high / point.high].map(f64::round)
+            [misses.expected / point.miss_ratio, misses.high / point.high]
+        };
+        // The process may have been stopped for a moment.
+        let assert_near = |found: f64, expected: f64| {
+            assert!((found / expected - 1.0).abs() < 0.005, "{found} {expected}");
         };
         // A quiet window, and then ten times as many reads.
         minutes(&mut ghosts, 10, 1);
         minutes(&mut ghosts, 4, 10);
-        assert_eq!(rate(&ghosts), [100.0, 100.0]);
+        for rate in rate(&ghosts) {
+            assert_near(rate, 100.0);
+        }
         minutes(&mut ghosts, 1, 10);
-        assert_eq!(rate(&ghosts), [1000.0, 1000.0]);
+        for rate in rate(&ghosts) {
+            assert_near(rate, 1000.0);
+        }
         // Minutes of 1000 and of 100 reads a second: two standard errors of their mean are added.
         minutes(&mut ghosts, 3, 1);
         let error = 2.0 * (900.0_f64.powi(2) * 15.0 / 8.0 / 7.0 / 8.0).sqrt();
         let [expected, high] = rate(&ghosts);
-        assert!((expected - 662.5).abs() < 1.0, "{expected}");
-        assert!((high - expected - error).abs() < 2.0, "{high}");
+        assert_near(expected, 662.5);
+        assert_near(high, 662.5 + error);
         // Few blocks that are read again restart nothing.
         ghosts.cleared();
         ghosts.missed(block(1));
