@@ -26,6 +26,8 @@ pub const MONITOR_MAX: Duration = Duration::from_millis(300);
 const QUIET: Duration = Duration::from_secs(60);
 /// Interval at which the threads of a VM are counted within a period, and inspected if their number changed.
 const INTERVAL: Duration = Duration::from_millis(40);
+/// Longest time between two inspections of a VM whose process looks as it did.
+const INSPECTION_MAX: Duration = Duration::from_secs(5);
 /// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);
 /// Number of changes of a process's memory while a backend attaches to it.
@@ -46,6 +48,8 @@ pub struct Follower {
     quiet: Option<Instant>,
     /// Of a VM.
     watch: Option<TransferWatch>,
+    /// When a VM was inspected last, and its process's extent before that.
+    inspected: Option<(Instant, [u64; 2])>,
 }
 
 impl Follower {
@@ -68,6 +72,7 @@ impl Follower {
             periods: 0,
             quiet: None,
             watch: target.vm().map(|vm| TransferWatch::new(vm.pid)),
+            inspected: None,
         };
         let mut attached = follower.check_transfer().and_then(|()| follower.reattach());
         for _ in 1..CHANGES_MAX {
@@ -136,6 +141,21 @@ impl Follower {
     fn has_changed(&mut self) -> bool {
         let now = self.target.refreshed();
         now.is_ok_and(|now| self.update(now))
+    }
+
+    /// Whether a VM's process looks as it did when it was inspected, not long ago: reading its memory map takes milliseconds.
+    fn is_as_inspected(&mut self) -> bool {
+        let Some(vm) = self.target.vm() else {
+            return false;
+        };
+        let extent = vm.process().extent();
+        let is_same = self
+            .inspected
+            .is_some_and(|(at, before)| extent == Some(before) && at.elapsed() < INSPECTION_MAX);
+        if !is_same {
+            self.inspected = extent.map(|extent| (Instant::now(), extent));
+        }
+        is_same
     }
 
     /// Takes over the target's description; whether memory or CPUs were added or removed.
@@ -248,12 +268,13 @@ impl Follower {
 impl Backend for Follower {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         self.check_transfer()?;
-        let has_changed = match (self.target.refreshed(), &self.target) {
-            (Ok(now), _) => self.update(now),
-            (Err(_), Target::Group(_)) => return Err(self.gone()),
-            // The backend notices if it has ended.
-            (Err(_), Target::Vm(_) | Target::Process(_)) => false,
-        };
+        let has_changed = !self.is_as_inspected()
+            && match (self.target.refreshed(), &self.target) {
+                (Ok(now), _) => self.update(now),
+                (Err(_), Target::Group(_)) => return Err(self.gone()),
+                // The backend notices if it has ended.
+                (Err(_), Target::Vm(_) | Target::Process(_)) => false,
+            };
         if has_changed || self.backend.is_none() {
             let before = std::mem::take(&mut self.ram_pages);
             let kept = self.keep_up();

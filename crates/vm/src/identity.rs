@@ -36,16 +36,34 @@ pub struct ProcessId {
     pub start_ticks: u64,
 }
 
+/// Fields of `/proc/PID/stat`, by their numbers in proc(5), which are above 2.
+fn stat_fields<const COUNT: usize>(pid: u32, numbers: [usize; COUNT]) -> Option<[u64; COUNT]> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name in parentheses may contain any characters, including parentheses.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+    let mut found = [0; COUNT];
+    for (found, number) in found.iter_mut().zip(numbers) {
+        *found = fields.get(number - 3)?.parse().ok()?;
+    }
+    Some(found)
+}
+
 impl ProcessId {
     /// Identifies the process that has the process id `pid` now.
     #[must_use]
     pub fn of_pid(pid: u32) -> Option<Self> {
-        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        let stat = String::from_utf8_lossy(&stat);
-        // The name in parentheses may contain any characters, including parentheses.
-        let (_, fields) = stat.rsplit_once(')')?;
-        let start_ticks = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        let [start_ticks] = stat_fields(pid, [22])?;
         Some(Self { pid, start_ticks })
+    }
+
+    /// Number of its threads, and size of its mapped address space in bytes; `None` if it has ended. While both stay, it is unlikely
+    /// that memory or virtual CPUs came or went, and this is one small read.
+    #[must_use]
+    pub fn extent(self) -> Option<[u64; 2]> {
+        let [threads, start_ticks, mapped_bytes] = stat_fields(self.pid, [20, 22, 23])?;
+        (start_ticks == self.start_ticks).then_some([threads, mapped_bytes])
     }
 
     /// Whether it still runs, or has ended but was not waited for.
@@ -54,15 +72,10 @@ impl ProcessId {
         Self::of_pid(self.pid) == Some(self)
     }
 
-    /// Size of its mapped address space (`VmSize`), in bytes: an upper bound on its guest RAM. `None` if it has
-    /// ended.
+    /// Size of its mapped address space in bytes: an upper bound on its guest RAM. `None` if it has ended.
     #[must_use]
     pub fn mapped_bytes(self) -> Option<u64> {
-        let status = fs::read(format!("/proc/{}/status", self.pid)).ok()?;
-        let status = String::from_utf8_lossy(&status);
-        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-        let kib: u64 = size?.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024).filter(|_| self.is_there())
+        self.extent().map(|[_, mapped_bytes]| mapped_bytes)
     }
 }
 
@@ -370,7 +383,13 @@ mod tests {
         };
         assert!(!later.is_there());
         assert_eq!(later.mapped_bytes(), None);
-        assert!(process.mapped_bytes().unwrap() > 1 << 20);
+        let mapped_bytes = || process.mapped_bytes().unwrap();
+        let before = mapped_bytes();
+        assert!(before > 1 << 20);
+        // Of its own, which stays untouched: 256 MiB, more than others can unmap meanwhile.
+        let area = Vec::<u8>::with_capacity(256 << 20);
+        assert!(mapped_bytes() > before + (128 << 20));
+        drop(area);
         assert!("12".parse::<ProcessId>().is_err());
     }
 
