@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use plimsoll_estimator::working_set::{Precopy, PrecopyOptions, precopy};
+use plimsoll_estimator::working_set::{Contents, Precopy, PrecopyOptions, precopy};
 use plimsoll_observe::{ObservedWrites, writes};
 use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable, stop_flag};
 use plimsoll_protocol::SCHEMA;
@@ -106,7 +106,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let Verb::Estimate(args) = &args.verb;
     let stop = stop_flag()?;
     let vm = plimsoll_vm::find(&args.vm)?;
-    let share = vm.share_with_contents()?;
+    let pages_per_second = args.bandwidth.bytes_per_second() / PAGE_BYTES as f64;
+    let options = PrecopyOptions::qemu(pages_per_second, args.downtime.get());
+    let share = vm.share_with_contents(u64::MAX)?;
+    let share_of_last = vm.share_with_contents(options.left_pages as u64)?;
     let config = TraceConfig {
         allow_namespaced: args.allow_namespaced,
         ..TraceConfig::default()
@@ -114,7 +117,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let times = (args.observe.get(), args.scan_interval.get());
     let seen = writes(&vm, times, &config, &stop)?;
     let seen = seen.context("interrupted before the first scan: nothing was observed")?;
-    let estimate = Estimate::new(vm.id.0.clone(), share, &seen, args);
+    let memory = Contents {
+        pages: seen.ram.0,
+        share,
+        share_of_last,
+    };
+    let estimate = Estimate::new(vm.id.0.clone(), &memory, &options, &seen, args);
     match args.form.output {
         TextFormat::Table => Ok(out.write_all(estimate.to_text(args.downtime.get()).as_bytes())?),
         TextFormat::Csv => Ok(out.write_all(estimate.to_csv().as_bytes())?),
@@ -123,10 +131,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl Estimate {
-    fn new(vm: String, share: f64, seen: &ObservedWrites, args: &EstimateArgs) -> Self {
-        let pages_per_second = args.bandwidth.bytes_per_second() / PAGE_BYTES as f64;
-        let options = PrecopyOptions::qemu(pages_per_second, args.downtime.get());
-        let course = precopy(seen.ram.0, share, &seen.curve, &options);
+    fn new(
+        vm: String,
+        memory: &Contents,
+        options: &PrecopyOptions,
+        seen: &ObservedWrites,
+        args: &EstimateArgs,
+    ) -> Self {
+        let course = precopy(memory, &seen.curve, options);
         let observed_seconds = seen.curve.observed_seconds();
         let doublings =
             (0..).map(|power| args.scan_interval.get().as_secs_f64() * f64::from(1_u32 << power));
@@ -143,13 +155,13 @@ impl Estimate {
         } = &course;
         let rounds = round_pages.iter().map(|&pages| Round {
             bytes: bytes(pages),
-            seconds: pages / pages_per_second,
+            seconds: pages / options.pages_per_second,
         });
         Self {
             schema: SCHEMA,
             vm,
             ram_bytes: seen.ram.0 * PAGE_BYTES,
-            share_with_contents: share,
+            share_with_contents: memory.share,
             bandwidth_bits_per_second: args.bandwidth.bytes_per_second() * 8.0,
             observed_seconds,
             overhead_ratio: seen.overhead_ratio,

@@ -20,22 +20,24 @@ const SWAPPED: u64 = 1 << 62;
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl QemuVm {
-    /// The share of its RAM that has contents, 0.0 to 1.0.
+    /// The share with contents, 0.0 to 1.0, of the last so many pages of its RAM, or of all if it has not more.
     ///
     /// # Errors
     ///
     /// [`VmError::File`] if its memory cannot be read.
-    pub fn share_with_contents(&self) -> Result<f64, VmError> {
+    pub fn share_with_contents(&self, last_pages: u64) -> Result<f64, VmError> {
         let open = |name: &str| {
             let path = format!("/proc/{}/{name}", self.pid);
             File::open(&path).map_err(|source| VmError::of_file(&path, source))
         };
         let (pagemap, memory) = (open("pagemap")?, open("mem")?);
         let pages: u64 = self.ram.iter().map(|ram| ram.len_bytes / PAGE_BYTES).sum();
+        let length = last_pages.min(pages);
+        let samples = length.min(SAMPLES);
         let mut with_contents = 0;
-        for sample in 0..SAMPLES {
-            let at = u128::from(sample.wrapping_mul(SPREAD)) * u128::from(pages);
-            let mut page = u64::try_from(at >> 64).unwrap_or(0);
+        for sample in 0..samples {
+            let at = u128::from(sample.wrapping_mul(SPREAD)) * u128::from(length);
+            let mut page = pages - length + u64::try_from(at >> 64).unwrap_or(0);
             for ram in &self.ram {
                 let of_this = ram.len_bytes / PAGE_BYTES;
                 if page < of_this {
@@ -49,7 +51,7 @@ impl QemuVm {
                 page -= of_this;
             }
         }
-        Ok(with_contents as f64 / SAMPLES as f64)
+        Ok(with_contents as f64 / samples.max(1) as f64)
     }
 }
 

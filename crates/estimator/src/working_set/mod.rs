@@ -32,7 +32,7 @@ mod written;
 pub use estimator::WorkingSetEstimator;
 pub use hot::{HotPage, HotPages};
 pub use pml::{Pml, PmlOptions, PmlStep};
-pub use precopy::{Precopy, PrecopyOptions, precopy};
+pub use precopy::{Contents, Precopy, PrecopyOptions, precopy};
 pub use prl::{Prl, PrlOptions, PrlStep};
 pub use refault::{Refault, RefaultObservation, RefaultOptions, RefaultPhase};
 pub use sampling::{SampledShare, Sampling, SamplingOptions, SamplingStep};

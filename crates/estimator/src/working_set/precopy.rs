@@ -3,6 +3,7 @@
 //! The first round copies all pages, each later one those that were written during the round before, until what is left is
 //! little enough to be copied while the VM is stopped. A round's length follows from its pages and the bandwidth, and the
 //! pages written meanwhile from the VM's [`WriteCurve`].
+//! A page that is all zero takes no time to copy; what the first round leaves are the last pages in order of addresses.
 //!
 //! A page that a round leaves and that is written again is copied once: of the pages written within a time, the share that is written
 //! again within the next follows from the same curve.
@@ -99,15 +100,21 @@ fn written_again(writes: &WriteCurve, seconds: f64, after: f64) -> f64 {
     ((first + second - both) / first.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
 }
 
-/// Predicts the migration of a VM of `pages` pages, of which a share is not all zero: copying the others takes no time.
+/// The pages that are to be copied. Copying one that is all zero takes no time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Contents {
+    /// Number of pages.
+    pub pages: u64,
+    /// Share of them, 0.0 to 1.0, that is not all zero,
+    pub share: f64,
+    /// and share of the last [`PrecopyOptions::left_pages`] in order of addresses, which the first round leaves.
+    pub share_of_last: f64,
+}
+
+/// Predicts the migration of a VM.
 #[must_use]
-pub fn precopy(
-    pages: u64,
-    share_with_contents: f64,
-    writes: &WriteCurve,
-    options: &PrecopyOptions,
-) -> Precopy {
-    let all = pages as f64 * share_with_contents;
+pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions) -> Precopy {
+    let all = memory.pages as f64 * memory.share;
     let seconds_of = |pages: f64| pages / options.pages_per_second;
     let (mut rest, mut ends) = (all, true);
     let mut round_pages = Vec::new();
@@ -116,9 +123,8 @@ pub fn precopy(
         if options.rounds_max.is_some_and(is_last) {
             break;
         }
-        // The pages that the first round leaves are as any.
         let share = if round_pages.is_empty() {
-            share_with_contents
+            memory.share_of_last
         } else {
             1.0
         };
@@ -157,6 +163,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     const RAM_PAGES: u64 = 50_000;
+    const RAM: Contents = Contents {
+        pages: RAM_PAGES,
+        share: 1.0,
+        share_of_last: 1.0,
+    };
 
     /// A VM that writes a page of a stream at each tick, and at some ticks none.
     struct Vm {
@@ -236,7 +247,7 @@ mod tests {
                 for pages_per_second in [12_500.0, 25_000.0, 50_000.0] {
                     let stop_max = Duration::from_millis(300);
                     let options = PrecopyOptions::qemu(pages_per_second, stop_max);
-                    let found = precopy(RAM_PAGES, 1.0, &curve, &options);
+                    let found = precopy(&RAM, &curve, &options);
                     // Observed before; migrated after that.
                     let copied = vm.migrated(5.0, pages_per_second, 0.3);
                     let case = format!(
@@ -269,6 +280,24 @@ mod tests {
     }
 
     #[test]
+    fn what_the_first_round_leaves_takes_as_long_as_its_own_pages_that_are_not_zero() {
+        let mut written = WrittenPages::new();
+        written.scan(&[], Duration::from_millis(10));
+        let writes = written.curve().unwrap();
+        let options = PrecopyOptions::qemu(20_000.0, Duration::from_millis(300));
+        for share_of_last in [0.0, 0.5, 1.0] {
+            let memory = Contents {
+                share: 0.5,
+                share_of_last,
+                ..RAM
+            };
+            let found = precopy(&memory, &writes, &options);
+            assert_eq!(found.stopped_pages, 5_500.0 * share_of_last, "{found:?}");
+            assert_eq!(found.pages(), 25_000.0, "{found:?}");
+        }
+    }
+
+    #[test]
     fn writing_as_fast_as_copying_does_not_end_unless_rounds_are_limited() {
         let vm = Vm {
             writes: uniform(40_000, 3).take(2_000_000).collect(),
@@ -276,13 +305,12 @@ mod tests {
         };
         let curve = vm.curve(4.0, 0.01);
         let found = precopy(
-            RAM_PAGES,
-            1.0,
+            &RAM,
             &curve,
             &PrecopyOptions::qemu(20_000.0, Duration::from_millis(300)),
         );
         assert!(!found.ends, "{found:?}");
-        let found = precopy(RAM_PAGES, 1.0, &curve, &PrecopyOptions::xen(20_000.0));
+        let found = precopy(&RAM, &curve, &PrecopyOptions::xen(20_000.0));
         assert!(found.ends && found.round_pages.len() == 5, "{found:?}");
         assert!(found.stopped_seconds > 1.0, "{found:?}");
     }
@@ -292,17 +320,17 @@ mod tests {
         let mut written = WrittenPages::new();
         written.scan(&[], Duration::from_millis(10));
         let curve = written.curve().unwrap();
-        let found = precopy(RAM_PAGES, 1.0, &curve, &PrecopyOptions::xen(25_000.0));
+        let found = precopy(&RAM, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!(
             (found.round_pages, found.stopped_pages),
             (vec![50_000.0], 0.0)
         );
         assert!((found.running_seconds - 2.0).abs() < 1e-9);
-        let found = precopy(40, 1.0, &curve, &PrecopyOptions::xen(25_000.0));
+        let small = Contents { pages: 40, ..RAM };
+        let found = precopy(&small, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!((found.round_pages, found.stopped_pages), (vec![], 40.0));
         let found = precopy(
-            RAM_PAGES,
-            1.0,
+            &RAM,
             &curve,
             &PrecopyOptions::qemu(25_000.0, Duration::from_millis(300)),
         );
