@@ -152,6 +152,7 @@ fn two_vcpus_traced_at_every_page_keep_their_memory() {
 fn the_cost_of_tracing_stays_within_its_budget() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot("budget", "workload=sequential mib=64");
+    let (_, least_share) = Attach::least_cost(&subject.pid(), "");
     let tracer = Attach::start(&subject.pid(), "--period 1s --periods 8");
     tracer.next();
     let (periods, share) = tracer.lines_and_share(7);
@@ -160,10 +161,12 @@ fn the_cost_of_tracing_stays_within_its_budget() {
         .iter()
         .map(|period| period.number("overhead_ratio"))
         .collect();
-    println!("overhead by period {ratios:.4?}; the tracer used {share:.4} of a processor");
+    println!(
+        "overhead by period {ratios:.4?}; the tracer used {share:.4} of a processor, {least_share:.4} with next to no budget"
+    );
     assert!(ratios.iter().all(|&ratio| ratio <= 0.02), "{ratios:.4?}");
     // Not by its own account.
-    assert!(share <= 0.02, "{share}");
+    assert!(share - least_share <= 0.015, "{share}, {least_share}");
     subject.assert_goes_on();
 }
 

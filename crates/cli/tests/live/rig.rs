@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::Accelerator;
 use plimsoll_rig::{
-    AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, has_ended, host, send, wait_for,
+    AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, has_ended, host, median, send,
+    wait_for,
 };
 use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::detect;
@@ -252,6 +253,20 @@ impl Attach {
         let lines = (0..count).map(|_| self.next()).collect();
         let used = self.processor_time() - before;
         (lines, used.as_secs_f64() / from.elapsed().as_secs_f64())
+    }
+
+    /// What a tracer costs on this host now however little it traces, in periods of a second: the median of its overheads, and
+    /// the share of one processor that it uses. A busy host or a slow one takes several times as long for both as an idle one.
+    pub fn least_cost(vm: &str, options: &str) -> (f64, f64) {
+        let tracer = Self::start(vm, &format!("{options} --budget 0.1% --period 1s"));
+        for _ in 0..2 {
+            tracer.next();
+        }
+        let (lines, share) = tracer.lines_and_share(5);
+        tracer.interrupt();
+        tracer.end().assert_quiet_success();
+        let ratios = lines.iter().map(|line| line.number("overhead_ratio"));
+        (median(ratios), share)
     }
 
     /// Takes the lines that have come.
