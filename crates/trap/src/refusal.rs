@@ -159,7 +159,7 @@ impl Refusal {
                 cgroup.display()
             ),
             Self::NoIdleTracking { .. } => {
-                "boot a kernel with CONFIG_IDLE_PAGE_TRACKING, or use --backend damon".to_owned()
+                "boot a kernel with CONFIG_IDLE_PAGE_TRACKING, or use --backend damon where nobody else uses DAMON".to_owned()
             }
             Self::NoFrames { .. } => {
                 "boot a kernel with CONFIG_PROC_PAGE_MONITOR, and for control groups with CONFIG_MEMCG"
