@@ -109,7 +109,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let pages_per_second = args.bandwidth.bytes_per_second() / PAGE_BYTES as f64;
     let options = PrecopyOptions::qemu(pages_per_second, args.downtime.get());
     let share = vm.share_with_contents(u64::MAX)?;
-    let share_of_last = vm.share_with_contents(options.left_pages as u64)?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and more than all pages are all"
+    )]
+    let left_pages = options.left_pages as u64;
+    let share_of_last = vm.share_with_contents(left_pages)?;
     let config = TraceConfig {
         allow_namespaced: args.allow_namespaced,
         ..TraceConfig::default()
