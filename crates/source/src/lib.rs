@@ -15,6 +15,7 @@
 mod aligned;
 mod blkparse;
 mod bytes;
+mod bytes_at;
 mod compression;
 mod csv;
 mod details;
@@ -29,6 +30,8 @@ mod lackey;
 mod lcs;
 mod lines;
 mod mooncake;
+#[cfg(feature = "s3")]
+mod object;
 mod options;
 mod oracle_general;
 mod parquet;

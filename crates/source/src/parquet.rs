@@ -15,9 +15,7 @@ mod pages;
 mod writing;
 
 use std::cell::Cell;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::unix::fs::FileExt;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 
@@ -32,6 +30,7 @@ use bytes::Bytes;
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::TraceOption;
+use crate::bytes_at::ReadAt;
 use crate::csv::{OP, PAGE, kind_of};
 use crate::lines::read_full;
 use crate::progress::Progress;
@@ -52,14 +51,14 @@ const FOOTER_END_BYTES: usize = 8;
 
 /// A file that counts the bytes read and reads nothing beyond its end.
 struct Chunks {
-    file: Arc<File>,
+    file: Arc<dyn ReadAt>,
     length_bytes: u64,
     progress: Progress,
 }
 
 /// A reader of the file from a position on.
 struct PositionReader {
-    file: Arc<File>,
+    file: Arc<dyn ReadAt>,
     offset_bytes: u64,
 }
 
@@ -187,14 +186,14 @@ struct Group {
 impl Reader {
     /// Reads the schema and finds the columns in it.
     pub(crate) fn new(
-        file: File,
+        file: Arc<dyn ReadAt>,
         length_bytes: u64,
         name: &str,
         progress: &Progress,
         options: &Options,
     ) -> Result<Self, SourceError> {
         let chunks = Arc::new(Chunks {
-            file: Arc::new(file),
+            file,
             length_bytes,
             progress: progress.clone(),
         });

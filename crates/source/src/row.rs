@@ -1,10 +1,11 @@
 //! A row of the table of formats.
 
-use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use plimsoll_flow::PageSize;
 
+use crate::bytes_at::ReadAt;
 use crate::compression::DecompressedReader;
 use crate::lines::{BYTE_ORDER_MARK, is_empty_line};
 use crate::progress::Progress;
@@ -36,17 +37,25 @@ pub(crate) type MakeWriter = fn(PageSize) -> io::Result<Box<dyn ContentWriter>>;
 /// A reader of a trace's references that borrows its bytes.
 pub(crate) type BoxedReading<'a> = Box<dyn Reading + Send + 'a>;
 
+/// Opens a file or an object of a length in bytes.
+pub(crate) type OpenSeeking = fn(
+    Arc<dyn ReadAt>,
+    u64,
+    &str,
+    &Progress,
+    &Options,
+) -> Result<BoxedReading<'static>, SourceError>;
+
 /// The way in which a format is read.
 pub(crate) enum Opening {
     /// From beginning to end.
     Stream(
         for<'a> fn(DecompressedReader<'a>, &str, &Options) -> Result<BoxedReading<'a>, SourceError>,
     ),
-    /// From a file of the given length in bytes, in any order. Such a file begins with `magic`.
+    /// From a file or an object of the given length in bytes, in any order. Such a file begins with `magic`.
     Seek {
         magic: &'static [u8],
-        open:
-            fn(File, u64, &str, &Progress, &Options) -> Result<BoxedReading<'static>, SourceError>,
+        open: OpenSeeking,
     },
 }
 

@@ -1,17 +1,21 @@
 //! Opens a recorded trace: decompresses it, recognises its format, reads it.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Cursor, Read};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use plimsoll_flow::{ReferenceBatch, Source};
 
+use crate::bytes_at::ReadAt;
 use crate::compression::{Compression, decompressed};
 use crate::error::excerpt;
 use crate::lines::read_full;
+#[cfg(feature = "s3")]
+use crate::object::Object;
 use crate::progress::{CountingReader, Progress};
-use crate::row::{BoxedReading, Opening};
+use crate::row::{BoxedReading, OpenSeeking, Opening};
 use crate::{Format, Options, SourceError};
 
 /// Number of bytes of a trace that are inspected to recognise its format.
@@ -84,11 +88,12 @@ impl Source for Trace<'_> {
     }
 }
 
-/// Opens the trace at `path`; `-` is standard input.
+/// Opens the trace at `path`; `-` is standard input, and with the feature `s3` `s3://BUCKET/KEY` an object of a store, found by the
+/// variables of the environment that begin with `AWS_`.
 ///
 /// # Errors
 ///
-/// [`SourceError::Open`] if there is no such file, and the errors of [`read`].
+/// [`SourceError::Open`] if there is no such file or object, or if the store refuses it, and the errors of [`read`].
 pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceError> {
     if path == Path::new("-") {
         return read_counted(io::stdin(), None, "standard input", None, options);
@@ -98,25 +103,92 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
         name: name.clone(),
         source,
     };
+    let format_of_name = Format::of_name(path);
+    if let Some(address) = path.to_str().filter(|path| path.starts_with(OBJECTS)) {
+        return open_object(address, std::env::vars_os(), format_of_name, options);
+    }
     let file = File::open(path).map_err(of)?;
     let metadata = file.metadata().map_err(of)?;
     let length = metadata.is_file().then_some(metadata.len());
-    let format_of_name = Format::of_name(path);
+    let file = Arc::new(file);
     if let Some(length) = length
-        && let Some(format) = seekable(&file, options.format.or(format_of_name)).map_err(of)?
-        && let Opening::Seek { open, .. } = format.row().opening
+        && let Some(trace) = seek(file.clone(), length, &name, format_of_name, options)?
     {
-        format.check(&name, options)?;
-        let progress = Progress::of(Some(length));
-        return Ok(Trace {
-            source: open(file, length, &name, &progress, options)?,
-            format,
-            compression: Compression::Plain,
-            progress,
-            at_end: false,
-        });
+        return Ok(trace);
     }
     read_counted(file, length, &name, format_of_name, options)
+}
+
+/// How the addresses of objects in stores begin.
+pub(crate) const OBJECTS: &str = "s3://";
+
+#[cfg(feature = "s3")]
+pub(crate) fn open_object(
+    address: &str,
+    variables: impl Iterator<Item = (OsString, OsString)>,
+    format_of_name: Option<Format>,
+    options: &Options,
+) -> Result<Trace<'static>, SourceError> {
+    let object = Object::open(address, variables).map_err(|source| SourceError::Open {
+        name: address.to_owned(),
+        source,
+    })?;
+    let length = object.length_bytes();
+    let object = Arc::new(object);
+    match seek(object.clone(), length, address, format_of_name, options)? {
+        Some(trace) => Ok(trace),
+        None => read_counted(
+            object.stream(),
+            Some(length),
+            address,
+            format_of_name,
+            options,
+        ),
+    }
+}
+
+#[cfg(not(feature = "s3"))]
+fn open_object(
+    address: &str,
+    _: impl Iterator<Item = (OsString, OsString)>,
+    _: Option<Format>,
+    _: &Options,
+) -> Result<Trace<'static>, SourceError> {
+    Err(SourceError::Open {
+        name: address.to_owned(),
+        source: io::Error::new(
+            io::ErrorKind::Unsupported,
+            "built without the feature s3, by which objects of stores are read",
+        ),
+    })
+}
+
+/// Opens a trace of a format that is read by seeking; `None` if it is of none.
+fn seek(
+    file: Arc<dyn ReadAt>,
+    length_bytes: u64,
+    name: &str,
+    format_of_name: Option<Format>,
+    options: &Options,
+) -> Result<Option<Trace<'static>>, SourceError> {
+    let found = seekable(&*file, options.format.or(format_of_name));
+    let found = found.map_err(|source| SourceError::Read {
+        name: name.to_owned(),
+        offset_bytes: 0,
+        source,
+    })?;
+    let Some((format, open)) = found else {
+        return Ok(None);
+    };
+    format.check(name, options)?;
+    let progress = Progress::of(Some(length_bytes));
+    Ok(Some(Trace {
+        source: open(file, length_bytes, name, &progress, options)?,
+        format,
+        compression: Compression::Plain,
+        progress,
+        at_end: false,
+    }))
 }
 
 /// Reads a trace from any reader; `name` identifies it in errors.
@@ -135,17 +207,20 @@ pub fn read<'a>(
     read_counted(input, None, name, None, options)
 }
 
-/// The format of a file that is read by seeking: the expected one, otherwise any, if the file begins with its magic
+/// The format of a file that is read by seeking, and how: the expected one, otherwise any, if the file begins with its magic
 /// number. A file that is compressed as a whole does not.
-fn seekable(file: &File, expected: Option<Format>) -> io::Result<Option<Format>> {
+fn seekable(
+    file: &dyn ReadAt,
+    expected: Option<Format>,
+) -> io::Result<Option<(Format, OpenSeeking)>> {
     for format in Format::all() {
         if expected.is_some_and(|expected| expected != format) {
             continue;
         }
-        if let Opening::Seek { magic, .. } = format.row().opening {
+        if let Opening::Seek { magic, open } = format.row().opening {
             let mut head = vec![0; magic.len()];
             if file.read_at(&mut head, 0)? == magic.len() && head == magic {
-                return Ok(Some(format));
+                return Ok(Some((format, open)));
             }
         }
     }
