@@ -340,6 +340,11 @@ fn promises_that_cannot_be_kept_are_exit_code_4_with_who_needs_what() {
     let line = "idle.json web.json --total 500M --max-loss 25%";
     desk.refused(line, 4, "and the host has 500 MiB: ");
     desk.refused(line, 4, "at least 332 MiB for idle, 400 MiB for web");
+    // A maximum size below what the promise needs: the allocation is printed, and is no success.
+    let (code, out, complaint) = desk.ran("web.json --total 4G --max-loss 25% --vm web:max=300M");
+    assert!(code == Some(4) && out.contains("300 MiB"), "{out}");
+    let said = "VM 'web': its maximum size is less than its max-loss needs: ";
+    assert!(complaint.contains(said), "{complaint}");
 }
 
 #[test]

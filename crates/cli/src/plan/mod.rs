@@ -14,20 +14,21 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use plimsoll_flow::PageSize;
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
-use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Reason, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
 use files::CurveFile;
 use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
-use plimsoll_output::{Format, OutputArgs, bail_usage};
+use plimsoll_output::{Format, OutputArgs, bail_usage, printable};
 use plimsoll_plot::encode;
 use plimsoll_protocol::size::{ByteSize, PerSecond, Share};
 
 /// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///
-/// Nothing is moved. The exit code is 4 if no allocation keeps every VM within its minimum size and max-loss.
+/// Nothing is moved. The exit code is 4 if no allocation keeps every VM within its minimum size and max-loss, also if a maximum size
+/// forbids it. A miss ratio below 0.1 % counts as 0.1 %: quotients of tiny ratios are noise.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Files with the VMs' curves in JSON, from mrc, attach or disk stat; one file may hold several, - is standard input
@@ -113,7 +114,27 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         Format::Json => (serde_json::to_string(&plan)? + "\n").into_bytes(),
         format @ (Format::Svg | Format::Png) => encode(picture(&inputs, &plan)?, format)?,
     };
-    args.output.write(&content, out)
+    args.output.write(&content, out)?;
+    match over_its_bound(&plan) {
+        Some(why) => Err(Forbidden(why).into()),
+        None => Ok(()),
+    }
+}
+
+/// The VM, if there is one, that its maximum size takes below what its loss bound needs: the allocation was computed
+/// nevertheless.
+fn over_its_bound(plan: &PlanJson) -> Option<String> {
+    plan.targets.iter().find_map(|target| {
+        let (most, found) = (1.0 + target.max_loss?, target.relative?.high);
+        let is_forced =
+            target.reason == Reason::Limits && target.target_bytes < target.baseline_bytes;
+        (is_forced && found > most).then(|| {
+            format!(
+                "VM '{}': its maximum size is less than its max-loss needs: {found:.2}x of its misses at the baseline, {most:.2}x are allowed",
+                printable(&target.vm)
+            )
+        })
+    })
 }
 
 fn picture(inputs: &PlanInputs, plan: &PlanJson) -> anyhow::Result<String> {
