@@ -54,7 +54,7 @@ pub(crate) fn quantile_of(effective: f64) -> f64 {
 }
 
 /// Whole pages, rounded up.
-fn ceiled(pages: f64) -> u64 {
+pub(crate) fn ceiled(pages: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -231,7 +231,7 @@ impl Steps {
     }
 
     /// Widens the band for possible errors of the sizes, from size `from` on: the whole band may be shifted by
-    /// `quantum` pages, and the curve itself by `drift * sqrt(size)` pages more.
+    /// `quantum` pages, and the curve itself by `drift * sqrt(size)` pages more. What lies before `from` is not shifted.
     pub(crate) fn slide(&mut self, from: u64, quantum: f64, drift: f64) {
         let reach = |size: u64| quantum + drift * (size as f64).sqrt();
         let less = |size: u64, by: f64| size.saturating_sub(ceiled(by));
@@ -263,7 +263,7 @@ impl Steps {
                 continue;
             }
             let last = ends.get(at).map_or(size, |end| end - 1);
-            let earliest = less(size, quantum);
+            let earliest = less(size, quantum).max(from.saturating_sub(1));
             while points.get(first + 1).is_some_and(|p| p.size.0 <= earliest) {
                 first += 1;
             }
@@ -284,7 +284,8 @@ impl Steps {
                 }
             }
             let marked = |size: u64| points[points.partition_point(|p| p.size.0 <= size) - 1];
-            point.high = point.high.max(marked(less(size, reach(last))).miss_ratio);
+            let before = less(size, reach(last)).max(from.saturating_sub(1));
+            point.high = point.high.max(marked(before).miss_ratio);
             point.low = point.low.min(marked(more(last, reach(last))).miss_ratio);
         }
     }
@@ -379,6 +380,23 @@ mod tests {
             .map(|p| (p.size.0, p.miss_ratio))
             .collect();
         assert_eq!(points, [(0, 1.0), (2, 0.5), (6, 0.3), (8, 0.0)]);
+    }
+
+    #[test]
+    fn what_lies_before_the_sizes_in_doubt_is_not_shifted_into_them() {
+        let slid = |from| {
+            let mut steps = Steps::new();
+            steps.down_to(10, 0.5, 0.0);
+            steps.down_to(20, 0.3, 0.0);
+            steps.slide(from, 15.0, 0.0);
+            let high = |size| {
+                let after = steps.points.partition_point(|point| point.size.0 <= size);
+                steps.points[after - 1].high
+            };
+            [9, 10, 19, 20, 34, 35].map(high)
+        };
+        assert_eq!(slid(0), [1.0, 1.0, 1.0, 1.0, 1.0, 0.3]);
+        assert_eq!(slid(11), [1.0, 0.5, 0.5, 0.5, 0.5, 0.3]);
     }
 
     #[test]
