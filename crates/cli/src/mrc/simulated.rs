@@ -78,6 +78,15 @@ pub(super) fn run(
         let points = points.with_context(|| format!("no ratios of '{}'", trace.label()))?;
         policies.push((row.name, points));
     }
+    let resolved = simulation.resolved_from();
+    let unresolved = sizes.iter().filter(|&&size| size < resolved).count();
+    if unresolved > 0 {
+        eprintln!(
+            "plimsoll: {unresolved} of {} sizes are below {resolved} pages, where the sample is too small to tell policies from LRU; \
+             for them give a higher --rate, at most 1",
+            sizes.len()
+        );
+    }
     let report = Report {
         name: trace.stem(),
         rate,

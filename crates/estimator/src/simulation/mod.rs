@@ -34,6 +34,10 @@ use crate::curve::lru::ExactLru;
 use crate::error::EstimatorError;
 use crate::estimator::Estimator as _;
 use crate::parts::hash::{PageMap, PageSample, SampledPage, page_map};
+use crate::parts::steps::ceiled;
+
+/// Pages of a small cache from which on it says something of a policy.
+const SMALL_PAGES_MIN: f64 = 8.0;
 
 /// A cache of a fixed number of pages.
 pub trait CachePolicy {
@@ -170,6 +174,24 @@ impl MiniSim {
         PageCount(self.exact.as_ref().map_or(sampled, ExactLru::distinct))
     }
 
+    /// The smallest size at which the small cache holds a few pages; below it the correction is all there is, and all
+    /// policies seem to be LRU. 1 if all references are simulated.
+    #[must_use]
+    pub fn resolved_from(&self) -> PageCount {
+        match &self.exact {
+            Some(_) => PageCount(ceiled(SMALL_PAGES_MIN / self.share())),
+            None => PageCount(1),
+        }
+    }
+
+    /// The share of the distinct pages that is sampled.
+    fn share(&self) -> f64 {
+        let sampled = self.numbers.len() as f64;
+        self.exact
+            .as_ref()
+            .map_or(1.0, |exact| sampled / exact.distinct() as f64)
+    }
+
     /// Simulates a policy at each of some sizes. A size of no page misses always.
     ///
     /// # Errors
@@ -203,11 +225,7 @@ impl MiniSim {
     /// The share of the sample's references that miss in a cache of this size scaled down.
     fn simulated(&self, row: &CachePolicyRow, size: PageCount) -> f64 {
         let pages = u32::try_from(self.numbers.len()).expect("counted when they were numbered");
-        let share = match &self.exact {
-            Some(exact) => f64::from(pages) / exact.distinct() as f64,
-            None => 1.0,
-        };
-        let scaled = (size.0 as f64 * share).round();
+        let scaled = (size.0 as f64 * self.share()).round();
         // A larger cache than there are pages is as good as one for all of them, which policies with parts exceed.
         let capacity = PageCount(1).scaled(scaled.min(f64::from(u32::MAX))).0;
         let Some(capacity) = u32::try_from(capacity).ok().filter(|&pages| pages > 0) else {
