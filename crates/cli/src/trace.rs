@@ -228,19 +228,23 @@ impl ConvertArgs {
     fn open(&self) -> anyhow::Result<Trace<'static>> {
         let trace = self.trace.open()?;
         let to = self.to.or_else(|| Format::of_name(&self.out));
-        // A stream is opened only once. Parquet has columns of any names, of which times and sizes need not be some.
-        if to != Some(Format::PARQUET)
-            || trace.format() == Format::PARQUET
-            || self.trace.trace == Path::new("-")
-        {
+        // A stream is opened only once.
+        if to != Some(Format::PARQUET) || self.trace.trace == Path::new("-") {
             return Ok(trace);
         }
         let has = |option| trace.format().options().contains(&option);
-        self.trace.open_with(&Options {
-            times: has(TraceOption::Times),
-            sizes: has(TraceOption::Sizes),
-            ..self.trace.options()
-        })
+        // Of the columns that parquet may have, a trace need not have all.
+        for (times, sizes) in [(true, true), (true, false), (false, true)] {
+            let options = Options {
+                times: times && has(TraceOption::Times),
+                sizes: sizes && has(TraceOption::Sizes),
+                ..self.trace.options()
+            };
+            if let Ok(trace) = self.trace.open_with(&options) {
+                return Ok(trace);
+            }
+        }
+        Ok(trace)
     }
 }
 

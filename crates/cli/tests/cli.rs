@@ -868,6 +868,11 @@ fn parquet_keeps_what_curves_by_time_need() {
         desk.text(&line("volumes.parquet")),
         desk.text(&line("volumes.csv"))
     );
+    desk.stdout("trace convert volumes.parquet again.parquet");
+    assert_eq!(
+        desk.text(&line("again.parquet")),
+        desk.text(&line("volumes.csv"))
+    );
     let complaint = desk.complaint("mrc volumes.parquet --object-sizes", 1);
     assert!(
         complaint.contains("there is no column 'size_bytes'"),
