@@ -161,7 +161,11 @@ pub fn write<'a>(
     let mut out = match options.compression {
         Compression::Gzip => Packed::Gzip(GzEncoder::new(out, flate2::Compression::default())),
         Compression::Zstd => {
-            Packed::Zstd(zstd::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL).map_err(failed)?)
+            let encoder = zstd::Encoder::new(out, zstd::DEFAULT_COMPRESSION_LEVEL);
+            let mut encoder = encoder.map_err(failed)?;
+            // As the tool does: without it a flipped bit makes another trace.
+            encoder.include_checksum(true).map_err(failed)?;
+            Packed::Zstd(encoder)
         }
         _ => Packed::Plain(out),
     };
