@@ -62,7 +62,7 @@ impl Trace {
     }
 }
 
-/// Opens a trace file, plain or compressed by gzip, xz or zstd; "-" is standard input.
+/// Opens a trace file, plain or compressed by gzip, xz or zstd; "-" is standard input, `s3://BUCKET/KEY` an object of a store, found by the usual `AWS_` variables.
 ///
 /// Formats and options are those of `plimsoll mrc`. Without `format`, the file's name and first bytes decide.
 ///

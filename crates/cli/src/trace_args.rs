@@ -18,7 +18,8 @@ pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
 /// A trace and how to read it. Flatten it into a verb's `Args`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceArgs {
-    /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input
+    /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input, `s3://BUCKET/KEY` an object of a store, found by the
+    /// usual `AWS_` variables
     pub trace: PathBuf,
     /// Format of the trace [default: by its name and first bytes]
     #[arg(long, visible_alias = "from", value_parser = format_parser(Format::all().collect()))]
