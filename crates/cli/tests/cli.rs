@@ -982,6 +982,28 @@ fn what_is_no_partial_state_and_options_that_do_not_fit_are_refused() {
         assert!(complaint.contains(expected), "{line}: {complaint}");
         assert!(!desk.path("x.part").exists(), "{line}");
     }
+    let maps = "mrc loop.ids --partial x.part";
+    let merges = "mrc --merge loop.part";
+    let of_curves = [
+        "--every 1h",
+        "--by device",
+        "--object-sizes",
+        "--prefix",
+        "--cache-policy lru",
+    ];
+    let of_views = ["--points 5", "--sizes 3", "-o csv"];
+    let of_traces = ["--format ids", "--device 0", "--page-bytes 8K", "--seed 1"];
+    let refused = |line: &'static str, options: &[&'static str]| {
+        for option in options {
+            let complaint = desk.complaint(&format!("{line} {option}"), 2);
+            assert!(complaint.contains("cannot be used with"), "{complaint}");
+        }
+    };
+    refused(maps, &of_curves);
+    refused(maps, &of_views);
+    refused(merges, &of_curves);
+    refused(merges, &of_traces);
+    assert!(!desk.path("x.part").exists());
     let mut damaged = fs::read(desk.path("loop.part")).unwrap();
     damaged[100] ^= 1;
     fs::write(desk.path("loop.part"), damaged).unwrap();
