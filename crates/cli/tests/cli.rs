@@ -717,6 +717,17 @@ fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted()
     );
     let table = desk.text("mrc volumes.csv --every 60m --sizes 9");
     assert!(table.contains("late        1 references"), "{table}");
+    let json = desk.text("mrc volumes.csv --every 1ms -o json");
+    for start in ["0s", "3599998ms"] {
+        assert!(json.contains(&format!(r#""vm":"{start}""#)), "{json}");
+    }
+    let hours = (0..4).map(|half| format!("7,R,0,4096,{}\n", half * 9_000_000_000_u64));
+    fs::write(desk.path("hours.csv"), hours.collect::<String>()).unwrap();
+    let table = desk.text("mrc hours.csv --every 30m");
+    for start in ["0s", "150m", "5h", "450m"] {
+        let is_of = |line: &&str| line.starts_with(&format!("{start} "));
+        assert_eq!(table.lines().filter(is_of).count(), 1, "{table}");
+    }
     let svg = desk.text("mrc volumes.csv --every 1h -o svg");
     assert!(svg.contains("by memory size and time"), "{svg}");
     let complaint = desk.complaint("mrc loop.ids --every 1h", 2);
