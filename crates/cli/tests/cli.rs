@@ -693,6 +693,28 @@ fn curves_by_device_are_those_of_each_device_alone() {
 }
 
 #[test]
+fn a_device_that_does_not_occur_is_an_error_and_nothing_is_written() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    for line in [
+        "mrc volumes.csv --device 42",
+        "mrc volumes.csv --device 42 --every 1h",
+        "mrc volumes.csv --device 42 --partial new",
+        "wss volumes.csv --device 42",
+        "trace info volumes.csv --device 42",
+        "trace convert volumes.csv new --device 42",
+        "trace convert volumes.csv - --device 42",
+    ] {
+        let complaint = desk.complaint(line, 1);
+        let expected = "volumes.csv: device '42' does not occur in it";
+        assert!(complaint.contains(expected), "{line}: {complaint}");
+        assert!(!desk.path("new").exists(), "{line}");
+    }
+    let seven = "0\n1\n0\n0\n";
+    assert_eq!(desk.text("trace convert volumes.csv - --device 7"), seven);
+}
+
+#[test]
 fn a_chart_of_more_devices_than_colours_is_refused() {
     let desk = Desk::new();
     let lines = (0..9).map(|device| format!("{device},R,0,4096,{device}\n"));

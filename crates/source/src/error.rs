@@ -83,6 +83,9 @@ pub enum SourceError {
         /// The formats that use it.
         users: String,
     },
+    /// The only device that was to be read did not occur in the trace, which was read to its end.
+    #[error("{name}: device '{device}' does not occur in it")]
+    NoSuchDevice { name: String, device: String },
     /// Neither the name nor the first bytes identify the format.
     #[error(
         "{name}: unknown format, it begins with {found}; use --format with one of: {}",
