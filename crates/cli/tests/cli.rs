@@ -1128,6 +1128,26 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
     }
     assert!(follower.wait().unwrap().success());
 
+    desk.stdout("trace generate uniform --pages 90000 --references 90000 --out many.ids");
+    let of = |name: &str| desk.text(&format!("mrc {name} --follow --every 1m -o csv --points 9"));
+    let curve = |text: String| -> Vec<String> {
+        let lines = text.lines().skip(1);
+        lines
+            .map(|line| line.split_once(',').unwrap().1.to_owned())
+            .collect()
+    };
+    for packed in ["many.ids.gz", "many.ids.zst"] {
+        desk.stdout(&format!("trace convert many.ids {packed}"));
+        assert_eq!(curve(of(packed)), curve(of("many.ids")), "{packed}");
+    }
+    let packed = fs::read(desk.path("many.ids.gz")).unwrap();
+    fs::write(desk.path("cut.ids.gz"), &packed[..packed.len() / 2]).unwrap();
+    let complaint = desk.complaint("mrc cut.ids.gz --follow --every 1m", 1);
+    assert!(
+        complaint.contains("cannot read 'cut.ids.gz'"),
+        "{complaint}"
+    );
+
     fs::write(desk.path("wrong.ids"), "1\n2\nx\n").unwrap();
     let complaint = desk.complaint("mrc wrong.ids --follow --every 1s", 1);
     assert!(complaint.contains("line 3"), "{complaint}");
