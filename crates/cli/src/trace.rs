@@ -307,9 +307,9 @@ fn trace_writer<'a>(
         create(path, format, page_size)
     };
     writer.map_err(|error| match error {
-        SourceError::NotWritten { .. } | SourceError::CompressionNotWritten { .. } => {
-            UsageError(error.to_string()).into()
-        }
+        SourceError::NotWritten { .. }
+        | SourceError::CompressionNotWritten { .. }
+        | SourceError::NotCompressed { .. } => UsageError(error.to_string()).into(),
         error => error.into(),
     })
 }

@@ -693,6 +693,28 @@ fn curves_by_device_are_those_of_each_device_alone() {
 }
 
 #[test]
+fn a_device_that_does_not_occur_is_an_error_and_nothing_is_written() {
+    let desk = Desk::new();
+    fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
+    for line in [
+        "mrc volumes.csv --device 42",
+        "mrc volumes.csv --device 42 --every 1h",
+        "mrc volumes.csv --device 42 --partial new",
+        "wss volumes.csv --device 42",
+        "trace info volumes.csv --device 42",
+        "trace convert volumes.csv new --device 42",
+        "trace convert volumes.csv - --device 42",
+    ] {
+        let complaint = desk.complaint(line, 1);
+        let expected = "volumes.csv: device '42' does not occur in it";
+        assert!(complaint.contains(expected), "{line}: {complaint}");
+        assert!(!desk.path("new").exists(), "{line}");
+    }
+    let seven = "0\n1\n0\n0\n";
+    assert_eq!(desk.text("trace convert volumes.csv - --device 7"), seven);
+}
+
+#[test]
 fn a_chart_of_more_devices_than_colours_is_refused() {
     let desk = Desk::new();
     let lines = (0..9).map(|device| format!("{device},R,0,4096,{device}\n"));
@@ -717,6 +739,17 @@ fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted()
     );
     let table = desk.text("mrc volumes.csv --every 60m --sizes 9");
     assert!(table.contains("late        1 references"), "{table}");
+    let json = desk.text("mrc volumes.csv --every 1ms -o json");
+    for start in ["0s", "3599998ms"] {
+        assert!(json.contains(&format!(r#""vm":"{start}""#)), "{json}");
+    }
+    let hours = (0..4).map(|half| format!("7,R,0,4096,{}\n", half * 9_000_000_000_u64));
+    fs::write(desk.path("hours.csv"), hours.collect::<String>()).unwrap();
+    let table = desk.text("mrc hours.csv --every 30m");
+    for start in ["0s", "150m", "5h", "450m"] {
+        let is_of = |line: &&str| line.starts_with(&format!("{start} "));
+        assert_eq!(table.lines().filter(is_of).count(), 1, "{table}");
+    }
     let svg = desk.text("mrc volumes.csv --every 1h -o svg");
     assert!(svg.contains("by memory size and time"), "{svg}");
     let complaint = desk.complaint("mrc loop.ids --every 1h", 2);
@@ -987,6 +1020,28 @@ fn what_is_no_partial_state_and_options_that_do_not_fit_are_refused() {
         assert!(complaint.contains(expected), "{line}: {complaint}");
         assert!(!desk.path("x.part").exists(), "{line}");
     }
+    let maps = "mrc loop.ids --partial x.part";
+    let merges = "mrc --merge loop.part";
+    let of_curves = [
+        "--every 1h",
+        "--by device",
+        "--object-sizes",
+        "--prefix",
+        "--cache-policy lru",
+    ];
+    let of_views = ["--points 5", "--sizes 3", "-o csv"];
+    let of_traces = ["--format ids", "--device 0", "--page-bytes 8K", "--seed 1"];
+    let refused = |line: &'static str, options: &[&'static str]| {
+        for option in options {
+            let complaint = desk.complaint(&format!("{line} {option}"), 2);
+            assert!(complaint.contains("cannot be used with"), "{complaint}");
+        }
+    };
+    refused(maps, &of_curves);
+    refused(maps, &of_views);
+    refused(merges, &of_curves);
+    refused(merges, &of_traces);
+    assert!(!desk.path("x.part").exists());
     let mut damaged = fs::read(desk.path("loop.part")).unwrap();
     damaged[100] ^= 1;
     fs::write(desk.path("loop.part"), damaged).unwrap();
@@ -1077,6 +1132,26 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
         seen = next();
     }
     assert!(follower.wait().unwrap().success());
+
+    desk.stdout("trace generate uniform --pages 90000 --references 90000 --out many.ids");
+    let of = |name: &str| desk.text(&format!("mrc {name} --follow --every 1m -o csv --points 9"));
+    let curve = |text: String| -> Vec<String> {
+        let lines = text.lines().skip(1);
+        lines
+            .map(|line| line.split_once(',').unwrap().1.to_owned())
+            .collect()
+    };
+    for packed in ["many.ids.gz", "many.ids.zst"] {
+        desk.stdout(&format!("trace convert many.ids {packed}"));
+        assert_eq!(curve(of(packed)), curve(of("many.ids")), "{packed}");
+    }
+    let packed = fs::read(desk.path("many.ids.gz")).unwrap();
+    fs::write(desk.path("cut.ids.gz"), &packed[..packed.len() / 2]).unwrap();
+    let complaint = desk.complaint("mrc cut.ids.gz --follow --every 1m", 1);
+    assert!(
+        complaint.contains("cannot read 'cut.ids.gz'"),
+        "{complaint}"
+    );
 
     fs::write(desk.path("wrong.ids"), "1\n2\nx\n").unwrap();
     let complaint = desk.complaint("mrc wrong.ids --follow --every 1s", 1);

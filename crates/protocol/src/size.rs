@@ -307,6 +307,12 @@ const TIME_UNITS: [(&str, u128); 5] = [
 ];
 
 impl Interval {
+    /// Returns the length of so many microseconds; `None` for zero.
+    #[must_use]
+    pub fn from_micros(micros: u64) -> Option<Self> {
+        (micros > 0).then_some(Self(Duration::from_micros(micros)))
+    }
+
     /// The length, above zero.
     #[must_use]
     pub fn get(self) -> Duration {
@@ -331,8 +337,7 @@ impl FromStr for Interval {
     fn from_str(text: &str) -> Result<Self, QuantityError> {
         // Not printed: hours are as short, and exact to read.
         scaled(text, TIME_UNITS.into_iter().chain([("d", 86_400_000_000)]))
-            .filter(|&micros| micros > 0)
-            .map(|micros| Self(Duration::from_micros(micros)))
+            .and_then(Self::from_micros)
             .ok_or_else(|| QuantityError::Interval {
                 text: text.to_owned(),
             })

@@ -52,10 +52,15 @@ impl fmt::Display for Compression {
 }
 
 /// The reader returned by [`decompressed`].
-pub(crate) type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
+pub type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 
-/// Returns a reader of the decompressed bytes, and the compression.
-pub(crate) fn decompressed<'a>(
+/// Returns a reader of the decompressed bytes, and the compression. It returns what it can decompress of the bytes that
+/// have come, once there are six.
+///
+/// # Errors
+///
+/// The input's, and [`io::ErrorKind::OutOfMemory`] if a decoder cannot be made. The reader's are those of the input and of damaged data.
+pub fn decompressed<'a>(
     mut input: impl Read + Send + 'a,
 ) -> io::Result<(DecompressedReader<'a>, Compression)> {
     let mut head = [0; 6];

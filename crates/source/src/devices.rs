@@ -26,6 +26,8 @@ fn short_name(device: &[u8]) -> Option<ShortName> {
 pub(crate) struct Devices {
     /// The only device that counts.
     only: Option<Vec<u8>>,
+    /// Whether it has occurred.
+    only_occurred: bool,
     /// By number.
     names: Vec<Vec<u8>>,
     short: HashMap<ShortName, u32, RandomState>,
@@ -38,6 +40,7 @@ impl Devices {
     pub(crate) fn new(only: Option<&str>) -> Self {
         Self {
             only: only.map(|device| device.as_bytes().to_vec()),
+            only_occurred: false,
             names: Vec::new(),
             short: HashMap::default(),
             long: HashMap::default(),
@@ -48,8 +51,8 @@ impl Devices {
     /// Names of the devices so far, by number.
     pub(crate) fn names(&self) -> Vec<String> {
         let names = match &self.only {
-            Some(only) => std::slice::from_ref(only),
-            None => &self.names,
+            Some(only) if self.only_occurred => std::slice::from_ref(only),
+            _ => &self.names,
         };
         let name = |device: &Vec<u8>| String::from_utf8_lossy(device).into_owned();
         names.iter().map(name).collect()
@@ -58,7 +61,9 @@ impl Devices {
     /// Returns the number of a device, or `None` if its requests do not count.
     pub(crate) fn number_of(&mut self, device: &[u8]) -> Result<Option<u32>, String> {
         if let Some(only) = &self.only {
-            return Ok((only == device).then_some(0));
+            let is_only = only == device;
+            self.only_occurred |= is_only;
+            return Ok(is_only.then_some(0));
         }
         let Some(name) = short_name(device) else {
             let number = match self.long.get(device) {

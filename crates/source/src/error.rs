@@ -83,6 +83,9 @@ pub enum SourceError {
         /// The formats that use it.
         users: String,
     },
+    /// The only device that was to be read did not occur in the trace, which was read to its end.
+    #[error("{name}: device '{device}' does not occur in it")]
+    NoSuchDevice { name: String, device: String },
     /// Neither the name nor the first bytes identify the format.
     #[error(
         "{name}: unknown format, it begins with {found}; use --format with one of: {}",
@@ -105,6 +108,11 @@ pub enum SourceError {
     /// The compression can be read but not written; nothing was created.
     #[error("{name}: xz is read, but not written; name the output .gz, .zst, or neither")]
     CompressionNotWritten { name: String },
+    /// The format is read from its end, so that a file compressed as a whole could not be read; nothing was created.
+    #[error(
+        "{name}: {format} is not compressed as a whole: it could not be read from its end; name the output without .gz, .xz or .zst"
+    )]
+    NotCompressed { name: String, format: Format },
     /// The output could not be created.
     #[error("cannot create '{name}': {source}")]
     Create { name: String, source: io::Error },

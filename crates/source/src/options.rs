@@ -22,7 +22,8 @@ pub struct Options {
     /// Whether instruction fetches count, as reads (`lackey`).
     pub instructions: bool,
     /// The only device whose requests count, by its name in a trace of block requests; `None` reads all devices, with
-    /// disjoint page numbers.
+    /// disjoint page numbers. A trace in which it does not occur ends with
+    /// [`SourceError::NoSuchDevice`](crate::SourceError::NoSuchDevice).
     pub device: Option<String>,
     /// The event of a request that counts as its reference (`blkparse`).
     pub block_event: Option<BlockEvent>,

@@ -28,6 +28,9 @@ pub struct Trace<'a> {
     compression: Compression,
     progress: Progress,
     at_end: bool,
+    name: String,
+    /// The only device that is read.
+    device: Option<String>,
 }
 
 impl Trace<'_> {
@@ -61,6 +64,17 @@ impl Trace<'_> {
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }
+
+    /// Refuses, at the end, a device that did not occur: its name is probably wrong.
+    fn check_device(&self) -> Result<(), SourceError> {
+        match &self.device {
+            Some(device) if self.source.groups().is_empty() => Err(SourceError::NoSuchDevice {
+                name: self.name.clone(),
+                device: device.clone(),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl std::fmt::Debug for Trace<'_> {
@@ -82,7 +96,10 @@ impl Source for Trace<'_> {
             batch.advance();
             return Ok(false);
         }
-        let result = self.source.next_batch(batch);
+        let result = match self.source.next_batch(batch) {
+            Ok(false) => self.check_device().map(|()| false),
+            result => result,
+        };
         self.at_end = !matches!(result, Ok(true));
         result
     }
@@ -188,6 +205,8 @@ fn seek(
         compression: Compression::Plain,
         progress,
         at_end: false,
+        name: name.to_owned(),
+        device: options.device.clone(),
     }))
 }
 
@@ -294,6 +313,8 @@ fn read_counted<'a>(
         compression,
         progress,
         at_end: false,
+        name: name.to_owned(),
+        device: options.device.clone(),
     })
 }
 

@@ -14,7 +14,7 @@ use flate2::write::GzEncoder;
 use plimsoll_flow::{PageSize, ReferenceBatch};
 use tempfile::TempPath;
 
-use crate::row::MakeWriter;
+use crate::row::{MakeWriter, Opening};
 use crate::writing::ContentWriter;
 use crate::{Compression, Format, SourceError};
 
@@ -78,8 +78,9 @@ impl<'a> Packed<'a> {
 ///
 /// # Errors
 ///
-/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for formats and compressions that
-/// can only be read, with nothing created; [`SourceError::Create`]; and those of [`write()`].
+/// [`SourceError::NotWritten`], [`SourceError::CompressionNotWritten`] and [`SourceError::NotCompressed`] for formats and
+/// compressions that can only be read, and for formats that are not compressed, with nothing created;
+/// [`SourceError::Create`]; and those of [`write()`].
 pub fn create(
     path: &Path,
     format: Option<Format>,
@@ -144,8 +145,8 @@ fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
 ///
 /// # Errors
 ///
-/// [`SourceError::NotWritten`] and [`SourceError::CompressionNotWritten`] for formats and compressions that
-/// can only be read, [`SourceError::Write`] if writing to `out` fails.
+/// [`SourceError::NotWritten`], [`SourceError::CompressionNotWritten`] and [`SourceError::NotCompressed`] for formats and
+/// compressions that can only be read, and for formats that are not compressed; [`SourceError::Write`] if writing to `out` fails.
 pub fn write<'a>(
     out: impl Write + 'a,
     name: &str,
@@ -178,14 +179,21 @@ pub fn write<'a>(
     })
 }
 
-/// Refuses formats and compressions that can only be read.
+/// Refuses formats and compressions that can only be read, and what could not be read again.
 fn check(name: &str, options: &WriteOptions) -> Result<MakeWriter, SourceError> {
+    let format = options.format;
+    let is_read_from_end = matches!(format.row().opening, Opening::Seek { .. });
+    if is_read_from_end && options.compression != Compression::Plain {
+        return Err(SourceError::NotCompressed {
+            name: name.to_owned(),
+            format,
+        });
+    }
     if options.compression == Compression::Xz && options.format.is_written() {
         return Err(SourceError::CompressionNotWritten {
             name: name.to_owned(),
         });
     }
-    let format = options.format;
     format
         .row()
         .writer
@@ -413,8 +421,10 @@ mod tests {
     #[test]
     fn what_is_only_read_is_refused_before_anything_is_created() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("t.ids.xz");
-        assert!(create(&path, None, PageSize::default()).is_err());
+        for name in ["t.ids.xz", "t.parquet.gz", "t.parquet.zst", "t.parquet.xz"] {
+            let path = folder.path().join(name);
+            assert!(create(&path, None, PageSize::default()).is_err(), "{name}");
+        }
         for format in Format::all() {
             let path = folder.path().join(format.name());
             let refused = create(&path, Some(format), PageSize::default()).is_err();

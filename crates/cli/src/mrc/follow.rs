@@ -23,7 +23,7 @@ use plimsoll_output::{Format, bail_usage, grouped, local_time, stop_flag};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, FollowedCurve};
 use plimsoll_protocol::size::{ByteSize, Interval};
-use plimsoll_source::Options;
+use plimsoll_source::{Options, decompressed};
 
 use super::choice::EstimatorArgs;
 use super::report::ViewArgs;
@@ -40,7 +40,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// What follows a stream. Flatten it into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct FollowArgs {
-    /// Follow a stream of page numbers, one a line: print the curve of the last --window (default: all) every --every of wall time
+    /// Follow a stream of page numbers, one a line, plain or compressed: print the curve of the last --window (default: all) every --every of wall time
     #[arg(long, requires = "every", conflicts_with_all = ["by", "compare", "stream", "cache_policy", "object_sizes", "prefix", "partial", "merge"])]
     follow: bool,
 }
@@ -145,7 +145,7 @@ pub(super) fn run(
     }
 }
 
-/// The stream in parts that end with a line, from a thread that reads it.
+/// The decompressed stream in parts that end with a line, from a thread that reads it.
 fn parts(path: &Path) -> anyhow::Result<Receiver<io::Result<Vec<u8>>>> {
     let input: Box<dyn Read + Send> = match path == Path::new("-") {
         true => Box::new(io::stdin()),
@@ -156,11 +156,16 @@ fn parts(path: &Path) -> anyhow::Result<Receiver<io::Result<Vec<u8>>>> {
     let (sender, parts) = mpsc::sync_channel(PARTS_MAX);
     thread::Builder::new()
         .name("stream".to_owned())
-        .spawn(move || send_parts(input, &sender))?;
+        .spawn(move || match decompressed(input) {
+            Ok((input, _)) => send_parts(input, &sender),
+            Err(error) => {
+                let _ = sender.send(Err(error));
+            }
+        })?;
     Ok(parts)
 }
 
-fn send_parts(mut input: Box<dyn Read + Send>, parts: &SyncSender<io::Result<Vec<u8>>>) {
+fn send_parts(mut input: impl Read, parts: &SyncSender<io::Result<Vec<u8>>>) {
     let mut rest: Vec<u8> = Vec::new();
     loop {
         let begin = rest.len();

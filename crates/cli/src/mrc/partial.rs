@@ -19,13 +19,25 @@ use crate::trace_args::TraceArgs;
 #[derive(Debug, clap::Args)]
 pub struct PartialArgs {
     /// Instead of a curve, write the partial state of this slice of a trace, for --merge (lru, shards, shards-max)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["compare", "stream", "window"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "compare", "stream", "window", "by", "every", "object_sizes", "prefix", "cache_policy", "points", "sizes", "output"
+        ]
+    )]
     partial: Option<PathBuf>,
     /// References of the trace before this slice; required by shards at rates from 1/1024 on, otherwise for checks alone
     #[arg(long, value_name = "N", requires = "partial", conflicts_with = "merge")]
     start: Option<u64>,
     /// Merge the partial states of a trace's slices, given in order: print the curve of the trace, or write a partial state
-    #[arg(long, conflicts_with_all = ["compare", "stream", "window"])]
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "compare", "stream", "window", "by", "every", "object_sizes", "prefix", "cache_policy", "seed",
+            "format", "page_bytes", "page_column", "op_column", "instructions", "device", "event"
+        ]
+    )]
     merge: bool,
     /// With --merge: the other partial states, in order
     #[arg(value_name = "PART", requires = "merge")]

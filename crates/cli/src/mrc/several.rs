@@ -13,7 +13,7 @@ use plimsoll_estimator::registry::BuiltEstimator;
 use plimsoll_estimator::{ByGroup, Estimator};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{Columns, Format, Side, bail_usage, csv, duration, grouped, printable};
+use plimsoll_output::{Columns, Format, Side, bail_usage, csv, grouped, printable};
 use plimsoll_plot::{Axis, Chart, HeatChart, Series, Unit, encode};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::{ByteSize, Interval};
@@ -233,10 +233,7 @@ impl Several<'_> {
             return Ok(());
         }
         self.memory_bytes = self.memory_bytes.max(estimator.memory_bytes());
-        let name = match from_us {
-            0 => "0s".to_owned(),
-            _ => duration(from_us as f64 / 1e6),
-        };
+        let name = start(from_us);
         let page_size = self.trace.page_bytes;
         let part = Part::new(name, Some(from_us), references, estimator, view, page_size)?;
         self.parts.push(part);
@@ -450,6 +447,14 @@ impl Several<'_> {
             columns_to: self.bytes(until).0 as f64,
             rows,
         }
+    }
+}
+
+/// The start of an interval as its label: exact, so that no two intervals have the same.
+fn start(from_us: u64) -> String {
+    match Interval::from_micros(from_us) {
+        Some(from) => from.to_string(),
+        None => "0s".to_owned(),
     }
 }
 
