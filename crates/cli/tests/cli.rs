@@ -304,6 +304,15 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
         ("mrc loop.ids --compare --sizes 10", "leave out --sizes"),
         ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
         ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),
+        (
+            "mrc loop.ids --sizes 4K,1K",
+            "--sizes: a size of 1KiB is less than a page, which has 4KiB",
+        ),
+        ("mrc loop.ids --every 1h --sizes 1K", "less than a page"),
+        (
+            "mrc loop.ids --estimator ghost --direct 1K",
+            "--direct: a size of 1KiB is less than a page",
+        ),
         ("mrc loop.ids --points 0", "--points"),
         ("mrc loop.ids --out nowhere/a.csv", "no such directory"),
         ("mrc", "required"),

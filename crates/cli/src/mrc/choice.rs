@@ -188,16 +188,22 @@ impl EstimatorArgs {
         options
     }
 
-    fn settings(&self, page_size: PageSize) -> Settings {
+    fn settings(&self, page_size: PageSize) -> anyhow::Result<Settings> {
         let mut settings = Settings::new(page_size);
         for (option, value) in &self.options.0 {
             let value = match *value {
                 GivenValue::Value(value) => value,
-                GivenValue::Size(size) => OptionValue::Size(size.to_pages(page_size)),
+                GivenValue::Size(size) => {
+                    let pages = size.to_pages(page_size);
+                    let name = option.name;
+                    OptionValue::Size(
+                        pages.map_err(|error| UsageError(format!("--{name}: {error}")))?,
+                    )
+                }
             };
             settings.set(option.name, value);
         }
-        settings
+        Ok(settings)
     }
 
     /// Builds the estimator that was chosen; for `all`, every one whose required options are given, and those
@@ -208,7 +214,7 @@ impl EstimatorArgs {
     /// A [`UsageError`] for an option that it does not take, needs or refuses.
     pub(super) fn build(&self, page_size: PageSize) -> anyhow::Result<Vec<BuiltEstimator>> {
         self.check()?;
-        let settings = self.settings(page_size);
+        let settings = self.settings(page_size)?;
         let usage = |error: BuildError| UsageError(error.to_string());
         let rows = match self.estimator {
             Choice::One(row) => return Ok(vec![row.build(&settings).map_err(usage)?]),
@@ -239,7 +245,7 @@ impl EstimatorArgs {
             bail_usage!("--object-sizes: name one estimator");
         };
         // Options of sizes belong to estimators of pages.
-        let settings = self.settings(PageSize::default());
+        let settings = self.settings(PageSize::default())?;
         let built = row.build_sized(&settings);
         Ok(built.map_err(|error| UsageError(error.to_string()))?)
     }
@@ -284,7 +290,7 @@ impl EstimatorArgs {
         let Choice::One(row) = self.estimator else {
             bail_usage!("--partial: choose one estimator");
         };
-        let settings = self.settings(page_size);
+        let settings = self.settings(page_size)?;
         if settings.get("threads").is_some() {
             bail_usage!("--threads: a slice is read by one thread; read several slices at once");
         }

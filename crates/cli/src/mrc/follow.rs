@@ -251,7 +251,7 @@ fn show(
             }
         }
         _ => {
-            let sizes = view.sizes(trace.page_bytes);
+            let sizes = view.sizes(trace.page_bytes)?;
             let bytes = |pages: plimsoll_flow::PageCount| {
                 ByteSize(pages.to_bytes(trace.page_bytes)).rounded()
             };

@@ -96,6 +96,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;
     let (trace, view) = (&args.trace, &args.view);
+    // Objects are counted in bytes, and partial states have a page size of their own.
+    if !args.object_sizes && !args.partial.is_merge() {
+        view.sizes(trace.page_bytes)?;
+    }
     if args.follow.is_given() {
         return args.run_follow(out);
     }

@@ -9,6 +9,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
+use plimsoll_output::exit::UsageError;
 use plimsoll_output::{OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
@@ -58,7 +59,7 @@ const FILTER_PAGES: u32 = 64;
 ///
 /// # Errors
 ///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the log, the trace or the output
+/// A [`UsageError`] for options that do not go together; what the log, the trace or the output
 /// file reports; and that there was nothing to evaluate.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
@@ -102,6 +103,8 @@ impl Args {
         };
         let page_size = self.trace.page_bytes;
         let memory = self.memory.map(|memory| memory.to_pages(page_size));
+        let memory = memory.transpose();
+        let memory = memory.map_err(|error| UsageError(format!("--memory: {error}")))?;
         let interval = self.interval.unwrap_or(INTERVAL);
         let trace = self.trace.open()?;
         let mut bar = reading_bar(trace.progress());
