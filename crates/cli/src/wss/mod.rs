@@ -10,7 +10,7 @@ use std::path::Path;
 
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{OutputArgs, bail_usage};
+use plimsoll_output::{OutputArgs, bail_usage, printable};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
 
@@ -50,6 +50,8 @@ pub struct Args {
     output: OutputArgs,
 }
 
+/// The estimator that draws from the VM's memory.
+const SAMPLED: &str = "esx";
 /// References of an interval of a trace.
 const INTERVAL: NonZeroU64 = NonZeroU64::new(1_000_000).unwrap();
 /// Pages that a trace's most recent references are taken to: as many as the plugin's filter has.
@@ -63,6 +65,7 @@ const FILTER_PAGES: u32 = 64;
 /// file reports; and that there was nothing to evaluate.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
+    args.estimator.check()?;
     let path = &args.trace.trace;
     if args.output.path().is_some_and(|out| is_same(out, path)) {
         bail_usage!("--out: that is the file to read, which would be lost");
@@ -95,6 +98,12 @@ impl Args {
     }
 
     fn plain_trace(&self) -> anyhow::Result<(Origin, Results)> {
+        if self.whole {
+            bail_usage!(
+                "--whole: '{}' is no page log; a trace is always analysed whole",
+                printable(&self.trace.label())
+            );
+        }
         let config = MmuConfig {
             tlb: self.tlb.unwrap_or_default(),
             tlb2: self.tlb2,
@@ -105,6 +114,9 @@ impl Args {
         let memory = self.memory.map(|memory| memory.to_pages(page_size));
         let memory = memory.transpose();
         let memory = memory.map_err(|error| UsageError(format!("--memory: {error}")))?;
+        if memory.is_some() && !self.estimator.wants(SAMPLED) {
+            bail_usage!("--memory: only --estimator {SAMPLED} takes it");
+        }
         let interval = self.interval.unwrap_or(INTERVAL);
         let trace = self.trace.open()?;
         let mut bar = reading_bar(trace.progress());
