@@ -289,6 +289,14 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "mrc loop.ids --estimator shards --rate 0",
             "above 0 and at most 1",
         ),
+        (
+            "mrc loop.ids --estimator shards --rate -1",
+            "'-1' is not a rate",
+        ),
+        (
+            "mrc loop.ids --estimator counter-stacks --interval 4294967296",
+            "from 1 to 2^20 references; got 4294967296",
+        ),
         ("mrc loop.ids --rate 0.5", "lru uses every reference"),
         (
             "mrc loop.ids --max-samples 9",

@@ -467,7 +467,19 @@ fn what_does_not_go_together_is_a_usage_error() {
         ),
         (
             "web.json --total 1G --unit 100",
-            "the unit must be at least 1 page; got 0",
+            "the unit must be at least a page, which has 4KiB; got 100",
+        ),
+        (
+            "web.json --total 1G --step 1",
+            "the step must be at least a page, which has 4KiB; got 1",
+        ),
+        (
+            "web.json --total 1G --vm web:min=40M,max=20M",
+            "the minimum size of VM web must be at most its maximum size; got 10240 pages",
+        ),
+        (
+            "web.json --total 1G --vm web:max-misses=0",
+            "max-misses: '0' is not a number per second: write a number of 0 or more with /s",
         ),
         ("web.json --total 1G --max-loss=-5%", "'-5%' is not a share"),
         (

@@ -114,7 +114,8 @@ fn arg_of(option: &OptionSpec, rows: &[&Algorithm]) -> Arg {
     let arg = Arg::new(option.name)
         .long(option.name)
         .value_name(option.kind.value_name())
-        .help(help_of(option, rows));
+        .help(help_of(option, rows))
+        .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Rate => arg.value_parser(value_parser!(Rate)),
         OptionKind::Count => arg.value_parser(value_parser!(NonZeroUsize)),
@@ -174,18 +175,23 @@ impl EstimatorArgs {
     }
 
     /// How recorded counters are set up.
-    pub(super) fn counter_stacks_options(&self) -> CounterStacksOptions {
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an interval out of range.
+    pub(super) fn counter_stacks_options(&self) -> anyhow::Result<CounterStacksOptions> {
         let mut options = CounterStacksOptions::default();
         for (option, value) in &self.options.0 {
             match *value {
                 GivenValue::Value(OptionValue::Seed(seed)) => options.seed = seed,
                 GivenValue::Value(OptionValue::Count(count)) if option.name == "interval" => {
-                    options.interval = u32::try_from(count.get()).unwrap_or(u32::MAX);
+                    let set = options.with_interval(count.get());
+                    options = set.map_err(|error| UsageError(error.to_string()))?;
                 }
                 _ => {}
             }
         }
-        options
+        Ok(options)
     }
 
     fn settings(&self, page_size: PageSize) -> anyhow::Result<Settings> {

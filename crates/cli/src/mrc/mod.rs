@@ -156,7 +156,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return compare::run(trace, estimators, view, out);
     }
     if let Some(path) = args.estimator.stream() {
-        let options = args.estimator.counter_stacks_options();
+        let options = args.estimator.counter_stacks_options()?;
         return recorded::record(trace, options, path, view, out);
     }
     let mut source = trace.open()?;
