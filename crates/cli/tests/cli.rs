@@ -675,11 +675,34 @@ fn a_trace_is_not_lost_to_its_own_result() {
             "a comparison records nothing",
         ),
         ("trace convert loop.ids loop.ids", "must be different files"),
+        (
+            "trace generate loop --pages 9 --references 9 --out q.ids --curve ./q.ids",
+            "--curve and --out name one file",
+        ),
+        ("mrc loop.ids --partial -", "--partial -: name a file"),
+        (
+            "mrc loop.ids --estimator counter-stacks --stream -",
+            "--stream -: name a file",
+        ),
+        ("mrc --merge - -", "is given twice"),
     ] {
         let complaint = desk.complaint(line, 2);
         assert!(complaint.contains(part), "{line}: {complaint}");
     }
     assert_eq!(fs::read(desk.path("loop.ids")).unwrap(), before);
+    assert!(!desk.path("q.ids").exists() && !desk.path("-").exists());
+}
+
+#[test]
+fn a_dash_is_standard_input_or_output() {
+    let desk = Desk::new();
+    let csv = desk.text("mrc loop.ids -o csv");
+    assert_eq!(desk.text("mrc loop.ids -o csv --out -"), csv);
+    desk.stdout("mrc loop.ids --partial loop.part");
+    let part = fs::read(desk.path("loop.part")).unwrap();
+    let merged = desk.piped("mrc --merge - -o csv", &part);
+    assert_eq!(String::from_utf8(merged.stdout).unwrap(), csv);
+    assert!(!desk.path("-").exists());
 }
 
 /// Requests of two volumes over two hours and a little.

@@ -226,6 +226,14 @@ impl Args {
                 bail_usage!("{option}: that is the trace, which would be lost");
             }
         }
+        for (option, path) in [
+            ("--stream", self.estimator.stream()),
+            ("--partial", self.partial.path()),
+        ] {
+            if path == Some(Path::new("-")) {
+                bail_usage!("{option} -: name a file; it is not written to standard output");
+            }
+        }
         if output.is_some() && output == self.estimator.stream() {
             bail_usage!("--stream and --out name one file: one of them would be lost");
         }
