@@ -164,7 +164,7 @@ fn esx_divides_what_is_idle_by_shares_if_it_knows_of_it() {
     assert_eq!(targets_mib(&untaxed), [512, 512, 512]);
     let unsampled = desk.plan(&format!("{line} --policy esx-sampling"));
     assert_eq!(targets_mib(&unsampled), [512, 512, 512]);
-    assert_eq!(unsampled.targets[0].reason, Reason::Unknown);
+    assert_eq!(unsampled.targets[0].reason, Reason::NoWorkingSet);
 }
 
 #[test]
