@@ -22,7 +22,9 @@ use serde::Serialize;
 
 use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, or_empty, write_file};
+use plimsoll_output::{
+    TextFormat, TextFormatArg, bail_usage, or_empty, printable_path, write_file,
+};
 
 /// Inspect, convert and generate traces.
 #[derive(Debug, clap::Args)]
@@ -254,10 +256,12 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
-    while trace
-        .next_batch(&mut batch)
-        .with_context(|| format!("no whole trace was written to '{}'", args.out.display()))?
-    {
+    while trace.next_batch(&mut batch).with_context(|| {
+        format!(
+            "no whole trace was written to '{}'",
+            printable_path(&args.out)
+        )
+    })? {
         writer.write(&batch)?;
         references += batch.len() as u64;
         bar.update(references);

@@ -694,6 +694,47 @@ fn a_trace_is_not_lost_to_its_own_result() {
 }
 
 #[test]
+fn names_of_files_cannot_move_the_cursor() {
+    let desk = Desk::new();
+    let name = "a\u{1b}[2J\nb.ids";
+    let of = |line: &str| desk.complaint(&line.replace("NAME", name), 1);
+    let missing = [
+        "mrc NAME",
+        "wss NAME",
+        "trace info NAME",
+        "mrc --merge NAME",
+    ];
+    for line in missing
+        .into_iter()
+        .chain(["trace convert loop.ids no/NAME"])
+    {
+        let complaint = of(line);
+        assert!(
+            complaint.contains("a\u{fffd}[2J\u{fffd}b.ids"),
+            "{complaint}"
+        );
+        assert!(
+            !complaint.trim_end().contains(char::is_control),
+            "{complaint}"
+        );
+    }
+    fs::write(desk.path(name), "1\nx\n").unwrap();
+    for line in [
+        "mrc NAME",
+        "wss NAME",
+        "trace info NAME",
+        "mrc NAME --follow --every 1m",
+    ] {
+        let complaint = of(line);
+        assert!(complaint.contains("line 2"), "{complaint}");
+        assert!(
+            !complaint.trim_end().contains(char::is_control),
+            "{complaint}"
+        );
+    }
+}
+
+#[test]
 fn a_dash_is_standard_input_or_output() {
     let desk = Desk::new();
     let csv = desk.text("mrc loop.ids -o csv");

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use crate::bail_usage;
 use crate::file::{directory_of, write_file};
+use crate::text::printable_path;
 
 /// Output formats of a verb that can draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -109,7 +110,7 @@ impl OutputArgs {
                 bail_usage!("a picture is not for a terminal: name a file with --out FILE")
             }
             Some(out) if !directory_of(out).is_dir() => {
-                bail_usage!("--out {}: there is no such directory", out.display())
+                bail_usage!("--out {}: there is no such directory", printable_path(out))
             }
             _ => Ok(()),
         }

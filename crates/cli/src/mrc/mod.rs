@@ -22,7 +22,7 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 use plimsoll_estimator::{CounterStream, StreamWindow};
-use plimsoll_output::bail_usage;
+use plimsoll_output::{bail_usage, printable_path};
 use plimsoll_protocol::size::Interval;
 
 use crate::trace_args::TraceArgs;
@@ -116,13 +116,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let recorded = match &*trace.trace {
         path if path == Path::new("-") => None,
         path => CounterStream::open_file(path)
-            .with_context(|| format!("cannot read '{}'", path.display()))?,
+            .with_context(|| format!("cannot read '{}'", printable_path(path)))?,
     };
     if let Some(stream) = recorded {
         if !args.estimator.is_default() || args.compare || !args.is_of_whole_trace() {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",
-                trace.trace.display()
+                trace.label()
             );
         }
         return recorded::show(trace, &stream, window, view, out);
@@ -130,7 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if window.is_some() {
         bail_usage!(
             "--window: '{}' is no stream recorded by --stream",
-            trace.trace.display()
+            trace.label()
         );
     }
     if args.simulation.is_given() {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use plimsoll_estimator::{Partial, PartialError, SliceOf};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{AtomicFile, bail_usage};
+use plimsoll_output::{AtomicFile, bail_usage, printable_path};
 
 use super::input::{no_curve, read};
 use super::report::ViewArgs;
@@ -128,14 +128,14 @@ fn with_bytes<T>(
         let read = io::stdin().read_to_end(&mut bytes);
         ("standard input".to_owned(), read.map(|_| bytes))
     } else {
-        (path.display().to_string(), fs::read(path))
+        (printable_path(path), fs::read(path))
     };
     let bytes = bytes.with_context(|| format!("cannot read '{name}'"))?;
     f(&bytes).with_context(|| format!("'{name}'"))
 }
 
 fn write(partial: Partial, path: &Path) -> anyhow::Result<()> {
-    let not_written = || format!("cannot write '{}'", path.display());
+    let not_written = || format!("cannot write '{}'", printable_path(path));
     let mut file = BufWriter::new(AtomicFile::create(path)?);
     partial.write(&mut file).with_context(not_written)?;
     let file = file.into_inner().map_err(IntoInnerError::into_error);

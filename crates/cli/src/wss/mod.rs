@@ -10,7 +10,7 @@ use std::path::Path;
 
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{OutputArgs, bail_usage, printable};
+use plimsoll_output::{OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
 
@@ -82,7 +82,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 impl Args {
     fn page_log(&self) -> anyhow::Result<(Origin, Results)> {
-        let path = self.trace.trace.display();
+        let path = self.trace.label();
         for (given, option) in [
             (self.interval.is_some(), "--interval"),
             (self.tlb.is_some(), "--tlb"),
@@ -101,7 +101,7 @@ impl Args {
         if self.whole {
             bail_usage!(
                 "--whole: '{}' is no page log; a trace is always analysed whole",
-                printable(&self.trace.label())
+                self.trace.label()
             );
         }
         let config = MmuConfig {
