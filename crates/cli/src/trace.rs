@@ -22,7 +22,9 @@ use serde::Serialize;
 
 use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, or_empty, write_file};
+use plimsoll_output::{
+    TextFormat, TextFormatArg, bail_usage, or_empty, printable_path, write_file,
+};
 
 /// Inspect, convert and generate traces.
 #[derive(Debug, clap::Args)]
@@ -104,7 +106,7 @@ struct GenerateArgs {
     /// Bytes in a page, which oracle-general records as each object's size
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
     page_bytes: PageSize,
-    /// CSV file for the curve in closed form: size_pages,miss_ratio
+    /// CSV file for the curve in closed form: size_pages,miss_ratio; `-` is standard output
     #[arg(long, value_name = "FILE")]
     curve: Option<PathBuf>,
 }
@@ -258,10 +260,12 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
-    while trace
-        .next_batch(&mut batch)
-        .with_context(|| format!("no whole trace was written to '{}'", args.out.display()))?
-    {
+    while trace.next_batch(&mut batch).with_context(|| {
+        format!(
+            "no whole trace was written to '{}'",
+            printable_path(&args.out)
+        )
+    })? {
         writer.write(&batch)?;
         references += batch.len() as u64;
         bar.update(references);
@@ -273,10 +277,20 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let workload = args.workload()?;
     let usage = |error: SourceError| UsageError(error.to_string());
     let mut source = workload.source().map_err(usage)?;
+    if let (Some(out), Some(curve)) = (&args.out, &args.curve)
+        && place(out) == place(curve)
+    {
+        bail_usage!("--curve and --out name one file: one of them would be lost");
+    }
     if let Some(path) = &args.curve {
         let sizes = curve_sizes(workload.pattern.pages());
         let curve = workload.expected_curve(&sizes).map_err(usage)?;
-        write_file(path, curve_csv(&curve).as_bytes())?;
+        let curve = curve_csv(&curve);
+        if path == Path::new("-") {
+            out.write_all(curve.as_bytes())?;
+        } else {
+            write_file(path, curve.as_bytes())?;
+        }
     }
     let Some(path) = &args.out else {
         return Ok(());
@@ -287,6 +301,19 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         writer.write(&batch)?;
     }
     Ok(writer.finish()?)
+}
+
+/// Where a file is or will be, however it is named.
+fn place(path: &Path) -> PathBuf {
+    let in_directory = || {
+        let directory = match path.parent() {
+            Some(directory) if directory != Path::new("") => directory,
+            _ => Path::new("."),
+        };
+        Some(directory.canonicalize().ok()?.join(path.file_name()?))
+    };
+    let place = path.canonicalize().ok().or_else(in_directory);
+    place.unwrap_or_else(|| path.to_owned())
 }
 
 /// Opens a trace for writing, which is `out` if its path is `-`.
@@ -508,7 +535,21 @@ mod tests {
         let arguments = [&arguments[..], &[curve.to_str().unwrap(), "--out", "-"]].concat();
         assert_eq!(trace(&arguments).unwrap(), "0\n1\n2\n0\n1\n2\n0\n0\n");
         let expected = "size_pages,miss_ratio\n0,1\n1,0.875\n3,0.375\n";
-        assert_eq!(fs::read_to_string(curve).unwrap(), expected);
+        assert_eq!(fs::read_to_string(&curve).unwrap(), expected);
+        let steps = ["generate", "steps", "--steps", "3,1", "--rounds", "2"];
+        let to = |more: &[&'static str]| [&steps[..], more].concat();
+        assert_eq!(trace(&to(&["--curve", "-"])).unwrap(), expected);
+        let both = usage_error(&to(&["--curve", "-", "--out", "-"]));
+        assert!(both.contains("name one file"), "{both}");
+        let file = curve.to_str().unwrap();
+        let again = folder.path().join(".").join("curve.csv");
+        let same = [
+            &steps[..],
+            &["--curve", file, "--out", again.to_str().unwrap()],
+        ]
+        .concat();
+        assert!(usage_error(&same).contains("name one file"));
+        assert_eq!(fs::read_to_string(&curve).unwrap(), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_flow::PageSize;
 use plimsoll_output::ReadingBar;
 use plimsoll_output::exit::UsageError;
+use plimsoll_output::{printable, printable_path};
 use plimsoll_source::{BlockEvent, Column, Format, Options, Progress, SourceError, Trace};
 
 use plimsoll_protocol::size::ByteSize;
@@ -69,22 +70,22 @@ impl TraceArgs {
         }
     }
 
-    /// The trace's name without directory and ending.
+    /// The trace's name without directory and ending, printable.
     pub(crate) fn stem(&self) -> String {
         let name = self.trace.file_name().unwrap_or_default();
-        let name = name.to_string_lossy();
+        let name = printable(&name.to_string_lossy());
         match name.split('.').next() {
             _ if self.trace == Path::new("-") => self.label(),
             Some(stem) if !stem.is_empty() => stem.to_owned(),
-            _ => name.into_owned(),
+            _ => name,
         }
     }
 
-    /// What errors call the trace.
+    /// What errors call the trace, printable.
     pub(crate) fn label(&self) -> String {
         match self.trace.to_str() {
             Some("-") => "standard input".to_owned(),
-            _ => self.trace.display().to_string(),
+            _ => printable_path(&self.trace),
         }
     }
 

@@ -289,6 +289,14 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "mrc loop.ids --estimator shards --rate 0",
             "above 0 and at most 1",
         ),
+        (
+            "mrc loop.ids --estimator shards --rate -1",
+            "'-1' is not a rate",
+        ),
+        (
+            "mrc loop.ids --estimator counter-stacks --interval 4294967296",
+            "from 1 to 2^20 references; got 4294967296",
+        ),
         ("mrc loop.ids --rate 0.5", "lru uses every reference"),
         (
             "mrc loop.ids --max-samples 9",
@@ -304,6 +312,15 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
         ("mrc loop.ids --compare --sizes 10", "leave out --sizes"),
         ("mrc loop.ids --sizes 10,12X", "'12X' is not a size"),
         ("mrc loop.ids --sizes 10 --points 5", "cannot be used with"),
+        (
+            "mrc loop.ids --sizes 4K,1K",
+            "--sizes: a size of 1KiB is less than a page, which has 4KiB",
+        ),
+        ("mrc loop.ids --every 1h --sizes 1K", "less than a page"),
+        (
+            "mrc loop.ids --estimator ghost --direct 1K",
+            "--direct: a size of 1KiB is less than a page",
+        ),
         ("mrc loop.ids --points 0", "--points"),
         ("mrc loop.ids --out nowhere/a.csv", "no such directory"),
         ("mrc", "required"),
@@ -658,11 +675,75 @@ fn a_trace_is_not_lost_to_its_own_result() {
             "a comparison records nothing",
         ),
         ("trace convert loop.ids loop.ids", "must be different files"),
+        (
+            "trace generate loop --pages 9 --references 9 --out q.ids --curve ./q.ids",
+            "--curve and --out name one file",
+        ),
+        ("mrc loop.ids --partial -", "--partial -: name a file"),
+        (
+            "mrc loop.ids --estimator counter-stacks --stream -",
+            "--stream -: name a file",
+        ),
+        ("mrc --merge - -", "is given twice"),
     ] {
         let complaint = desk.complaint(line, 2);
         assert!(complaint.contains(part), "{line}: {complaint}");
     }
     assert_eq!(fs::read(desk.path("loop.ids")).unwrap(), before);
+    assert!(!desk.path("q.ids").exists() && !desk.path("-").exists());
+}
+
+#[test]
+fn names_of_files_cannot_move_the_cursor() {
+    let desk = Desk::new();
+    let name = "a\u{1b}[2J\nb.ids";
+    let of = |line: &str| desk.complaint(&line.replace("NAME", name), 1);
+    let missing = [
+        "mrc NAME",
+        "wss NAME",
+        "trace info NAME",
+        "mrc --merge NAME",
+    ];
+    for line in missing
+        .into_iter()
+        .chain(["trace convert loop.ids no/NAME"])
+    {
+        let complaint = of(line);
+        assert!(
+            complaint.contains("a\u{fffd}[2J\u{fffd}b.ids"),
+            "{complaint}"
+        );
+        assert!(
+            !complaint.trim_end().contains(char::is_control),
+            "{complaint}"
+        );
+    }
+    fs::write(desk.path(name), "1\nx\n").unwrap();
+    for line in [
+        "mrc NAME",
+        "wss NAME",
+        "trace info NAME",
+        "mrc NAME --follow --every 1m",
+    ] {
+        let complaint = of(line);
+        assert!(complaint.contains("line 2"), "{complaint}");
+        assert!(
+            !complaint.trim_end().contains(char::is_control),
+            "{complaint}"
+        );
+    }
+}
+
+#[test]
+fn a_dash_is_standard_input_or_output() {
+    let desk = Desk::new();
+    let csv = desk.text("mrc loop.ids -o csv");
+    assert_eq!(desk.text("mrc loop.ids -o csv --out -"), csv);
+    desk.stdout("mrc loop.ids --partial loop.part");
+    let part = fs::read(desk.path("loop.part")).unwrap();
+    let merged = desk.piped("mrc --merge - -o csv", &part);
+    assert_eq!(String::from_utf8(merged.stdout).unwrap(), csv);
+    assert!(!desk.path("-").exists());
 }
 
 /// Requests of two volumes over two hours and a little.

@@ -536,6 +536,16 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             2,
             "cannot be used with",
         ),
+        (
+            &["report", "list", "--every", "2h"],
+            2,
+            "cannot be used with",
+        ),
+        (
+            &["place", "list", "--since", "1d"],
+            2,
+            "cannot be used with",
+        ),
         (&["report", "list", "--reserve", "100%"], 2, "below 100 %"),
         (&["place", "list", "--cpu-ratio", "0"], 2, "above 0"),
         (

@@ -164,7 +164,7 @@ fn esx_divides_what_is_idle_by_shares_if_it_knows_of_it() {
     assert_eq!(targets_mib(&untaxed), [512, 512, 512]);
     let unsampled = desk.plan(&format!("{line} --policy esx-sampling"));
     assert_eq!(targets_mib(&unsampled), [512, 512, 512]);
-    assert_eq!(unsampled.targets[0].reason, Reason::Unknown);
+    assert_eq!(unsampled.targets[0].reason, Reason::NoWorkingSet);
 }
 
 #[test]
@@ -472,7 +472,19 @@ fn what_does_not_go_together_is_a_usage_error() {
         ),
         (
             "web.json --total 1G --unit 100",
-            "the unit must be at least 1 page; got 0",
+            "the unit must be at least a page, which has 4KiB; got 100",
+        ),
+        (
+            "web.json --total 1G --step 1",
+            "the step must be at least a page, which has 4KiB; got 1",
+        ),
+        (
+            "web.json --total 1G --vm web:min=40M,max=20M",
+            "the minimum size of VM web must be at most its maximum size; got 10240 pages",
+        ),
+        (
+            "web.json --total 1G --vm web:max-misses=0",
+            "max-misses: '0' is not a number per second: write a number of 0 or more with /s",
         ),
         ("web.json --total 1G --max-loss=-5%", "'-5%' is not a share"),
         (

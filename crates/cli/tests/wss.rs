@@ -273,6 +273,37 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("wss rwrw.plimsoll --tlb 48x4", 2, "is not a TLB shape"),
         ("wss rwrw.plimsoll --omega 0", 2, "--omega"),
         ("wss rwrw.plimsoll --sample-pages 0", 2, "--sample-pages"),
+        (
+            "wss rwrw.plimsoll --window 4 --times 5",
+            2,
+            "--times 5: at most --window",
+        ),
+        (
+            "wss rwrw.plimsoll --warm-up 200%",
+            2,
+            "--warm-up 2: at most 1",
+        ),
+        ("wss rwrw.plimsoll --memory 1K", 2, "less than a page"),
+        (
+            "wss rwrw.plimsoll --whole",
+            2,
+            "--whole: 'rwrw.plimsoll' is no page log",
+        ),
+        (
+            "wss rwrw.plimsoll --estimator truth --tau 3",
+            2,
+            "--tau: --estimator truth does not take it, only prl",
+        ),
+        (
+            "wss rwrw.plimsoll --estimator esx --drain-cost 3",
+            2,
+            "--drain-cost: --estimator esx does not take it, only prl, pml",
+        ),
+        (
+            "wss rwrw.plimsoll --estimator prl --memory 1G",
+            2,
+            "--memory: only --estimator esx takes it",
+        ),
     ] {
         let complaint = desk.complaint(line, code);
         assert!(complaint.contains(reason), "{line}: {complaint}");

@@ -455,13 +455,13 @@ pub const ALGORITHMS: &[Algorithm] = &[
         cost: "O(1) a reference; logarithmic in the stream's length",
         source: "[Wires14]",
         make: |options| {
-            let options = CounterStacksOptions {
+            let counters = CounterStacksOptions {
                 seed: options.seed(),
-                // An interval beyond 32 bits also exceeds the maximum, and is refused.
-                interval: options.small_count("interval", NonZeroU32::MAX).get(),
                 ..CounterStacksOptions::default()
             };
-            let stacks = CounterStacks::new(options).map_err(EstimatorError::from)?;
+            let stacks = counters.with_interval(options.count("interval").get());
+            let stacks = stacks.and_then(CounterStacks::new);
+            let stacks = stacks.map_err(EstimatorError::from)?;
             built("Counter Stacks", stacks)
         },
         make_sized: None,

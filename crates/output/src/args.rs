@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use crate::bail_usage;
 use crate::file::{directory_of, write_file};
+use crate::text::printable_path;
 
 /// Output formats of a verb that can draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,7 +75,7 @@ pub struct OutputArgs {
     /// Output format [default: by the ending of --out, else table]
     #[arg(short = 'o', long, value_enum, value_name = "FORMAT")]
     output: Option<Format>,
-    /// File to write instead of standard output; it is replaced atomically
+    /// File to write instead of standard output; it is replaced atomically. `-` is standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -84,7 +85,7 @@ impl OutputArgs {
     #[must_use]
     pub fn format(&self) -> Format {
         let ending = || {
-            let ending = self.out.as_ref()?.extension()?.to_str()?;
+            let ending = self.path()?.extension()?.to_str()?;
             Format::from_str(ending, true).ok()
         };
         self.output.or_else(ending).unwrap_or(Format::Table)
@@ -93,7 +94,7 @@ impl OutputArgs {
     /// The file to write instead of standard output.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
-        self.out.as_deref()
+        self.out.as_deref().filter(|&out| out != Path::new("-"))
     }
 
     /// Checks, before the work, that its result can be written.
@@ -104,12 +105,12 @@ impl OutputArgs {
     /// a file in a directory that does not exist.
     pub fn check(&self) -> anyhow::Result<()> {
         let picture = self.format().is_picture();
-        match &self.out {
+        match self.path() {
             None if picture && std::io::stdout().is_terminal() => {
                 bail_usage!("a picture is not for a terminal: name a file with --out FILE")
             }
             Some(out) if !directory_of(out).is_dir() => {
-                bail_usage!("--out {}: there is no such directory", out.display())
+                bail_usage!("--out {}: there is no such directory", printable_path(out))
             }
             _ => Ok(()),
         }
@@ -121,7 +122,7 @@ impl OutputArgs {
     ///
     /// The cause with the file's name; an older file of that name is then as it was.
     pub fn write(&self, content: &[u8], out: &mut dyn Write) -> anyhow::Result<()> {
-        match &self.out {
+        match self.path() {
             Some(path) => write_file(path, content),
             None => Ok(out.write_all(content)?),
         }
@@ -145,6 +146,16 @@ mod tests {
         assert_eq!(args(None, Some("a/b.PNG")).format(), Format::Png);
         assert_eq!(args(None, Some("a/b.txt")).format(), Format::Table);
         assert_eq!(args(Some(Format::Csv), Some("b.svg")).format(), Format::Csv);
+    }
+
+    #[test]
+    fn a_dash_is_standard_output() {
+        let args = args(None, Some("-"));
+        assert_eq!(args.path(), None);
+        args.check().unwrap();
+        let mut out = Vec::new();
+        args.write(b"curve", &mut out).unwrap();
+        assert_eq!(out, b"curve");
     }
 
     #[test]

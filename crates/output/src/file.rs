@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use tempfile::NamedTempFile;
 
+use crate::text::printable_path;
+
 /// Replaces the file at `path` by `content`, whole or not at all.
 ///
 /// # Errors
@@ -95,7 +97,7 @@ impl Write for AtomicFile {
 }
 
 fn cannot_write(path: &Path) -> String {
-    format!("cannot write '{}'", path.display())
+    format!("cannot write '{}'", printable_path(path))
 }
 
 /// The directory that holds `path`.

@@ -32,8 +32,8 @@ pub use file::{AtomicFile, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::{ignore_suspension, stop_flag};
 pub use text::{
-    cut, cut_front, duration, grouped, or_empty, per_second, percent, printable, ratio, short,
-    short_percent,
+    cut, cut_front, duration, grouped, or_empty, per_second, percent, printable, printable_path,
+    ratio, short, short_percent,
 };
 pub use time::{local_time, time_of_day};
 pub use watch::watch;

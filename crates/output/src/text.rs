@@ -1,5 +1,7 @@
 //! Numbers, durations and names from outside, as tables and sentences show them.
 
+use std::path::Path;
+
 /// A cell of a value that may be absent, which is then empty.
 #[must_use]
 pub fn or_empty(value: Option<impl ToString>) -> String {
@@ -94,6 +96,12 @@ pub fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
+/// A path as [`printable`] text.
+#[must_use]
+pub fn printable_path(path: &Path) -> String {
+    printable(&path.to_string_lossy())
+}
+
 /// At most `characters` characters from the beginning of a text; a cut one ends with `…`.
 #[must_use]
 pub fn cut(text: &str, characters: usize) -> String {
@@ -152,6 +160,7 @@ mod tests {
     #[test]
     fn names_are_cut_and_cannot_move_the_cursor() {
         assert_eq!(printable("web\u{1b}[2J"), "web\u{fffd}[2J");
+        assert_eq!(printable_path(Path::new("a/b\n")), "a/b\u{fffd}");
         assert_eq!(cut(&"x".repeat(24), 24), "x".repeat(24));
         assert_eq!(cut(&"x".repeat(25), 24), "x".repeat(23) + "…");
         assert_eq!(cut_front("/var/lib/images/web.raw", 8), "…web.raw");

@@ -1,7 +1,7 @@
 //! Why a page log cannot be read or written.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use plimsoll_flow::PageNumber;
 
@@ -42,16 +42,22 @@ pub enum RecordFault {
     End,
 }
 
+/// What errors call a file: its path without control characters, which could move a terminal's cursor.
+pub(crate) fn name_of(path: &Path) -> String {
+    let name = path.to_string_lossy();
+    name.replace(char::is_control, "\u{fffd}")
+}
+
 /// Why a page log cannot be read or written. A source returns the records before the error and is then at its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "each field is part of the message")]
 pub enum PageLogError {
     /// A file cannot be opened; nothing was read.
-    #[error("cannot open '{}': {source}", path.display())]
+    #[error("cannot open '{}': {source}", name_of(path))]
     Open { path: PathBuf, source: io::Error },
     /// A file cannot be created.
-    #[error("cannot create '{}': {source}", path.display())]
+    #[error("cannot create '{}': {source}", name_of(path))]
     Create { path: PathBuf, source: io::Error },
     /// Reading failed.
     #[error("{name}, byte {offset_bytes}: cannot continue reading: {source}")]

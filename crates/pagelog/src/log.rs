@@ -14,7 +14,7 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use crate::check::Checker;
 use crate::description::{DESCRIPTION_BYTES, PAGE_BYTES, VERSION};
-use crate::error::RecordFault;
+use crate::error::{RecordFault, name_of};
 use crate::record::Record;
 use crate::{BATCH_RECORDS, Description, PageLogError, RecordSource};
 
@@ -256,7 +256,7 @@ impl LogReader<'static> {
             path: path.to_owned(),
             source,
         })?;
-        Self::new(BufReader::new(file), &path.display().to_string())
+        Self::new(BufReader::new(file), &name_of(path))
     }
 }
 

@@ -72,6 +72,11 @@ fn rule(what: &str, value: &impl ToString, expected: &'static str) -> PolicyErro
     }
 }
 
+/// A size with its unit.
+fn pages(size: PageCount) -> String {
+    format!("{size} pages")
+}
+
 /// Checks that every number is within its range.
 fn check(demands: &[Demand], rules: &Rules) -> Result<(), PolicyError> {
     let one = "at least 1 page";
@@ -83,7 +88,7 @@ fn check(demands: &[Demand], rules: &Rules) -> Result<(), PolicyError> {
         return Err(rule("the unit", &rules.unit, one));
     }
     if let Some(step) = rules.step.filter(|&step| step < rules.unit) {
-        return Err(rule("the step", &step, "at least one unit"));
+        return Err(rule("the step", &pages(step), "at least one unit"));
     }
     // Written so that a NaN fails, here and below.
     if !(rules.gain_min >= 0.0 && rules.gain_min.is_finite()) {
@@ -117,7 +122,11 @@ fn check(demands: &[Demand], rules: &Rules) -> Result<(), PolicyError> {
         }
         if demand.floor > demand.ceiling {
             let what = format!("the minimum size of VM {vm}");
-            return Err(rule(&what, &demand.floor, "at most its maximum size"));
+            return Err(rule(
+                &what,
+                &pages(demand.floor),
+                "at most its maximum size",
+            ));
         }
     }
     Ok(())

@@ -20,6 +20,8 @@ pub(crate) struct Vm<'a> {
     pub(crate) misses: Option<Misses<'a>>,
     /// Whether the policy has the data it needs to move the VM.
     pub(crate) movable: bool,
+    /// Whether the policy decides by a working set, and the VM's is not known.
+    lacks_working_set: bool,
     /// All sizes that its limits and its bound allow, however far from the present one.
     pub(crate) all: Vec<Candidate>,
 }
@@ -57,8 +59,9 @@ impl<'a> Problem<'a> {
                 .and_then(|curve| Misses::bounded(curve, demand.baseline, &demand.bound, rules));
             let misses = bounded.or_else(|| Some(Misses::new(curve?, demand.baseline, rules)));
             let grid = Grid::new(demand, rules.unit);
+            let lacks_working_set = sampled && demand.working_set.is_none();
             let has_data = if sampled {
-                demand.working_set.is_some()
+                !lacks_working_set
             } else {
                 misses.is_some()
             };
@@ -72,6 +75,7 @@ impl<'a> Problem<'a> {
                 grid,
                 misses,
                 movable,
+                lacks_working_set,
                 all,
             }
         });
@@ -229,6 +233,7 @@ impl Vm<'_> {
         } = self.demand;
         match size.cmp(&current.0) {
             std::cmp::Ordering::Equal if self.movable => Reason::Kept,
+            std::cmp::Ordering::Equal if self.lacks_working_set => Reason::NoWorkingSet,
             std::cmp::Ordering::Equal if self.lacks_rate() => Reason::NoRate,
             std::cmp::Ordering::Equal => Reason::Unknown,
             _ if current < floor || current > ceiling => Reason::Limits,

@@ -251,6 +251,8 @@ pub enum Reason {
     Kept,
     /// Its curve is not known, so it keeps its present size.
     Unknown,
+    /// Its working set is not known, by which the policy decides, so it keeps its present size.
+    NoWorkingSet,
     /// Its curve has no rate, which its bound on misses per second needs, so it keeps its present size.
     NoRate,
     /// It gains more from memory than the others.
@@ -326,6 +328,9 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Self::Kept => "has what it should have",
             Self::Unknown => "its curve is not known, keeps what it has",
+            Self::NoWorkingSet => {
+                "its working set, by which the policy decides, is not known, keeps what it has"
+            }
             Self::NoRate => {
                 "its curve has no rate to check its misses per second, keeps what it has"
             }

@@ -684,7 +684,7 @@ fn numbers_that_mean_nothing_are_refused() {
     );
     by(
         with(|rules| rules.step = Some(PageCount(0))),
-        "the step must be at least one unit; got 0",
+        "the step must be at least one unit; got 0 pages",
     );
     for value in [f64::NAN, f64::INFINITY, -0.1] {
         let gain = Rules {
@@ -727,7 +727,7 @@ fn numbers_that_mean_nothing_are_refused() {
     };
     of(
         floor,
-        "the minimum size of VM web must be at most its maximum size; got 30",
+        "the minimum size of VM web must be at most its maximum size; got 30 pages",
     );
 }
 

@@ -16,14 +16,29 @@ pub enum CurveSize {
 }
 
 impl CurveSize {
-    /// The size in whole pages.
-    #[must_use]
-    pub fn to_pages(self, page_size: PageSize) -> PageCount {
+    /// The size in whole pages, rounded down.
+    ///
+    /// # Errors
+    ///
+    /// [`BelowPage`] for bytes that are less than a page.
+    pub fn to_pages(self, page_size: PageSize) -> Result<PageCount, BelowPage> {
         match self {
-            Self::Pages(pages) => pages,
-            Self::Bytes(ByteSize(bytes)) => PageCount::from_bytes(bytes, page_size),
+            Self::Pages(pages) => Ok(pages),
+            Self::Bytes(ByteSize(bytes)) if bytes < page_size.bytes() => Err(BelowPage {
+                size: ByteSize(bytes),
+                page: ByteSize(page_size.bytes()),
+            }),
+            Self::Bytes(ByteSize(bytes)) => Ok(PageCount::from_bytes(bytes, page_size)),
         }
     }
+}
+
+/// A size in bytes that is less than a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a size of {size} is less than a page, which has {page}")]
+pub struct BelowPage {
+    size: ByteSize,
+    page: ByteSize,
 }
 
 impl FromStr for CurveSize {
@@ -34,5 +49,24 @@ impl FromStr for CurveSize {
             Ok(pages) => Ok(Self::Pages(PageCount(pages))),
             Err(_) => text.parse().map(Self::Bytes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_whole_pages_and_at_least_one() {
+        let pages = |text: &str| {
+            let size: CurveSize = text.parse().unwrap();
+            size.to_pages(PageSize::FOUR_KIB).map(|pages| pages.0)
+        };
+        assert_eq!(
+            ["0", "7", "4K", "9K"].map(|text| pages(text).unwrap()),
+            [0, 7, 1, 2]
+        );
+        let error = pages("1K").unwrap_err().to_string();
+        assert_eq!(error, "a size of 1KiB is less than a page, which has 4KiB");
     }
 }

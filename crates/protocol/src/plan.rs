@@ -168,6 +168,16 @@ pub enum PlanError {
     /// An invalid page size.
     #[error(transparent)]
     PageSize(#[from] PageSizeError),
+    /// A size of the rules is less than a page.
+    #[error("the {what} must be at least a page, which has {page}; got {size}")]
+    BelowPage {
+        /// The rule's name.
+        what: &'static str,
+        /// Its size.
+        size: ByteSize,
+        /// The page size.
+        page: ByteSize,
+    },
     /// A VM's curve is invalid.
     #[error("VM {vm}: {error}")]
     Curve {
@@ -265,12 +275,13 @@ impl PlanInputs {
     ///
     /// # Errors
     ///
-    /// Another schema, an invalid page size, and the first VM whose curve is invalid or has other pages.
+    /// Another schema, an invalid page size, a unit or step below a page, and the first VM whose curve is invalid or has other pages.
     pub fn read(&self) -> Result<(Vec<Demand>, Rules, Policy), PlanError> {
         if self.schema != SCHEMA {
             return Err(PlanError::Schema { found: self.schema });
         }
         let page_size = PageSize::new(self.page_bytes)?;
+        self.rules.check(page_size)?;
         let pages = |bytes| PageCount::from_bytes(bytes, page_size);
         let demands = self.demands.iter().map(|demand| {
             Ok(Demand {
@@ -319,6 +330,22 @@ impl PlanInputs {
             &allocation,
             page_size,
         ))
+    }
+}
+
+impl RulesJson {
+    /// Refuses sizes that would be no page at all.
+    fn check(&self, page_size: PageSize) -> Result<(), PlanError> {
+        for (what, bytes) in [("unit", Some(self.unit_bytes)), ("step", self.step_bytes)] {
+            if let Some(bytes) = bytes.filter(|&bytes| bytes < page_size.bytes()) {
+                return Err(PlanError::BelowPage {
+                    what,
+                    size: ByteSize(bytes),
+                    page: ByteSize(page_size.bytes()),
+                });
+            }
+        }
+        Ok(())
     }
 }
 

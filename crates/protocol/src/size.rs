@@ -43,7 +43,9 @@ pub enum QuantityError {
         text: String,
     },
     /// Not a number per second.
-    #[error("'{text}' is not a number per second: write 0 or more, such as 20/s or 0.5/s")]
+    #[error(
+        "'{text}' is not a number per second: write a number of 0 or more with /s, such as 0/s, 0.5/s or 20/s"
+    )]
     PerSecond {
         /// The written value.
         text: String,

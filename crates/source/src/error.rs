@@ -1,13 +1,14 @@
 //! Errors of traces and workloads, with their positions.
 
 use std::io;
+use std::path::Path;
 
 use crate::{Format, TraceOption};
 
 /// Why a source or a trace writer stopped.
 ///
 /// A source returns every reference before the error and is then at its
-/// end. `name` is the trace's path, or "standard input".
+/// end. `name` is the trace's path, without control characters, or "standard input".
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "each field is part of the message")]
@@ -123,6 +124,12 @@ pub enum SourceError {
     /// The workload is invalid; nothing was generated.
     #[error("no such workload: {reason}")]
     Workload { reason: String },
+}
+
+/// What errors call a file: its path without control characters, which could move a terminal's cursor.
+pub(crate) fn name_of(path: &Path) -> String {
+    let name = path.to_string_lossy();
+    name.replace(char::is_control, "\u{fffd}")
 }
 
 /// Maximum number of input bytes quoted in an error.

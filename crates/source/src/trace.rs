@@ -10,7 +10,7 @@ use plimsoll_flow::{ReferenceBatch, Source};
 
 use crate::bytes_at::ReadAt;
 use crate::compression::{Compression, decompressed};
-use crate::error::excerpt;
+use crate::error::{excerpt, name_of};
 use crate::lines::read_full;
 #[cfg(feature = "s3")]
 use crate::object::Object;
@@ -115,7 +115,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
     if path == Path::new("-") {
         return read_counted(io::stdin(), None, "standard input", None, options);
     }
-    let name = path.display().to_string();
+    let name = name_of(path);
     let of = |source| SourceError::Open {
         name: name.clone(),
         source,

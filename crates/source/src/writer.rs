@@ -14,6 +14,7 @@ use flate2::write::GzEncoder;
 use plimsoll_flow::{PageSize, ReferenceBatch};
 use tempfile::TempPath;
 
+use crate::error::name_of;
 use crate::row::{MakeWriter, Opening};
 use crate::writing::ContentWriter;
 use crate::{Compression, Format, SourceError};
@@ -86,7 +87,7 @@ pub fn create(
     format: Option<Format>,
     page_size: PageSize,
 ) -> Result<TraceWriter<'static>, SourceError> {
-    let name = path.display().to_string();
+    let name = name_of(path);
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let options = WriteOptions {
         format: format.or(Format::of_name(path)).unwrap_or(Format::IDS),

@@ -61,8 +61,13 @@ pub struct CollectArgs {
 /// The answers of a fleet.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Source {
-    /// File that `fleet collect` wrote, instead of asking daemons; - is standard input
-    #[arg(value_name = "FILE", conflicts_with_all = ["hosts", "prometheus"])]
+    /// File that `fleet collect` wrote, instead of asking daemons; its intervals are those of `collect`; - is standard input
+    #[arg(
+        value_name = "FILE",
+        conflicts_with_all = [
+            "hosts", "prometheus", "job", "token_file", "ca", "cert", "key", "since", "time_out", "every"
+        ]
+    )]
     file: Option<PathBuf>,
     #[command(flatten)]
     daemons: Daemons,

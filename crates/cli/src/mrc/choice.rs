@@ -114,7 +114,8 @@ fn arg_of(option: &OptionSpec, rows: &[&Algorithm]) -> Arg {
     let arg = Arg::new(option.name)
         .long(option.name)
         .value_name(option.kind.value_name())
-        .help(help_of(option, rows));
+        .help(help_of(option, rows))
+        .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Rate => arg.value_parser(value_parser!(Rate)),
         OptionKind::Count => arg.value_parser(value_parser!(NonZeroUsize)),
@@ -174,30 +175,41 @@ impl EstimatorArgs {
     }
 
     /// How recorded counters are set up.
-    pub(super) fn counter_stacks_options(&self) -> CounterStacksOptions {
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for an interval out of range.
+    pub(super) fn counter_stacks_options(&self) -> anyhow::Result<CounterStacksOptions> {
         let mut options = CounterStacksOptions::default();
         for (option, value) in &self.options.0 {
             match *value {
                 GivenValue::Value(OptionValue::Seed(seed)) => options.seed = seed,
                 GivenValue::Value(OptionValue::Count(count)) if option.name == "interval" => {
-                    options.interval = u32::try_from(count.get()).unwrap_or(u32::MAX);
+                    let set = options.with_interval(count.get());
+                    options = set.map_err(|error| UsageError(error.to_string()))?;
                 }
                 _ => {}
             }
         }
-        options
+        Ok(options)
     }
 
-    fn settings(&self, page_size: PageSize) -> Settings {
+    fn settings(&self, page_size: PageSize) -> anyhow::Result<Settings> {
         let mut settings = Settings::new(page_size);
         for (option, value) in &self.options.0 {
             let value = match *value {
                 GivenValue::Value(value) => value,
-                GivenValue::Size(size) => OptionValue::Size(size.to_pages(page_size)),
+                GivenValue::Size(size) => {
+                    let pages = size.to_pages(page_size);
+                    let name = option.name;
+                    OptionValue::Size(
+                        pages.map_err(|error| UsageError(format!("--{name}: {error}")))?,
+                    )
+                }
             };
             settings.set(option.name, value);
         }
-        settings
+        Ok(settings)
     }
 
     /// Builds the estimator that was chosen; for `all`, every one whose required options are given, and those
@@ -208,7 +220,7 @@ impl EstimatorArgs {
     /// A [`UsageError`] for an option that it does not take, needs or refuses.
     pub(super) fn build(&self, page_size: PageSize) -> anyhow::Result<Vec<BuiltEstimator>> {
         self.check()?;
-        let settings = self.settings(page_size);
+        let settings = self.settings(page_size)?;
         let usage = |error: BuildError| UsageError(error.to_string());
         let rows = match self.estimator {
             Choice::One(row) => return Ok(vec![row.build(&settings).map_err(usage)?]),
@@ -239,7 +251,7 @@ impl EstimatorArgs {
             bail_usage!("--object-sizes: name one estimator");
         };
         // Options of sizes belong to estimators of pages.
-        let settings = self.settings(PageSize::default());
+        let settings = self.settings(PageSize::default())?;
         let built = row.build_sized(&settings);
         Ok(built.map_err(|error| UsageError(error.to_string()))?)
     }
@@ -284,7 +296,7 @@ impl EstimatorArgs {
         let Choice::One(row) = self.estimator else {
             bail_usage!("--partial: choose one estimator");
         };
-        let settings = self.settings(page_size);
+        let settings = self.settings(page_size)?;
         if settings.get("threads").is_some() {
             bail_usage!("--threads: a slice is read by one thread; read several slices at once");
         }

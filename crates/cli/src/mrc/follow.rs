@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context as _;
 use plimsoll_estimator::registry::BuiltEstimator;
 use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch, Source as _, WorkingSet};
-use plimsoll_output::{Format, bail_usage, grouped, local_time, stop_flag};
+use plimsoll_output::{Format, bail_usage, grouped, local_time, printable_path, stop_flag};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, FollowedCurve};
 use plimsoll_protocol::size::{ByteSize, Interval};
@@ -149,9 +149,9 @@ pub(super) fn run(
 fn parts(path: &Path) -> anyhow::Result<Receiver<io::Result<Vec<u8>>>> {
     let input: Box<dyn Read + Send> = match path == Path::new("-") {
         true => Box::new(io::stdin()),
-        false => {
-            Box::new(File::open(path).with_context(|| format!("cannot open '{}'", path.display()))?)
-        }
+        false => Box::new(
+            File::open(path).with_context(|| format!("cannot open '{}'", printable_path(path)))?,
+        ),
     };
     let (sender, parts) = mpsc::sync_channel(PARTS_MAX);
     thread::Builder::new()
@@ -251,7 +251,7 @@ fn show(
             }
         }
         _ => {
-            let sizes = view.sizes(trace.page_bytes);
+            let sizes = view.sizes(trace.page_bytes)?;
             let bytes = |pages: plimsoll_flow::PageCount| {
                 ByteSize(pages.to_bytes(trace.page_bytes)).rounded()
             };

@@ -22,7 +22,7 @@ use std::str::FromStr;
 
 use anyhow::Context as _;
 use plimsoll_estimator::{CounterStream, StreamWindow};
-use plimsoll_output::bail_usage;
+use plimsoll_output::{bail_usage, printable_path};
 use plimsoll_protocol::size::Interval;
 
 use crate::trace_args::TraceArgs;
@@ -96,6 +96,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;
     let (trace, view) = (&args.trace, &args.view);
+    // Objects are counted in bytes, and partial states have a page size of their own.
+    if !args.object_sizes && !args.partial.is_merge() {
+        view.sizes(trace.page_bytes)?;
+    }
     if args.follow.is_given() {
         return args.run_follow(out);
     }
@@ -112,13 +116,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let recorded = match &*trace.trace {
         path if path == Path::new("-") => None,
         path => CounterStream::open_file(path)
-            .with_context(|| format!("cannot read '{}'", path.display()))?,
+            .with_context(|| format!("cannot read '{}'", printable_path(path)))?,
     };
     if let Some(stream) = recorded {
         if !args.estimator.is_default() || args.compare || !args.is_of_whole_trace() {
             bail_usage!(
                 "'{}' is a record of counters, not a trace: omit the options of estimators",
-                trace.trace.display()
+                trace.label()
             );
         }
         return recorded::show(trace, &stream, window, view, out);
@@ -126,7 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if window.is_some() {
         bail_usage!(
             "--window: '{}' is no stream recorded by --stream",
-            trace.trace.display()
+            trace.label()
         );
     }
     if args.simulation.is_given() {
@@ -152,7 +156,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return compare::run(trace, estimators, view, out);
     }
     if let Some(path) = args.estimator.stream() {
-        let options = args.estimator.counter_stacks_options();
+        let options = args.estimator.counter_stacks_options()?;
         return recorded::record(trace, options, path, view, out);
     }
     let mut source = trace.open()?;
@@ -220,6 +224,14 @@ impl Args {
         ] {
             if trace.is_some() && path.and_then(canonical) == trace {
                 bail_usage!("{option}: that is the trace, which would be lost");
+            }
+        }
+        for (option, path) in [
+            ("--stream", self.estimator.stream()),
+            ("--partial", self.partial.path()),
+        ] {
+            if path == Some(Path::new("-")) {
+                bail_usage!("{option} -: name a file; it is not written to standard output");
             }
         }
         if output.is_some() && output == self.estimator.stream() {

@@ -3,13 +3,13 @@
 //! Slices are mapped by independent processes, on any machines, and merged in the order of the trace.
 
 use std::fs;
-use std::io::{BufWriter, IntoInnerError, Write};
+use std::io::{self, BufWriter, IntoInnerError, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use plimsoll_estimator::{Partial, PartialError, SliceOf};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{AtomicFile, bail_usage};
+use plimsoll_output::{AtomicFile, bail_usage, printable_path};
 
 use super::input::{no_curve, read};
 use super::report::ViewArgs;
@@ -81,6 +81,10 @@ impl PartialArgs {
         view: &ViewArgs,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
+        let dashes = self.others.iter().filter(|path| *path == Path::new("-"));
+        if dashes.count() + usize::from(trace.trace == Path::new("-")) > 1 {
+            bail_usage!("--merge: standard input (-) is given twice, and can be read once");
+        }
         let mut merged = with_bytes(&trace.trace, Partial::from_bytes)?;
         for path in &self.others {
             with_bytes(path, |bytes| merged.append(Partial::parse(bytes)?))?;
@@ -114,17 +118,24 @@ impl PartialArgs {
     }
 }
 
-/// Calls a function with the bytes of a file, which its error names.
+/// Calls a function with the bytes of a file, or of standard input for `-`; its error names it.
 fn with_bytes<T>(
     path: &Path,
     f: impl FnOnce(&[u8]) -> Result<T, PartialError>,
 ) -> anyhow::Result<T> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read '{}'", path.display()))?;
-    f(&bytes).with_context(|| format!("'{}'", path.display()))
+    let (name, bytes) = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        let read = io::stdin().read_to_end(&mut bytes);
+        ("standard input".to_owned(), read.map(|_| bytes))
+    } else {
+        (printable_path(path), fs::read(path))
+    };
+    let bytes = bytes.with_context(|| format!("cannot read '{name}'"))?;
+    f(&bytes).with_context(|| format!("'{name}'"))
 }
 
 fn write(partial: Partial, path: &Path) -> anyhow::Result<()> {
-    let not_written = || format!("cannot write '{}'", path.display());
+    let not_written = || format!("cannot write '{}'", printable_path(path));
     let mut file = BufWriter::new(AtomicFile::create(path)?);
     partial.write(&mut file).with_context(not_written)?;
     let file = file.into_inner().map_err(IntoInnerError::into_error);

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Format, OutputArgs, bail_usage, grouped};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
@@ -75,12 +76,17 @@ impl ViewArgs {
     }
 
     /// The sizes given, rising.
-    pub(super) fn sizes(&self, page_size: PageSize) -> Vec<PageCount> {
+    ///
+    /// # Errors
+    ///
+    /// A [`UsageError`] for one below a page.
+    pub(super) fn sizes(&self, page_size: PageSize) -> anyhow::Result<Vec<PageCount>> {
         let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
-        let mut sizes: Vec<_> = sizes.collect();
+        let sizes: Result<Vec<_>, _> = sizes.collect();
+        let mut sizes = sizes.map_err(|error| UsageError(format!("--sizes: {error}")))?;
         sizes.sort_unstable();
         sizes.dedup();
-        sizes
+        Ok(sizes)
     }
 
     /// Cuts the curve down to the selected points.
@@ -96,7 +102,7 @@ impl ViewArgs {
             };
             return Ok(curve.thinned(self.points_or(default)));
         }
-        Ok(curve.at_sizes(&self.sizes(page_size))?)
+        Ok(curve.at_sizes(&self.sizes(page_size)?)?)
     }
 }
 

@@ -257,7 +257,7 @@ impl Several<'_> {
                 .with_context(|| format!("no curve of '{}'", self.trace.label()));
         }
         let content = match view.output.format() {
-            Format::Table => self.to_table(view).into_bytes(),
+            Format::Table => self.to_table(view)?.into_bytes(),
             Format::Csv => self.to_csv().into_bytes(),
             Format::Json => self.to_json()?.into_bytes(),
             picture => encode(self.to_picture()?, picture)?,
@@ -269,7 +269,7 @@ impl Several<'_> {
         ByteSize(pages.to_bytes(self.trace.page_bytes))
     }
 
-    fn to_table(&self, view: &ViewArgs) -> String {
+    fn to_table(&self, view: &ViewArgs) -> anyhow::Result<String> {
         let mut table = format!(
             "{:<12}{}\n{:<12}{} for each of {} {}s, {} of memory\n{:<12}{}\n",
             "trace",
@@ -289,7 +289,7 @@ impl Several<'_> {
                 grouped(self.late as f64)
             ));
         }
-        let sizes = view.sizes(self.trace.page_bytes);
+        let sizes = view.sizes(self.trace.page_bytes)?;
         let mut columns = Columns::new(&[
             (self.what(), Side::Left),
             ("references", Side::Right),
@@ -318,7 +318,7 @@ impl Several<'_> {
         }
         table.push('\n');
         table.push_str(&columns.text());
-        table.replace('\u{a0}', " ")
+        Ok(table.replace('\u{a0}', " "))
     }
 
     fn to_csv(&self) -> String {

@@ -67,7 +67,7 @@ pub(super) fn run(
     let mut simulation = MiniSim::new(rate, seed).map_err(|error| UsageError(error.to_string()))?;
     let mut source = trace.open()?;
     let references = read(&mut source, |batch| simulation.observe(batch.pages()))?;
-    let sizes = match &*view.sizes(trace.page_bytes) {
+    let sizes = match &*view.sizes(trace.page_bytes)? {
         [] => even_sizes(simulation.footprint(), view),
         sizes => sizes.to_vec(),
     };

@@ -147,6 +147,7 @@ fn picture(inputs: &PlanInputs, plan: &PlanJson) -> anyhow::Result<String> {
 fn with_exit_code(error: PlanError) -> anyhow::Error {
     match error {
         PlanError::Infeasible(shortfall) => Forbidden(shortfall.to_string()).into(),
+        error @ PlanError::BelowPage { .. } => UsageError(error.to_string()).into(),
         PlanError::Policy(
             error
             @ (PolicyError::Rule { .. } | PolicyError::Twice(_) | PolicyError::TooMany { .. }),

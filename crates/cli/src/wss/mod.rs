@@ -9,6 +9,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
+use plimsoll_output::exit::UsageError;
 use plimsoll_output::{OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
@@ -49,6 +50,8 @@ pub struct Args {
     output: OutputArgs,
 }
 
+/// The estimator that draws from the VM's memory.
+const SAMPLED: &str = "esx";
 /// References of an interval of a trace.
 const INTERVAL: NonZeroU64 = NonZeroU64::new(1_000_000).unwrap();
 /// Pages that a trace's most recent references are taken to: as many as the plugin's filter has.
@@ -58,10 +61,11 @@ const FILTER_PAGES: u32 = 64;
 ///
 /// # Errors
 ///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the log, the trace or the output
+/// A [`UsageError`] for options that do not go together; what the log, the trace or the output
 /// file reports; and that there was nothing to evaluate.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
+    args.estimator.check()?;
     let path = &args.trace.trace;
     if args.output.path().is_some_and(|out| is_same(out, path)) {
         bail_usage!("--out: that is the file to read, which would be lost");
@@ -78,7 +82,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 impl Args {
     fn page_log(&self) -> anyhow::Result<(Origin, Results)> {
-        let path = self.trace.trace.display();
+        let path = self.trace.label();
         for (given, option) in [
             (self.interval.is_some(), "--interval"),
             (self.tlb.is_some(), "--tlb"),
@@ -94,6 +98,12 @@ impl Args {
     }
 
     fn plain_trace(&self) -> anyhow::Result<(Origin, Results)> {
+        if self.whole {
+            bail_usage!(
+                "--whole: '{}' is no page log; a trace is always analysed whole",
+                self.trace.label()
+            );
+        }
         let config = MmuConfig {
             tlb: self.tlb.unwrap_or_default(),
             tlb2: self.tlb2,
@@ -102,6 +112,11 @@ impl Args {
         };
         let page_size = self.trace.page_bytes;
         let memory = self.memory.map(|memory| memory.to_pages(page_size));
+        let memory = memory.transpose();
+        let memory = memory.map_err(|error| UsageError(format!("--memory: {error}")))?;
+        if memory.is_some() && !self.estimator.wants(SAMPLED) {
+            bail_usage!("--memory: only --estimator {SAMPLED} takes it");
+        }
         let interval = self.interval.unwrap_or(INTERVAL);
         let trace = self.trace.open()?;
         let mut bar = reading_bar(trace.progress());

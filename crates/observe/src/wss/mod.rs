@@ -16,6 +16,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use plimsoll_flow::{PageCount, PageSize, Source};
+use plimsoll_output::printable_path;
 use plimsoll_pagelog::log::{LogReader, is_page_log};
 use plimsoll_pagelog::mmu::{Config, EmulatedRecords};
 use plimsoll_pagelog::record::Record;
@@ -60,7 +61,7 @@ pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<
     let Some(interval) = description.interval_instructions else {
         anyhow::bail!(
             "'{}' has no intervals: it was recorded without interval_instructions",
-            path.display()
+            printable_path(path)
         );
     };
     let page_size = description.tlb_page;

@@ -81,7 +81,7 @@ pub enum CounterStacksError {
     #[error("the interval must be from 1 to 2^20 references; got {interval}")]
     Interval {
         /// The requested interval, in references.
-        interval: u32,
+        interval: u64,
     },
     /// Delta is out of range.
     #[error("delta must be from 0 to 0.5; got {delta}")]
@@ -98,6 +98,19 @@ const INTERVAL_MAX: u32 = 1 << 20;
 const DELTA_MAX: u32 = SHARE_ONE / 2;
 
 impl CounterStacksOptions {
+    /// Returns these options with another interval, in references.
+    ///
+    /// # Errors
+    ///
+    /// [`CounterStacksError::Interval`] for one beyond 32 bits.
+    pub fn with_interval(self, interval: usize) -> Result<Self, CounterStacksError> {
+        let refused = |_| CounterStacksError::Interval {
+            interval: interval as u64,
+        };
+        let interval = u32::try_from(interval).map_err(refused)?;
+        Ok(Self { interval, ..self })
+    }
+
     /// Returns delta in 2^-24.
     fn check(&self) -> Result<u32, CounterStacksError> {
         let &Self {
@@ -110,6 +123,7 @@ impl CounterStacksOptions {
             return Err(CounterStacksError::Precision { precision });
         }
         if !(1..=INTERVAL_MAX).contains(&interval) {
+            let interval = interval.into();
             return Err(CounterStacksError::Interval { interval });
         }
         if !(0.0..=0.5).contains(&delta) {
@@ -573,6 +587,7 @@ mod tests {
         }
         for interval in [0, INTERVAL_MAX + 1, u32::MAX] {
             let error = refused(options(interval, 0.1, 0));
+            let interval = interval.into();
             assert_eq!(error, CounterStacksError::Interval { interval });
         }
         for delta in [-0.1, 0.51, f64::NAN, f64::INFINITY] {
