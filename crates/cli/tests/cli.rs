@@ -820,8 +820,8 @@ fn an_interval_has_the_curve_of_its_references_alone_and_late_ones_are_counted()
     );
     let table = desk.text("mrc volumes.csv --every 60m --sizes 9");
     assert!(table.contains("late        1 references"), "{table}");
-    let json = desk.text("mrc volumes.csv --every 1ms -o json");
-    for start in ["0s", "3599998ms"] {
+    let json = desk.text("mrc volumes.csv --every 1us -o json");
+    for start in ["0s", "2us", "3us", "1h", "3600000001us"] {
         assert!(json.contains(&format!(r#""vm":"{start}""#)), "{json}");
     }
     let hours = (0..4).map(|half| format!("7,R,0,4096,{}\n", half * 9_000_000_000_u64));

@@ -387,7 +387,7 @@ mod tests {
         let before = mapped_bytes();
         assert!(before > 1 << 20);
         // Of its own, which stays untouched: 256 MiB, more than others can unmap meanwhile.
-        let area = Vec::<u8>::with_capacity(256 << 20);
+        let area = std::hint::black_box(Vec::<u8>::with_capacity(256 << 20));
         assert!(mapped_bytes() > before + (128 << 20));
         drop(area);
         assert!("12".parse::<ProcessId>().is_err());
