@@ -4,6 +4,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+/// How the addresses of objects in stores begin.
+pub(crate) const OBJECTS: &str = "s3://";
+
 /// What is read at any position: a file, or an object of a store.
 pub(crate) trait ReadAt: Send + Sync {
     /// Reads some bytes at a position; none at the end.

@@ -26,8 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-use crate::bytes_at::ReadAt;
-use crate::trace::OBJECTS;
+use crate::bytes_at::{OBJECTS, ReadAt};
 
 /// Size of a part.
 const PART_BYTES: u64 = 4 << 20;
@@ -287,12 +286,8 @@ fn http_error(error: ureq::Error) -> HttpError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::drained::references_of;
-    use crate::trace::open_object;
-    use crate::{Format, Options};
-    use plimsoll_flow::{PageSize, ReferenceBatch, Source};
     use std::fmt::Write as _;
     use std::io::{BufRead, BufReader, Write};
     use std::net::{TcpListener, TcpStream};
@@ -300,7 +295,7 @@ mod tests {
 
     /// What goes wrong, by the number of the request from 0.
     #[derive(Clone, Copy, PartialEq)]
-    enum Fault {
+    pub(crate) enum Fault {
         None,
         /// This request is refused for a moment.
         Busy(u64),
@@ -313,7 +308,7 @@ mod tests {
     }
 
     /// A store with one object, `traces/a b+c.ids` in `bucket`.
-    struct Store {
+    pub(crate) struct Store {
         endpoint: String,
         requests: Arc<AtomicU64>,
     }
@@ -325,7 +320,7 @@ mod tests {
             .collect()
     }
 
-    fn store(contents: Vec<u8>, fault: Fault) -> Store {
+    pub(crate) fn store(contents: Vec<u8>, fault: Fault) -> Store {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(AtomicU64::new(0));
@@ -412,9 +407,9 @@ mod tests {
         }
     }
 
-    const ADDRESS: &str = "s3://bucket/traces/a b+c.ids";
+    pub(crate) const ADDRESS: &str = "s3://bucket/traces/a b+c.ids";
 
-    fn variables(store: &Store) -> impl Iterator<Item = (OsString, OsString)> {
+    pub(crate) fn variables(store: &Store) -> impl Iterator<Item = (OsString, OsString)> {
         let variables = [
             ("AWS_ENDPOINT_URL", store.endpoint.as_str()),
             ("AWS_ALLOW_HTTP", "true"),
@@ -508,46 +503,5 @@ mod tests {
         let error = open(&gone, ADDRESS).map(|_| ()).unwrap_err();
         println!("{error}");
         assert!(error.to_string().contains("refused"), "{error}");
-    }
-
-    #[test]
-    fn a_trace_in_a_store_is_read_as_from_a_file() {
-        let text: String = (0..700_000_u64)
-            .map(|at| format!("{}\n", at * at % 4099))
-            .collect();
-        let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let table = folder.path().join("t.parquet");
-        let mut writer = crate::create(&table, None, PageSize::FOUR_KIB).unwrap();
-        let mut source = crate::read(text.as_bytes(), "t", &Options::default()).unwrap();
-        let mut batch = ReferenceBatch::new();
-        while source.next_batch(&mut batch).unwrap() {
-            writer.write(&batch).unwrap();
-        }
-        writer.finish().unwrap();
-        let table = std::fs::read(table).unwrap();
-        for (contents, format) in [
-            (text.clone().into_bytes(), Format::IDS),
-            (packed, Format::IDS),
-            (table, Format::PARQUET),
-            (Vec::new(), Format::IDS),
-        ] {
-            let length = contents.len() as u64;
-            let store = store(contents, Fault::None);
-            let options = Options {
-                format: Some(format),
-                ..Options::default()
-            };
-            let mut trace = open_object(ADDRESS, variables(&store), None, &options).unwrap();
-            assert_eq!(trace.progress().total_bytes(), Some(length));
-            let pages: Vec<u64> = references_of(&mut trace)
-                .unwrap()
-                .iter()
-                .map(|it| it.0)
-                .collect();
-            let expected = if length == 0 { 0 } else { 700_000 };
-            assert_eq!(pages.len(), expected);
-            assert!((0..).zip(&pages).all(|(at, page)| *page == at * at % 4099));
-        }
     }
 }

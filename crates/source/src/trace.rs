@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_flow::{ReferenceBatch, Source};
 
-use crate::bytes_at::ReadAt;
+use crate::bytes_at::{OBJECTS, ReadAt};
 use crate::compression::{Compression, decompressed};
 use crate::error::{excerpt, name_of};
 use crate::lines::read_full;
@@ -135,9 +135,6 @@ pub fn open(path: &Path, options: &Options) -> Result<Trace<'static>, SourceErro
     }
     read_counted(file, length, &name, format_of_name, options)
 }
-
-/// How the addresses of objects in stores begin.
-pub(crate) const OBJECTS: &str = "s3://";
 
 #[cfg(feature = "s3")]
 pub(crate) fn open_object(
@@ -404,5 +401,52 @@ mod tests {
         assert!(!trace.next_batch(&mut batch).unwrap());
         assert!(batch.is_empty());
         assert_eq!(batch.start().0, 2);
+    }
+
+    #[cfg(feature = "s3")]
+    #[test]
+    fn a_trace_in_a_store_is_read_as_from_a_file() {
+        use crate::drained::references_of;
+        use crate::object::tests as object;
+        use plimsoll_flow::PageSize;
+
+        let text: String = (0..700_000_u64)
+            .map(|at| format!("{}\n", at * at % 4099))
+            .collect();
+        let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let table = folder.path().join("t.parquet");
+        let mut writer = crate::create(&table, None, PageSize::FOUR_KIB).unwrap();
+        let mut source = crate::read(text.as_bytes(), "t", &Options::default()).unwrap();
+        let mut batch = ReferenceBatch::new();
+        while source.next_batch(&mut batch).unwrap() {
+            writer.write(&batch).unwrap();
+        }
+        writer.finish().unwrap();
+        let table = std::fs::read(table).unwrap();
+        for (contents, format) in [
+            (text.clone().into_bytes(), Format::IDS),
+            (packed, Format::IDS),
+            (table, Format::PARQUET),
+            (Vec::new(), Format::IDS),
+        ] {
+            let length = contents.len() as u64;
+            let store = object::store(contents, object::Fault::None);
+            let options = Options {
+                format: Some(format),
+                ..Options::default()
+            };
+            let mut trace =
+                open_object(object::ADDRESS, object::variables(&store), None, &options).unwrap();
+            assert_eq!(trace.progress().total_bytes(), Some(length));
+            let pages: Vec<u64> = references_of(&mut trace)
+                .unwrap()
+                .iter()
+                .map(|it| it.0)
+                .collect();
+            let expected = if length == 0 { 0 } else { 700_000 };
+            assert_eq!(pages.len(), expected);
+            assert!((0..).zip(&pages).all(|(at, page)| *page == at * at % 4099));
+        }
     }
 }
