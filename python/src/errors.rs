@@ -8,6 +8,7 @@ use plimsoll_estimator::registry::BuildError;
 use plimsoll_flow::{CurveError, PageSizeError};
 use plimsoll_policy::registry::OptionError;
 use plimsoll_protocol::curve_json::CurveJsonError;
+use plimsoll_protocol::curve_size::BelowPage;
 use plimsoll_protocol::plan::PlanError;
 use plimsoll_protocol::size::QuantityError;
 use plimsoll_source::SourceError;
@@ -83,6 +84,12 @@ impl From<PartialError> for Raised {
 
 impl From<QuantityError> for Raised {
     fn from(error: QuantityError) -> Self {
+        Self(option(error.to_string()))
+    }
+}
+
+impl From<BelowPage> for Raised {
+    fn from(error: BelowPage) -> Self {
         Self(option(error.to_string()))
     }
 }

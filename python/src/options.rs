@@ -67,7 +67,7 @@ pub(crate) fn size(value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<Pa
     match text(value)? {
         Some(text) => {
             let size: CurveSize = text.parse().or_raise()?;
-            Ok(size.to_pages(page_size))
+            size.to_pages(page_size).or_raise()
         }
         None => number(value, "pages, or text like '512M'").map(PageCount),
     }
