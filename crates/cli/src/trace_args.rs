@@ -16,6 +16,12 @@ pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
     ReadingBar::new(progress.total_bytes(), move || progress.read_bytes())
 }
 
+/// Whether both are one regular file that exists, however it is named.
+pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
+    canonical(one).is_some_and(|one| canonical(other) == Some(one))
+}
+
 /// A trace and how to read it. Flatten it into a verb's `Args`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceArgs {

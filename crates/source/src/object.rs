@@ -3,10 +3,10 @@
 //! Credentials, region and endpoint are those of the usual variables: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
 //! `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, and `AWS_SKIP_SIGNATURE=true` for public buckets;
 //! otherwise those of the instance or container. Objects are read in parts; every part must be of the object that was opened, which
-//! its entity tag tells, so one that is replaced meanwhile ends the reading with an error. The protocol is `object_store`'s, the
+//! its entity tag identifies, so one that is replaced meanwhile ends the reading with an error. The protocol is `object_store`'s, the
 //! connections are `ureq`'s.
 //!
-//! Not here: formats and compression, which are told as those of files are (`trace`).
+//! Not here: formats and compression, which are recognised as those of files are (`trace`).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -47,7 +47,7 @@ const RETRY_MAX: Duration = Duration::from_mins(2);
 pub(crate) struct Object {
     store: AmazonS3,
     key: object_store::path::Path,
-    /// What tells this object from one that replaces it.
+    /// Its entity tag, which an object that replaces it does not have.
     tag: Option<String>,
     length_bytes: u64,
     runtime: Runtime,

@@ -25,7 +25,7 @@ use plimsoll_estimator::{CounterStream, StreamWindow};
 use plimsoll_output::{bail_usage, printable_path};
 use plimsoll_protocol::size::Interval;
 
-use crate::trace_args::TraceArgs;
+use crate::trace_args::{TraceArgs, is_same_file};
 use choice::EstimatorArgs;
 use follow::FollowArgs;
 use input::{curve_of, read};
@@ -214,15 +214,13 @@ impl Args {
 
     /// Refuses to replace the trace by what is computed from it.
     fn check_files(&self) -> anyhow::Result<()> {
-        let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
-        let trace = canonical(&self.trace.trace);
         let output = self.view.output.path();
         for (option, path) in [
             ("--out", output),
             ("--stream", self.estimator.stream()),
             ("--partial", self.partial.path()),
         ] {
-            if trace.is_some() && path.and_then(canonical) == trace {
+            if path.is_some_and(|path| is_same_file(path, &self.trace.trace)) {
                 bail_usage!("{option}: that is the trace, which would be lost");
             }
         }

@@ -82,7 +82,7 @@ pub(super) fn run(
     let unresolved = sizes.iter().filter(|&&size| size < resolved).count();
     if unresolved > 0 {
         eprintln!(
-            "plimsoll: {unresolved} of {} sizes are below {resolved} pages, where the sample is too small to tell policies from LRU; \
+            "plimsoll: {unresolved} of {} sizes are below {resolved} pages, where the sample is too small to distinguish policies from LRU; \
              for them give a higher --rate, at most 1",
             sizes.len()
         );

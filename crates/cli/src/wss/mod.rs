@@ -6,7 +6,6 @@ mod report;
 
 use std::io::Write;
 use std::num::NonZeroU64;
-use std::path::Path;
 
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
 use plimsoll_output::exit::UsageError;
@@ -14,7 +13,7 @@ use plimsoll_output::{OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
 
-use crate::trace_args::{TraceArgs, reading_bar};
+use crate::trace_args::{TraceArgs, is_same_file, reading_bar};
 use plimsoll_protocol::curve_size::CurveSize;
 use report::Report;
 
@@ -67,7 +66,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     args.estimator.check()?;
     let path = &args.trace.trace;
-    if args.output.path().is_some_and(|out| is_same(out, path)) {
+    if args
+        .output
+        .path()
+        .is_some_and(|out| is_same_file(out, path))
+    {
         bail_usage!("--out: that is the file to read, which would be lost");
     }
     let (origin, results) = if wss::begins_as_page_log(path) {
@@ -125,9 +128,4 @@ impl Args {
             bar.update(accesses);
         })
     }
-}
-
-fn is_same(one: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
-    canonical(one).is_some_and(|one| canonical(other) == Some(one))
 }

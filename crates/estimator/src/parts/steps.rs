@@ -233,6 +233,7 @@ impl Steps {
     /// Widens the band for possible errors of the sizes, from size `from` on: the whole band may be shifted by
     /// `quantum` pages, and the curve itself by `drift * sqrt(size)` pages more. What lies before `from` is not shifted.
     pub(crate) fn slide(&mut self, from: u64, quantum: f64, drift: f64) {
+        let unshifted = from.saturating_sub(1);
         let reach = |size: u64| quantum + drift * (size as f64).sqrt();
         let less = |size: u64, by: f64| size.saturating_sub(ceiled(by));
         let more = |size: u64, by: f64| size.saturating_add(ceiled(by));
@@ -263,7 +264,7 @@ impl Steps {
                 continue;
             }
             let last = ends.get(at).map_or(size, |end| end - 1);
-            let earliest = less(size, quantum).max(from.saturating_sub(1));
+            let earliest = less(size, quantum).max(unshifted);
             while points.get(first + 1).is_some_and(|p| p.size.0 <= earliest) {
                 first += 1;
             }
@@ -284,7 +285,7 @@ impl Steps {
                 }
             }
             let marked = |size: u64| points[points.partition_point(|p| p.size.0 <= size) - 1];
-            let before = less(size, reach(last)).max(from.saturating_sub(1));
+            let before = less(size, reach(last)).max(unshifted);
             point.high = point.high.max(marked(before).miss_ratio);
             point.low = point.low.min(marked(more(last, reach(last))).miss_ratio);
         }
