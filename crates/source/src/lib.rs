@@ -17,6 +17,7 @@ mod blkparse;
 mod bytes;
 mod bytes_at;
 mod compression;
+mod contained;
 mod csv;
 mod details;
 mod devices;

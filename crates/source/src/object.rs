@@ -21,12 +21,13 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
-use object_store::{ClientOptions, GetOptions, ObjectStore, RetryConfig};
+use object_store::{ClientConfigKey, ClientOptions, GetOptions, ObjectStore, RetryConfig};
 use tokio::runtime::{Builder, Runtime};
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::bytes_at::{OBJECTS, ReadAt};
+use crate::contained::contained;
 
 /// Size of a part.
 const PART_BYTES: u64 = 4 << 20;
@@ -87,19 +88,29 @@ impl Object {
             retry_timeout: RETRY_MAX,
             ..RetryConfig::default()
         };
-        let store = builder
+        let builder = builder
             .with_bucket_name(bucket)
             .with_retry(retry)
-            .with_http_connector(Connector)
-            .build()
-            .map_err(io_error)?;
+            .with_http_connector(Connector);
         let runtime = Builder::new_current_thread().enable_time().build()?;
         let options = GetOptions {
             head: true,
             ..GetOptions::default()
         };
-        let found = runtime.block_on(store.get_opts(&key, options));
-        let meta = found.map_err(io_error)?.meta;
+        // Of variables that make no address and no header the library takes some for granted.
+        let opened = contained(|| {
+            let store = builder.build()?;
+            let found = runtime.block_on(store.get_opts(&key, options))?;
+            Ok((store, found.meta))
+        });
+        let (store, meta) = opened
+            .ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "the AWS_ variables make no valid request: check AWS_ENDPOINT_URL (https://HOST), AWS_REGION and the keys",
+                )
+            })?
+            .map_err(io_error)?;
         Ok(Self {
             store,
             key,
@@ -160,6 +171,7 @@ impl Object {
     /// A reader from beginning to end, which reads ahead.
     pub(crate) fn stream(self: Arc<Self>) -> impl Read + Send {
         let (sender, parts) = sync_channel(AHEAD_PARTS - 1);
+        let left_bytes = self.length_bytes;
         thread::spawn(move || {
             let mut start = 0;
             while start < self.length_bytes {
@@ -175,6 +187,7 @@ impl Object {
         Stream {
             parts,
             part: Bytes::new(),
+            left_bytes,
         }
     }
 }
@@ -195,15 +208,23 @@ impl ReadAt for Object {
 struct Stream {
     parts: Receiver<io::Result<Bytes>>,
     part: Bytes,
+    /// What was not received yet.
+    left_bytes: u64,
 }
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.part.is_empty() {
-            match self.parts.recv() {
-                Ok(part) => self.part = part?,
-                Err(_) => return Ok(0),
+            if self.left_bytes == 0 {
+                return Ok(0);
             }
+            let part = self.parts.recv().map_err(|_| {
+                io::Error::other(
+                    "reading ended before the object did: the thread that reads is gone",
+                )
+            })?;
+            self.part = part?;
+            self.left_bytes -= self.part.len() as u64;
         }
         let length = self.part.len().min(buffer.len());
         buffer[..length].copy_from_slice(&self.part.split_to(length));
@@ -226,7 +247,11 @@ fn io_error(error: object_store::Error) -> io::Error {
 struct Connector;
 
 impl HttpConnector for Connector {
-    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let allows_http = options.get_config_value(&ClientConfigKey::AllowHttp);
+        let allows_http = allows_http.is_some_and(|value| {
+            ["1", "true", "on", "yes", "y"].contains(&value.to_ascii_lowercase().as_str())
+        });
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let found = rustls_native_certs::load_native_certs().certs;
         let authorities: Vec<_> = found
@@ -242,6 +267,7 @@ impl HttpConnector for Connector {
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
             .max_redirects(0)
+            .https_only(!allows_http)
             .http_status_as_error(false)
             .accept_encoding("identity")
             .build()
@@ -469,6 +495,32 @@ pub(crate) mod tests {
             error.to_string(),
             "the object was replaced while it was read"
         );
+    }
+
+    #[test]
+    fn variables_that_make_no_request_and_an_open_connection_nobody_allowed_are_refused() {
+        let store = store(contents(), Fault::None);
+        let with = |name: &str, value: &str| {
+            let others = variables(&store).filter(|(other, _)| other != name);
+            let given = (name.into(), value.into());
+            Object::open(ADDRESS, others.chain([given]))
+                .map(|_| ())
+                .unwrap_err()
+                .to_string()
+        };
+        for (name, value) in [
+            ("AWS_ENDPOINT_URL", "nonsense"),
+            ("AWS_SESSION_TOKEN", "a\nb"),
+        ] {
+            let error = with(name, value);
+            assert!(
+                error.starts_with("the AWS_ variables make no valid request"),
+                "{error}"
+            );
+        }
+        let error = with("AWS_ALLOW_HTTP", "false");
+        assert!(error.contains("https"), "{error}");
+        assert_eq!(store.requests.load(Ordering::Relaxed), 0);
     }
 
     #[test]

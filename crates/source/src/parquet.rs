@@ -14,10 +14,8 @@
 mod pages;
 mod writing;
 
-use std::cell::Cell;
 use std::io::{self, BufReader, Read};
-use std::panic::{self, AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use ::parquet::basic::{ConvertedType, LogicalType, Type};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
@@ -31,6 +29,7 @@ use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
 use crate::TraceOption;
 use crate::bytes_at::ReadAt;
+use crate::contained::contained;
 use crate::csv::{OP, PAGE, kind_of};
 use crate::lines::read_full;
 use crate::progress::Progress;
@@ -202,7 +201,7 @@ impl Reader {
             row: 0,
             reason,
         };
-        let metadata = contained(|| {
+        let metadata = decoded(|| {
             chunks.check_footer()?;
             ParquetMetaDataReader::new().parse_and_finish(&*chunks)
         })
@@ -210,7 +209,7 @@ impl Reader {
         let page = options.page_column.clone();
         let page = page.unwrap_or_else(|| Column::Name(PAGE.to_owned()));
         let op = options.op_column.clone();
-        let (page, op, time, size) = contained(|| {
+        let (page, op, time, size) = decoded(|| {
             let integers = [Type::INT32, Type::INT64];
             let page = find(&metadata, &page, &integers)?
                 .ok_or_else(|| general(format!("there is no column {page}")))?;
@@ -368,7 +367,7 @@ impl Source for Reader {
     fn next_batch(&mut self, batch: &mut ReferenceBatch) -> Result<bool, SourceError> {
         batch.advance();
         while !batch.is_full() {
-            match contained(|| self.advance(batch)) {
+            match decoded(|| self.advance(batch)) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.progress.complete();
@@ -393,34 +392,15 @@ fn general(reason: String) -> ParquetError {
     ParquetError::General(reason)
 }
 
-thread_local! {
-    /// Whether a panic of this thread is caught, so that it need not be printed.
-    static CONTAINED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a decoder of untrusted bytes; converts its panic to an error without printing it.
-fn contained<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |panic| {
-            // A thread whose thread-local variables have been destroyed is not reading a trace.
-            if !CONTAINED.try_with(Cell::get).unwrap_or(false) {
-                before(panic);
-            }
-        }));
-    });
-    // State left inconsistent by a panic is never used again: the trace is then at its end.
-    CONTAINED.set(true);
-    let result = catch_unwind(AssertUnwindSafe(decode));
-    CONTAINED.set(false);
-    match result {
-        Ok(result) => result.map_err(|error| match error {
-            ParquetError::General(reason) => reason,
-            error => error.to_string(),
-        }),
-        Err(_) => Err("it is damaged: the decoder panicked".to_owned()),
-    }
+/// Runs a decoder of untrusted bytes; converts its panic to an error. The trace is then at its end.
+fn decoded<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
+    let Some(result) = contained(decode) else {
+        return Err("it is damaged: the decoder panicked".to_owned());
+    };
+    result.map_err(|error| match error {
+        ParquetError::General(reason) => reason,
+        error => error.to_string(),
+    })
 }
 
 /// Finds a column; an error if it does not have one of these types.
