@@ -1,12 +1,14 @@
 //! Rasterises vector graphics.
 
-use std::sync::{Arc, LazyLock};
+use std::fmt::Write;
 
 use plimsoll_output::Format;
 use resvg::tiny_skia::{Pixmap, Transform};
-use resvg::usvg::{Options, Tree, fontdb};
+use resvg::usvg::{self, Options, Tree, roxmltree};
+use roxmltree::{Document, Node};
+use ttf_parser::OutlineBuilder;
 
-use crate::svg::{FONT, FONT_FAMILY};
+use crate::svg::{EscapedText, FONT, advance, text_width};
 
 /// Largest picture that is rasterised, in pixels: 256 MiB of memory.
 const PIXELS_MAX: f64 = (1 << 26) as f64;
@@ -17,7 +19,7 @@ const PIXELS_MAX: f64 = (1 << 26) as f64;
 pub enum PlotError {
     /// The SVG text could not be parsed.
     #[error("not a picture in SVG")]
-    Svg(#[from] resvg::usvg::Error),
+    Svg(#[from] usvg::Error),
     /// The picture has no pixels, or too many.
     #[error("a picture of {width:.0} x {height:.0} pixels cannot be made: at most 2^26 pixels")]
     Size {
@@ -51,17 +53,8 @@ pub fn encode(svg: String, format: Format) -> Result<Vec<u8>, PlotError> {
 
 /// Rasterises vector graphics with `scale` pixels for each of their units.
 pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
-    static FONTS: LazyLock<Arc<fontdb::Database>> = LazyLock::new(|| {
-        let mut fonts = fontdb::Database::new();
-        fonts.load_font_data(FONT.to_vec());
-        Arc::new(fonts)
-    });
-    let options = Options {
-        font_family: FONT_FAMILY.to_owned(),
-        fontdb: Arc::clone(&FONTS),
-        ..Options::default()
-    };
-    let tree = Tree::from_str(svg, &options)?;
+    let svg = with_outlines(svg).map_err(usvg::Error::ParsingFailed)?;
+    let tree = Tree::from_str(&svg, &Options::default())?;
     let size = tree.size();
     let [width, height] =
         [size.width(), size.height()].map(|length| f64::from(length * scale).ceil());
@@ -83,6 +76,104 @@ pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     pixels.encode_png().map_err(|error| PlotError::Encode {
         reason: error.to_string(),
     })
+}
+
+/// The graphics with the outlines of its letters in place of its `text` elements.
+///
+/// What charts need: one line of text at `x` and `y`, with `text-anchor` and `font-size`; other attributes are kept.
+fn with_outlines(svg: &str) -> Result<String, roxmltree::Error> {
+    let document = Document::parse(svg)?;
+    let mut outlined = String::with_capacity(svg.len());
+    let mut copied = 0;
+    for node in document
+        .descendants()
+        .filter(|node| node.has_tag_name("text"))
+    {
+        outlined.push_str(&svg[copied..node.range().start]);
+        copied = node.range().end;
+        outlined.push_str("<path");
+        for attribute in node.attributes() {
+            let (name, value) = (attribute.name(), attribute.value());
+            if !["x", "y", "text-anchor", "font-size", "font-family"].contains(&name) {
+                // Writing to a string cannot fail.
+                let _ = write!(outlined, " {name}=\"{}\"", EscapedText(value));
+            }
+        }
+        outlined.push_str(" d=\"");
+        outline(node, &mut outlined);
+        outlined.push_str("\"/>");
+    }
+    outlined.push_str(&svg[copied..]);
+    Ok(outlined)
+}
+
+/// Writes the outlines of a text's letters as the commands of a path.
+fn outline(node: Node<'_, '_>, path: &mut String) {
+    let number = |name, missing| {
+        let value: Option<f64> = node.attribute(name).and_then(|text| text.parse().ok());
+        value.unwrap_or(missing)
+    };
+    let (text, size) = (node.text().unwrap_or_default(), number("font-size", 12.0));
+    let Some(font) = &*FONT else { return };
+    let before = match node.attribute("text-anchor") {
+        Some("middle") => text_width(text, size) / 2.0,
+        Some("end") => text_width(text, size),
+        _ => 0.0,
+    };
+    let mut pen = Pen {
+        path,
+        x: number("x", 0.0) - before,
+        y: number("y", 0.0),
+        scale: size / f64::from(font.units_per_em()),
+    };
+    for letter in text.chars() {
+        // The first glyph of a font stands for letters that it lacks.
+        font.outline_glyph(font.glyph_index(letter).unwrap_or_default(), &mut pen);
+        pen.x += advance(letter) * size;
+    }
+}
+
+/// Writes outlines, which are in units of the font and upwards, from a point of the picture.
+struct Pen<'a> {
+    path: &'a mut String,
+    x: f64,
+    y: f64,
+    /// Pixels of a unit of the font.
+    scale: f64,
+}
+
+impl Pen<'_> {
+    fn command(&mut self, name: char, points: &[(f32, f32)]) {
+        self.path.push(name);
+        for (x, y) in points {
+            let x = self.x + f64::from(*x) * self.scale;
+            let y = self.y - f64::from(*y) * self.scale;
+            // Writing to a string cannot fail.
+            let _ = write!(self.path, "{x:.3} {y:.3} ");
+        }
+    }
+}
+
+impl OutlineBuilder for Pen<'_> {
+    fn move_to(&mut self, x: f32, y: f32) {
+        self.command('M', &[(x, y)]);
+    }
+
+    fn line_to(&mut self, x: f32, y: f32) {
+        self.command('L', &[(x, y)]);
+    }
+
+    fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
+        self.command('Q', &[(x1, y1), (x, y)]);
+    }
+
+    fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
+        self.command('C', &[(x1, y1), (x2, y2), (x, y)]);
+    }
+
+    fn close(&mut self) {
+        self.command('Z', &[]);
+    }
 }
 
 #[cfg(test)]

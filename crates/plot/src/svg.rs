@@ -6,8 +6,7 @@
 use std::fmt::{self, Write};
 use std::sync::LazyLock;
 
-use skrifa::instance::{LocationRef, Size};
-use skrifa::{FontRef, MetadataProvider};
+use ttf_parser::Face;
 
 /// Width of every picture, in pixels.
 pub(super) const WIDTH: f64 = 760.0;
@@ -17,9 +16,10 @@ pub(super) const MARGIN: f64 = 24.0;
 pub(super) const SMALL: f64 = 12.0;
 
 /// The embedded font; its family is called [`FONT_FAMILY`].
-pub(super) const FONT: &[u8] = epaint_default_fonts::UBUNTU_LIGHT;
+pub(super) static FONT: LazyLock<Option<Face<'_>>> =
+    LazyLock::new(|| Face::parse(epaint_default_fonts::UBUNTU_LIGHT, 0).ok());
 /// Family name of [`FONT`].
-pub(super) const FONT_FAMILY: &str = "Ubuntu";
+const FONT_FAMILY: &str = "Ubuntu";
 
 /// Colour of titles and labels.
 pub(super) const INK: &str = "#1a1a1a";
@@ -164,28 +164,18 @@ impl fmt::Display for EscapedText<'_> {
 }
 
 /// Returns the width of a text in pixels at a font size, in [`FONT`].
-///
-/// A character that the font lacks counts as one em, which is wider than most.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
-    // In the font's own units, so that each character is measured once for all sizes.
-    static FACE: LazyLock<Option<FontRef<'_>>> = LazyLock::new(|| FontRef::new(FONT).ok());
-    let Some(face) = &*FACE else {
-        return text.chars().count() as f64 * size;
-    };
-    let (glyphs, metrics) = (
-        face.charmap(),
-        face.glyph_metrics(Size::new(1.0), LocationRef::default()),
-    );
-    let ems: f64 = text
-        .chars()
-        .map(|letter| {
-            let advance = glyphs
-                .map(letter)
-                .and_then(|glyph| metrics.advance_width(glyph));
-            advance.map_or(1.0, f64::from)
-        })
-        .sum();
-    ems * size
+    text.chars().map(advance).sum::<f64>() * size
+}
+
+/// The width of a character in [`FONT`], in em; 1 for one that the font lacks, which is wider than most.
+pub(super) fn advance(letter: char) -> f64 {
+    let known = FONT.as_ref().and_then(|font| {
+        let glyph = font.glyph_index(letter)?;
+        let advance = font.glyph_hor_advance(glyph)?;
+        Some(f64::from(advance) / f64::from(font.units_per_em()))
+    });
+    known.unwrap_or(1.0)
 }
 
 /// Breaks a text at its spaces into lines of at most `width` pixels; a longer word gets a line of its own.
@@ -209,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_font_inside_the_program_measures_text() {
-        assert!(FontRef::new(FONT).is_ok());
+        assert!(FONT.is_some());
         assert_eq!(text_width("", 10.0), 0.0);
         let (narrow, wide) = (text_width("iiii", 10.0), text_width("MMMM", 10.0));
         assert!(0.0 < narrow && narrow < wide && wide < 40.0);
