@@ -254,7 +254,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// The first error, with its file and line; also if a given `path` does not exist.
+    /// An error, with its file and line; also if a given `path` does not exist.
     pub fn load(path: Option<&Path>) -> Result<(Self, Vec<String>), ConfigError> {
         let files = file::files(path.unwrap_or(Path::new(PATH)), path.is_some())?;
         let mut notes: Vec<String> = files

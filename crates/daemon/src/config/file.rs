@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
+use toml::Spanned;
 
 use super::ConfigError;
+use super::values::{Kind, RawValue};
 
 /// Maximum size of a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -99,6 +102,26 @@ impl File {
         format!("{}:{}", self.path.display(), self.line(offset))
     }
 
+    /// The value of `key`, of kind `K`.
+    pub(super) fn value<K: Kind>(
+        &self,
+        key: &str,
+        written: &Spanned<RawValue>,
+    ) -> Result<K::Value, ConfigError> {
+        K::read(written.get_ref())
+            .map_err(|expected| self.value_error(key.to_owned(), written.span(), expected))
+    }
+
+    fn value_error(&self, key: String, span: Range<usize>, expected: String) -> ConfigError {
+        ConfigError::Value {
+            path: self.path.clone(),
+            line: self.line(span.start),
+            key,
+            value: shortened(self.text.get(span).unwrap_or("?")),
+            expected,
+        }
+    }
+
     /// Reads its keys.
     pub(super) fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
         let document = toml::Deserializer::parse(&self.text).map_err(|error| {
@@ -122,7 +145,6 @@ impl File {
 
     fn key_error(&self, keys: &[String], error: &toml::de::Error) -> ConfigError {
         let span = error.span().unwrap_or_default();
-        let (path, line) = (self.path.clone(), self.line(span.start));
         let message = error.message();
         // As serde words it: unknown field `a`, expected one of `b`, `c`.
         let unknown = message.strip_prefix("unknown field `");
@@ -142,8 +164,8 @@ impl File {
                 .filter(|(distance, known)| *distance <= 1 + known.len() / 4)
                 .min_by_key(|(distance, _)| *distance);
             return ConfigError::UnknownKey {
-                path,
-                line,
+                path: self.path.clone(),
+                line: self.line(span.start),
                 key: shortened(&format!("{section}{written}")),
                 hint: nearest.map_or_else(String::new, |(_, known)| {
                     format!("; did you mean '{section}{known}'?")
@@ -156,13 +178,7 @@ impl File {
             Some((_, expected)) => expected.to_owned(),
             None => message.to_owned(),
         };
-        ConfigError::Value {
-            path,
-            line,
-            key,
-            value: shortened(self.text.get(span).unwrap_or("?")),
-            expected,
-        }
+        self.value_error(key, span, expected)
     }
 
     fn line(&self, offset: usize) -> usize {

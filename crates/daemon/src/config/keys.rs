@@ -17,7 +17,7 @@ use toml::Spanned;
 use super::file::File;
 use super::values::{
     ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, AtExit, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
-    FROM_0_TO_10, FilePath, Flag, OrAuto, OrNone, Patterns, PolicyName, RangedValue, SearchName,
+    FROM_0_TO_10, FilePath, Flag, Kind, OrAuto, OrNone, Patterns, PolicyName, RawValue, SearchName,
     ShareIn, Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
 };
 use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
@@ -37,8 +37,8 @@ const YEAR: u64 = 365 * 24 * HOUR;
 /// Maximum of groups.max: each group has a tracer, a process.
 const GROUPS_MAX: u64 = 256;
 
-/// An optional key, with its position in the file.
-type Key<K> = Option<Spanned<RangedValue<K>>>;
+/// The value of an optional key, with its position in the file.
+type Key = Option<Spanned<RawValue>>;
 
 /// Declares the keys of each section, and stores those of a file, with their positions, in the setting beside them.
 macro_rules! keys {
@@ -50,7 +50,7 @@ macro_rules! keys {
         #[derive(Deserialize, Default)]
         #[serde(default, deny_unknown_fields)]
         struct Keys {
-            $($key: Key<$kind>,)*
+            $($key: Key,)*
             $($section: $keys,)*
             vm: Vec<Spanned<VmKeys>>,
         }
@@ -59,25 +59,25 @@ macro_rules! keys {
             #[derive(Deserialize, Default)]
             #[serde(default, deny_unknown_fields, expecting = $header)]
             struct $keys {
-                $($field: Key<$field_kind>,)*
+                $($field: Key,)*
             }
         )*
 
         impl Merge {
             fn add(&mut self, file: &File, keys: Keys) -> Result<(), ConfigError> {
                 let $merge = self;
-                $(if let Some(value) = keys.$key {
-                    $merge.places.insert(stringify!($key), file.place(value.span().start));
-                    $to = value.into_inner().0;
+                $(if let Some(written) = keys.$key {
+                    $to = file.value::<$kind>(stringify!($key), &written)?;
+                    $merge.places.insert(stringify!($key), file.place(written.span().start));
                 })*
-                $($(if let Some(value) = keys.$section.$field {
+                $($(if let Some(written) = keys.$section.$field {
                     let name = concat!(stringify!($section), ".", stringify!($field));
-                    $merge.places.insert(name, file.place(value.span().start));
-                    $field_to = value.into_inner().0;
+                    $field_to = file.value::<$field_kind>(name, &written)?;
+                    $merge.places.insert(name, file.place(written.span().start));
                 })*)*
                 for rule in keys.vm {
                     let place = file.place(rule.span().start);
-                    $merge.config.vms.push(rule.into_inner().rule(&place)?);
+                    $merge.config.vms.push(rule.into_inner().rule(file, &place)?);
                 }
                 Ok(())
             }
@@ -166,20 +166,20 @@ keys! {
 #[derive(Deserialize, Default)]
 #[serde(default, deny_unknown_fields, expecting = "rules, each headed [[vm]]")]
 struct VmKeys {
-    name: Option<RangedValue<Text>>,
-    uuid: Option<RangedValue<Uuid>>,
-    managed: Option<RangedValue<Flag>>,
-    min: Option<RangedValue<Size<0, SIZE_MAX>>>,
-    max: Option<RangedValue<Size<0, SIZE_MAX>>>,
-    baseline: Option<RangedValue<Size<0, SIZE_MAX>>>,
-    swap: Option<RangedValue<Size<0, SIZE_MAX>>>,
-    shares: Option<RangedValue<WholeNumber<1, 1_000_000>>>,
-    max_loss: Option<RangedValue<ShareIn<FROM_0_TO_10>>>,
-    max_misses: Option<RangedValue<EventRate>>,
-    max_stall: Option<RangedValue<ShareIn<FROM_0_TO_1>>>,
-    self_balloon: Option<RangedValue<Flag>>,
-    disk_admin: Option<RangedValue<SocketPath>>,
-    allow_namespaced: Option<RangedValue<Flag>>,
+    name: Key,
+    uuid: Key,
+    managed: Key,
+    min: Key,
+    max: Key,
+    baseline: Key,
+    swap: Key,
+    shares: Key,
+    max_loss: Key,
+    max_misses: Key,
+    max_stall: Key,
+    self_balloon: Key,
+    disk_admin: Key,
+    allow_namespaced: Key,
 }
 
 /// The settings of all files so far, with those keys that form a setting only in combination.
@@ -386,33 +386,35 @@ fn contradiction(place: &str, key: &str, message: &str) -> ConfigError {
 
 impl VmKeys {
     /// The rule defined by these keys of the table at `place`.
-    fn rule(self, place: &str) -> Result<VmRule, ConfigError> {
-        let name = self.name.map(|value| value.0);
-        let uuid = self.uuid.map(|value| value.0);
-        let name = name.or_else(|| uuid.as_ref().map(|_| "*".to_owned()));
-        let Some(name) = name else {
+    fn rule(self, file: &File, place: &str) -> Result<VmRule, ConfigError> {
+        let uuid = value::<Uuid>(file, "vm.uuid", self.uuid)?;
+        let name = value::<Text>(file, "vm.name", self.name)?;
+        let Some(name) = name.or_else(|| uuid.as_ref().map(|_| "*".to_owned())) else {
             let message =
                 "each rule needs a name, such as \"web-*\", or \"*\" for all VMs, or a uuid";
             return Err(contradiction(place, "vm.name", message));
         };
+        let size = |key, written| value::<Size<0, SIZE_MAX>>(file, key, written);
+        let flag = |key, written| value::<Flag>(file, key, written);
         let promise = Promise {
-            max_loss: self.max_loss.map(|value| value.0),
-            max_misses_per_second: self.max_misses.map(|value| value.0),
-            max_stall: self.max_stall.map(|value| value.0),
+            max_loss: value::<ShareIn<FROM_0_TO_10>>(file, "vm.max_loss", self.max_loss)?,
+            max_misses_per_second: value::<EventRate>(file, "vm.max_misses", self.max_misses)?,
+            max_stall: value::<ShareIn<FROM_0_TO_1>>(file, "vm.max_stall", self.max_stall)?,
         };
+        let shares = value::<WholeNumber<1, 1_000_000>>(file, "vm.shares", self.shares)?;
         let rule = VmRule {
             name,
             uuid,
-            managed: self.managed.map(|value| value.0),
-            min_bytes: self.min.map(|value| value.0),
-            max_bytes: self.max.map(|value| value.0),
-            baseline_bytes: self.baseline.map(|value| value.0),
-            swap_bytes: self.swap.map(|value| value.0),
-            shares: self.shares.and_then(|value| u32::try_from(value.0).ok()),
+            managed: flag("vm.managed", self.managed)?,
+            min_bytes: size("vm.min", self.min)?,
+            max_bytes: size("vm.max", self.max)?,
+            baseline_bytes: size("vm.baseline", self.baseline)?,
+            swap_bytes: size("vm.swap", self.swap)?,
+            shares: shares.and_then(|shares| u32::try_from(shares).ok()),
             promise: Some(promise).filter(|promise| *promise != Promise::default()),
-            self_balloon: self.self_balloon.map(|value| value.0),
-            disk_admin: self.disk_admin.map(|value| value.0),
-            allow_namespaced: self.allow_namespaced.map(|value| value.0),
+            self_balloon: flag("vm.self_balloon", self.self_balloon)?,
+            disk_admin: value::<SocketPath>(file, "vm.disk_admin", self.disk_admin)?,
+            allow_namespaced: flag("vm.allow_namespaced", self.allow_namespaced)?,
         };
         if let (Some(min), Some(max)) = (rule.min_bytes, rule.max_bytes)
             && min > max
@@ -422,4 +424,11 @@ impl VmKeys {
         }
         Ok(rule)
     }
+}
+
+/// The value of an optional key.
+fn value<K: Kind>(file: &File, key: &str, written: Key) -> Result<Option<K::Value>, ConfigError> {
+    written
+        .map(|written| file.value::<K>(key, &written))
+        .transpose()
 }

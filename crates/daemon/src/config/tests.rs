@@ -335,6 +335,15 @@ fn values_out_of_range_are_reported_with_the_range() {
         ("total = \"5MB\"", "expected a size from 4KiB to 1024TiB"),
         ("total = \"4097\"", "in whole pages of 4 KiB"),
         ("total = -1", "total = -1: expected a size"),
+        (
+            "total = 340282366920938463463374607431768211455",
+            "total = 340282366920938463463374607431768211455: expected a size",
+        ),
+        (
+            "total = { bytes = 1 }",
+            "total = { bytes = 1 }: expected a size",
+        ),
+        ("total = 2026-11-26", "total = 2026-11-26: expected a size"),
         ("check = 1", "check = 1: expected a section: write [check]"),
         ("vm = 1", "expected rules, each headed [[vm]]"),
         (

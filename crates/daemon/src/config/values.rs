@@ -13,28 +13,87 @@ use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, PerSecond, Share};
 use plimsoll_trap::{BACKENDS, BackendSetting};
 use plimsoll_vm::{AllowedUsers, GroupPattern};
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Maximum number of patterns of control groups.
 const PATTERNS_MAX: usize = 64;
 
 /// A value as it is written in the file.
-#[derive(Clone, Copy)]
-pub(super) enum RawValue<'a> {
-    Text(&'a str),
+///
+/// One type for all kinds, so that the code that reads files is compiled once.
+pub(super) enum RawValue {
+    Text(String),
     Whole(u64),
     Float(f64),
     Flag(bool),
-    List(&'a [String]),
+    List(Vec<String>),
     Other,
 }
 
-impl<'a> RawValue<'a> {
-    fn text(self) -> Option<&'a str> {
+impl RawValue {
+    fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
             _ => None,
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = RawValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<RawValue, E> {
+        Ok(RawValue::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<RawValue, E> {
+        Ok(RawValue::Whole(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<RawValue, E> {
+        Ok(u64::try_from(number).map_or(RawValue::Other, RawValue::Whole))
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<RawValue, E> {
+        Ok(RawValue::Other)
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<RawValue, E> {
+        Ok(RawValue::Other)
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<RawValue, E> {
+        Ok(RawValue::Float(number))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<RawValue, E> {
+        Ok(RawValue::Flag(flag))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawValue, A::Error> {
+        let mut words = Vec::new();
+        while let Some(word) = list.next_element()? {
+            words.push(word);
+        }
+        Ok(RawValue::List(words))
+    }
+
+    /// A table or a date, which no key accepts.
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<RawValue, A::Error> {
+        while table.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(RawValue::Other)
     }
 }
 
@@ -47,66 +106,16 @@ pub(super) trait Kind {
     fn expected() -> String;
 
     /// The value, if it is accepted.
-    fn of(written: RawValue<'_>) -> Option<Self::Value>;
+    fn of(written: &RawValue) -> Option<Self::Value>;
 
     /// What is expected instead of a value that is not accepted.
-    fn refusal(_: RawValue<'_>) -> String {
+    fn refusal(_: &RawValue) -> String {
         Self::expected()
     }
 
     /// The value, or what is expected instead.
-    fn read(written: RawValue<'_>) -> Result<Self::Value, String> {
+    fn read(written: &RawValue) -> Result<Self::Value, String> {
         Self::of(written).ok_or_else(|| Self::refusal(written))
-    }
-}
-
-/// A value of this kind, within its range.
-pub(super) struct RangedValue<K: Kind>(pub(super) K::Value);
-
-impl<'de, K: Kind> Deserialize<'de> for RangedValue<K> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = deserializer.deserialize_any(KindVisitor::<K>(PhantomData))?;
-        value.map(Self).map_err(D::Error::custom)
-    }
-}
-
-struct KindVisitor<K>(PhantomData<K>);
-
-impl<'de, K: Kind> Visitor<'de> for KindVisitor<K> {
-    type Value = Result<K::Value, String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&K::expected())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(K::read(RawValue::Text(text)))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(K::read(RawValue::Whole(number)))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(K::read(
-            u64::try_from(number).map_or(RawValue::Other, RawValue::Whole),
-        ))
-    }
-
-    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
-        Ok(K::read(RawValue::Float(number)))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut words = Vec::new();
-        while let Some(word) = list.next_element()? {
-            words.push(word);
-        }
-        Ok(K::read(RawValue::List(&words)))
-    }
-
-    fn visit_bool<E>(self, flag: bool) -> Result<Self::Value, E> {
-        Ok(K::read(RawValue::Flag(flag)))
     }
 }
 
@@ -122,14 +131,14 @@ impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
         K::expected()
     }
 
-    fn of(written: RawValue<'_>) -> Option<Self::Value> {
+    fn of(written: &RawValue) -> Option<Self::Value> {
         match written.text() {
             Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
             _ => K::of(written).map(Some),
         }
     }
 
-    fn refusal(written: RawValue<'_>) -> String {
+    fn refusal(written: &RawValue) -> String {
         K::refusal(written)
     }
 }
@@ -144,9 +153,9 @@ impl Kind for Flag {
         "true or false".into()
     }
 
-    fn of(written: RawValue<'_>) -> Option<bool> {
+    fn of(written: &RawValue) -> Option<bool> {
         match written {
-            RawValue::Flag(flag) => Some(flag),
+            RawValue::Flag(flag) => Some(*flag),
             _ => None,
         }
     }
@@ -162,7 +171,7 @@ impl Kind for Users {
         "a list of users of this host, such as [\"root\", \"libvirt-qemu\", \"1001\"]".into()
     }
 
-    fn of(written: RawValue<'_>) -> Option<AllowedUsers> {
+    fn of(written: &RawValue) -> Option<AllowedUsers> {
         match written {
             RawValue::List(names) => AllowedUsers::of_names(names).ok(),
             _ => None,
@@ -183,7 +192,7 @@ impl Kind for Patterns {
         )
     }
 
-    fn refusal(written: RawValue<'_>) -> String {
+    fn refusal(written: &RawValue) -> String {
         let expected = Self::expected();
         let RawValue::List(patterns) = written else {
             return expected;
@@ -195,7 +204,7 @@ impl Kind for Patterns {
         }
     }
 
-    fn of(written: RawValue<'_>) -> Option<Vec<GroupPattern>> {
+    fn of(written: &RawValue) -> Option<Vec<GroupPattern>> {
         match written {
             RawValue::List(patterns) if patterns.len() <= PATTERNS_MAX => {
                 let patterns = patterns.iter().map(|text| GroupPattern::new(text).ok());
@@ -216,7 +225,7 @@ impl Kind for Uuid {
         "a UUID, such as \"c7a5fdbd-edaf-9455-926a-d65c16db1809\"".into()
     }
 
-    fn of(written: RawValue<'_>) -> Option<String> {
+    fn of(written: &RawValue) -> Option<String> {
         written.text().and_then(plimsoll_vm::parse_uuid)
     }
 }
@@ -231,9 +240,9 @@ impl<const MIN: u64, const MAX: u64> Kind for WholeNumber<MIN, MAX> {
         format!("a whole number from {MIN} to {MAX}")
     }
 
-    fn of(written: RawValue<'_>) -> Option<u64> {
+    fn of(written: &RawValue) -> Option<u64> {
         match written {
-            RawValue::Whole(number) if (MIN..=MAX).contains(&number) => Some(number),
+            RawValue::Whole(number) => Some(*number).filter(|number| (MIN..=MAX).contains(number)),
             _ => None,
         }
     }
@@ -250,10 +259,10 @@ impl<const MIN: u64, const MAX: u64> Kind for Size<MIN, MAX> {
         format!("a size from {min} to {max} in whole pages of 4 KiB, such as \"512M\" or \"2GiB\"")
     }
 
-    fn of(written: RawValue<'_>) -> Option<u64> {
+    fn of(written: &RawValue) -> Option<u64> {
         let bytes = match written {
             RawValue::Text(text) => text.parse::<ByteSize>().ok()?.0,
-            RawValue::Whole(bytes) => bytes,
+            RawValue::Whole(bytes) => *bytes,
             _ => return None,
         };
         ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(PageSize::FOUR_KIB.bytes()))
@@ -272,7 +281,7 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
         format!("a time from {min} to {max}, such as \"500ms\", \"30s\", \"5m\" or \"2h\"")
     }
 
-    fn of(written: RawValue<'_>) -> Option<Duration> {
+    fn of(written: &RawValue) -> Option<Duration> {
         let time = written.text()?.parse::<Interval>().ok()?.get();
         let range = Duration::from_millis(MIN_MS)..=Duration::from_millis(MAX_MS);
         range.contains(&time).then_some(time)
@@ -289,7 +298,7 @@ impl Kind for Wait {
         "a time from 1us to 10s, such as \"200us\" or \"1ms\"".to_owned()
     }
 
-    fn of(written: RawValue<'_>) -> Option<f64> {
+    fn of(written: &RawValue) -> Option<f64> {
         let time = written.text()?.parse::<Interval>().ok()?.get();
         let range = Duration::from_micros(1)..=Duration::from_secs(10);
         range.contains(&time).then_some(time.as_secs_f64() * 1e3)
@@ -331,7 +340,7 @@ impl<const RANGE: usize> Kind for ShareIn<RANGE> {
         format!("a share {}, such as \"5%\" or 0.05", SHARE_RANGES[RANGE].0)
     }
 
-    fn of(written: RawValue<'_>) -> Option<f64> {
+    fn of(written: &RawValue) -> Option<f64> {
         let share: Share = match written {
             RawValue::Text(text) => text.parse().ok()?,
             RawValue::Whole(number) => number.to_string().parse().ok()?,
@@ -352,7 +361,7 @@ impl Kind for EventRate {
         "a number per second from 0 to 10000000, such as \"20/s\"".to_owned()
     }
 
-    fn of(written: RawValue<'_>) -> Option<f64> {
+    fn of(written: &RawValue) -> Option<f64> {
         let rate = written.text()?.parse::<PerSecond>().ok()?.get();
         Some(rate).filter(|rate| *rate <= 1e7)
     }
@@ -368,7 +377,7 @@ impl Kind for Text {
         "a text that is not empty".into()
     }
 
-    fn of(written: RawValue<'_>) -> Option<String> {
+    fn of(written: &RawValue) -> Option<String> {
         let text = written.text()?;
         (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
     }
@@ -387,7 +396,7 @@ impl<const BYTES_MAX: usize> Kind for AbsolutePath<BYTES_MAX> {
         format!("a path that begins with / and has at most {BYTES_MAX} bytes")
     }
 
-    fn of(written: RawValue<'_>) -> Option<PathBuf> {
+    fn of(written: &RawValue) -> Option<PathBuf> {
         let path = Text::of(written).filter(|path| path.len() <= BYTES_MAX)?;
         Some(PathBuf::from(path)).filter(|path| path.is_absolute())
     }
@@ -403,7 +412,7 @@ impl Kind for Address {
         "address and port, such as \"127.0.0.1:7373\" or \"[::1]:7373\"".into()
     }
 
-    fn of(written: RawValue<'_>) -> Option<SocketAddr> {
+    fn of(written: &RawValue) -> Option<SocketAddr> {
         written.text()?.parse().ok()
     }
 }
@@ -428,7 +437,7 @@ impl<W: Words> Kind for Word<W> {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    fn of(written: RawValue<'_>) -> Option<W::Value> {
+    fn of(written: &RawValue) -> Option<W::Value> {
         let text = written.text()?;
         let mut words = W::words().into_iter();
         words
