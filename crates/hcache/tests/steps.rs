@@ -96,8 +96,11 @@ fn a_reduction_in_steps_keeps_the_newest_pages_and_reports_what_is_in_use() {
                 "{difference} pages"
             );
             if shards == 1 {
+                // A page in some thousands is taken for one that was there before, and kept longer.
                 let oldest = COUNT - stats.pages;
-                assert_eq!(kept, (oldest..COUNT).collect());
+                let older = kept.range(..oldest).count();
+                assert!(older <= 2, "{older} pages");
+                assert!((oldest + older as u64..COUNT).all(|page| kept.contains(&page)));
             }
             // Memory that is free is used again.
             (COUNT..2 * COUNT).for_each(|page| put(&client, pool, page));
