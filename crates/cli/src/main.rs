@@ -131,6 +131,8 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
 
     #[test]
@@ -145,5 +147,75 @@ mod tests {
     #[test]
     fn no_verb_has_options_that_contradict_each_other() {
         Cli::command().debug_assert();
+    }
+
+    /// The names in a field of an argument; clap shows them nowhere but in this form.
+    fn names(argument: &clap::Arg, field: &str) -> BTreeSet<String> {
+        let form = format!("{argument:?}");
+        let (_, rest) = form.split_once(&format!("{field}: [")).unwrap();
+        let (list, _) = rest.split_once(']').unwrap();
+        list.split('"')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// The names of each argument's conflicts, in both directions.
+    fn conflicts(command: &clap::Command) -> BTreeMap<String, BTreeSet<String>> {
+        let mut conflicts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut add = |one: &str, other: &str| {
+            conflicts
+                .entry(one.to_owned())
+                .or_default()
+                .insert(other.to_owned());
+        };
+        for argument in command.get_arguments() {
+            for other in names(argument, "conflicts") {
+                add(argument.get_id().as_str(), &other);
+                add(&other, argument.get_id().as_str());
+            }
+        }
+        for group in command.get_groups() {
+            let group_names: Vec<_> = group.get_args().map(clap::Id::as_str).collect();
+            if !group.clone().is_multiple() {
+                for one in &group_names {
+                    for other in group_names.iter().filter(|other| *other != one) {
+                        add(one, other);
+                    }
+                }
+            }
+        }
+        conflicts
+    }
+
+    /// Clap does not demand what an option requires if that contradicts an option that is given: alone, it would have no
+    /// effect.
+    #[test]
+    fn an_option_contradicts_all_that_contradicts_what_it_requires() {
+        let mut commands = vec![Cli::command()];
+        let mut requirements = 0;
+        while let Some(command) = commands.pop() {
+            let conflicts = conflicts(&command);
+            let of = |name: &str| conflicts.get(name).cloned().unwrap_or_default();
+            for argument in command.get_arguments() {
+                let name = argument.get_id().as_str();
+                let own = of(name);
+                for required in names(argument, "requires") {
+                    requirements += 1;
+                    let open: Vec<_> = of(&required)
+                        .into_iter()
+                        .filter(|other| other != name && !own.contains(other))
+                        .collect();
+                    let verb = command.get_name();
+                    assert!(
+                        open.is_empty(),
+                        "{verb} {name} requires {required}: {open:?}"
+                    );
+                }
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+        assert!(requirements > 30, "{requirements}");
     }
 }

@@ -52,10 +52,10 @@ pub struct PageLogArgs {
     #[arg(long, requires = "page_log")]
     pub references: bool,
     /// Number of most recently used pages whose references are not recorded [default: 64]
-    #[arg(long, requires = "references", value_name = "PAGES", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, requires = "references", conflicts_with = "tlb_page", value_name = "PAGES", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub filter: Option<u32>,
     /// Record only references, no walks
-    #[arg(long, requires = "references")]
+    #[arg(long, requires = "references", conflicts_with = "tlb_page")]
     pub no_walks: bool,
     /// Record only between two marks of the guest (those of guest/workload)
     #[arg(long, requires = "page_log")]

@@ -15,32 +15,54 @@ use super::input::{no_curve, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
+/// Options that cannot be given with --partial, nor with what requires it.
+const NOT_OF_PARTIAL: [&str; 11] = [
+    "compare",
+    "stream",
+    "window",
+    "by",
+    "every",
+    "object_sizes",
+    "prefix",
+    "cache_policy",
+    "points",
+    "sizes",
+    "output",
+];
+/// Options that cannot be given with --merge, nor with what requires it.
+const NOT_OF_MERGE: [&str; 16] = [
+    "compare",
+    "stream",
+    "window",
+    "by",
+    "every",
+    "object_sizes",
+    "prefix",
+    "cache_policy",
+    "seed",
+    "format",
+    "page_bytes",
+    "page_column",
+    "op_column",
+    "instructions",
+    "device",
+    "event",
+];
+
 /// Options of partial states. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct PartialArgs {
     /// Instead of a curve, write the partial state of this slice of a trace, for --merge (lru, shards, shards-max)
-    #[arg(
-        long,
-        value_name = "FILE",
-        conflicts_with_all = [
-            "compare", "stream", "window", "by", "every", "object_sizes", "prefix", "cache_policy", "points", "sizes", "output"
-        ]
-    )]
+    #[arg(long, value_name = "FILE", conflicts_with_all = NOT_OF_PARTIAL)]
     partial: Option<PathBuf>,
     /// References of the trace before this slice; required by shards at rates from 1/1024 on, otherwise for checks alone
-    #[arg(long, value_name = "N", requires = "partial", conflicts_with = "merge")]
+    #[arg(long, value_name = "N", requires = "partial", conflicts_with = "merge", conflicts_with_all = NOT_OF_PARTIAL)]
     start: Option<u64>,
     /// Merge the partial states of a trace's slices, given in order: print the curve of the trace, or write a partial state
-    #[arg(
-        long,
-        conflicts_with_all = [
-            "compare", "stream", "window", "by", "every", "object_sizes", "prefix", "cache_policy", "seed",
-            "format", "page_bytes", "page_column", "op_column", "instructions", "device", "event"
-        ]
-    )]
+    #[arg(long, conflicts_with_all = NOT_OF_MERGE)]
     merge: bool,
     /// With --merge: the other partial states, in order
-    #[arg(value_name = "PART", requires = "merge")]
+    #[arg(value_name = "PART", requires = "merge", conflicts_with = "start", conflicts_with_all = NOT_OF_MERGE)]
     others: Vec<PathBuf>,
 }
 

@@ -74,17 +74,17 @@ pub struct Args {
         long,
         value_name = "PATH",
         requires = "blk_file",
-        conflicts_with = "fd"
+        conflicts_with_all = ["disk", "fd"]
     )]
     socket_path: Option<PathBuf>,
     /// Open descriptor of the connection on which --blk-file is served
-    #[arg(long, value_name = "N", requires = "blk_file")]
+    #[arg(long, value_name = "N", requires = "blk_file", conflicts_with = "disk")]
     fd: Option<i32>,
     /// Disk to serve at --socket-path or --fd; the name that other vhost-user programs use
     #[arg(long, value_name = "FILE", conflicts_with = "disk")]
     blk_file: Option<PathBuf>,
     /// Refuse writes of guests to --blk-file
-    #[arg(long, requires = "blk_file")]
+    #[arg(long, requires = "blk_file", conflicts_with = "disk")]
     read_only: bool,
     /// Write back and exit when this process ends, which must be the parent
     #[arg(long, value_name = "PID", hide = true)]

@@ -39,10 +39,16 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     top: ByteSize,
     /// With --from: length of an interval of a trace, in references; a page log has its own
-    #[arg(long, value_name = "N", default_value = "100000", requires = "from")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "100000",
+        requires = "from",
+        conflicts_with = "vm"
+    )]
     interval: NonZeroU64,
     /// With --from: page log or trace of another run, to measure how much of it the list covers
-    #[arg(long, value_name = "FILE", requires = "from")]
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "vm")]
     check: Option<PathBuf>,
     #[command(flatten)]
     socket: SocketArg,
