@@ -49,7 +49,10 @@ impl<H: Host> Turns<H> {
             let store = self.store_first_bytes.unwrap_or_default();
             vms.fold(store, u64::saturating_add)
         };
-        let total = self.config.total_bytes.unwrap_or_else(found);
+        let mut total = self.config.total_bytes.unwrap_or_else(found);
+        if let Some(returnable_bytes) = self.returnable_bytes {
+            total = total.max(found().min(returnable_bytes));
+        }
         // Neither a configuration nor VMs' own reports can make a host larger than it is.
         total.min(self.host_ram.0)
     }

@@ -79,6 +79,9 @@ impl<H: Host> Turns<H> {
         if let Some(first) = self.lent_store() {
             self.resize_store(first);
         }
+        let (total, available) = self.host.ram();
+        let spare = available.saturating_sub(self.headroom_bytes(total));
+        self.returnable_bytes = Some(self.held_bytes().saturating_add(spare));
         self.return_to_vms(now);
     }
 

@@ -80,7 +80,7 @@ impl HostRelief {
 
 impl<H: Host> Turns<H> {
     /// What the VMs and the page store hold.
-    fn held_bytes(&self) -> u64 {
+    pub(super) fn held_bytes(&self) -> u64 {
         let held = self.vms.values().map(Vm::size_bytes);
         held.fold(self.store_bytes, u64::saturating_add)
     }
@@ -100,6 +100,11 @@ impl<H: Host> Turns<H> {
             && self.held_bytes() > self.divided_bytes().saturating_add(SAME_BYTES)
     }
 
+    /// RAM that stays available on a host with `total` bytes of RAM.
+    pub(super) fn headroom_bytes(&self, total: u64) -> u64 {
+        self.config.headroom_bytes.unwrap_or(total / HEADROOM_SHARE)
+    }
+
     /// Shrinks caches if the host runs short; to be called several times a second.
     pub(super) fn relieve_host(&mut self, now: Instant) {
         if self.config.mode != Mode::Act || self.paused {
@@ -109,7 +114,7 @@ impl<H: Host> Turns<H> {
         let (total, available) = self.host.ram();
         let pressure = self.host.pressure();
         let full_total = pressure.map(|pressure| pressure.full_total);
-        let headroom = self.config.headroom_bytes.unwrap_or(total / HEADROOM_SHARE);
+        let headroom = self.headroom_bytes(total);
         let required = match self.host_relief.is_stalled(full_total, now) {
             true => headroom.saturating_mul(2),
             false => headroom,

@@ -101,6 +101,8 @@ pub struct Turns<H: Host> {
     cooldown_until: Option<Instant>,
     turn: u64,
     host_relief: HostRelief,
+    /// While VMs get back what they had: what they may hold together, which may be more than was to be allocated.
+    returnable_bytes: Option<u64>,
     /// Whether memory was moved since the start.
     has_moved: bool,
     /// Time at which VMs below their baselines were last polled between turns.
@@ -155,6 +157,7 @@ impl<H: Host> Turns<H> {
             cooldown_until: None,
             turn: 0,
             host_relief: HostRelief::default(),
+            returnable_bytes: None,
             has_moved: false,
             guests_polled: None,
             next_turn: now,

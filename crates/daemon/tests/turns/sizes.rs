@@ -255,6 +255,28 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
 }
 
 #[test]
+fn vms_get_back_what_they_had_also_if_that_is_more_than_was_to_be_allocated() {
+    // The host has all of it, then 100 MiB of it.
+    for (spare, returned) in [(2000, 1536), (100, 1024 + 100)] {
+        let mut config = config(Mode::Act);
+        config.total_bytes = Some(1024 * MIB);
+        config.headroom_bytes = Some(1 << 30);
+        for rule in &mut config.vms {
+            rule.baseline_bytes = Some(256 * MIB);
+        }
+        let mut rig = Rig::of_three(config);
+        let held = |rig: &Rig| VMS.iter().map(|vm| rig.mib(vm)).sum::<u64>();
+        rig.until("all fits", |rig| held(rig) <= 1025);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        rig.host.set_available((1 << 30) + spare * MIB);
+        rig.turns.begin_return(rig.now);
+        rig.pass(60);
+        let has = held(&rig);
+        assert!(has + 16 >= returned && has <= returned + 16, "{has}");
+    }
+}
+
+#[test]
 fn vms_get_back_what_they_had_when_the_daemon_ends_in_the_middle_of_a_move() {
     let mut config = config(Mode::Act);
     config.workflow = Workflow::Cache {
