@@ -25,6 +25,11 @@ pub use error::ConfigError;
 /// The default configuration file, which need not exist.
 pub const PATH: &str = "/etc/plimsoll/plimsoll.toml";
 
+/// Minimum baseline of a VM: no guest runs in less, and one in bytes was meant otherwise.
+pub(crate) const BASELINE_BYTES_MIN: u64 = 1 << 20;
+/// Maximum weight of a VM in proportional sharing.
+pub(crate) const SHARES_MAX: u32 = 1_000_000;
+
 /// All settings, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {

@@ -20,7 +20,9 @@ use super::values::{
     FROM_0_TO_10, FilePath, Flag, Kind, OrAuto, OrNone, Patterns, PolicyName, RawValue, SearchName,
     ShareIn, Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
 };
-use super::{Config, ConfigError, TcpSettings, TlsSettings, VmRule, Workflow};
+use super::{
+    BASELINE_BYTES_MIN, Config, ConfigError, SHARES_MAX, TcpSettings, TlsSettings, VmRule, Workflow,
+};
 
 const PAGE: u64 = 4 << 10;
 const MIB: u64 = 1 << 20;
@@ -401,14 +403,19 @@ impl VmKeys {
             max_misses_per_second: value::<EventRate>(file, "vm.max_misses", self.max_misses)?,
             max_stall: value::<ShareIn<FROM_0_TO_1>>(file, "vm.max_stall", self.max_stall)?,
         };
-        let shares = value::<WholeNumber<1, 1_000_000>>(file, "vm.shares", self.shares)?;
+        let shares =
+            value::<WholeNumber<1, { SHARES_MAX as u64 }>>(file, "vm.shares", self.shares)?;
         let rule = VmRule {
             name,
             uuid,
             managed: flag("vm.managed", self.managed)?,
             min_bytes: size("vm.min", self.min)?,
             max_bytes: size("vm.max", self.max)?,
-            baseline_bytes: size("vm.baseline", self.baseline)?,
+            baseline_bytes: value::<Size<BASELINE_BYTES_MIN, SIZE_MAX>>(
+                file,
+                "vm.baseline",
+                self.baseline,
+            )?,
             swap_bytes: size("vm.swap", self.swap)?,
             shares: shares.and_then(|shares| u32::try_from(shares).ok()),
             promise: Some(promise).filter(|promise| *promise != Promise::default()),

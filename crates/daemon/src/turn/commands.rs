@@ -7,9 +7,11 @@ use plimsoll_policy::allocate;
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Mode, State};
 use plimsoll_protocol::plan::{PlanError, Shortfall};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
+use plimsoll_protocol::size::ByteSize;
 use plimsoll_protocol::vm::VmSummary;
 
 use super::{Stage, Turns};
+use crate::config::{BASELINE_BYTES_MIN, SHARES_MAX};
 use crate::host::Host;
 use crate::shared::{Command, RequestRefusal};
 use crate::vm::Vm;
@@ -214,12 +216,34 @@ impl<H: Host> Turns<H> {
         let settings = vm.settings_with(&new);
         if settings.min_bytes > settings.max_bytes {
             return Err(bad(format!(
-                "a least of {} bytes is above the most of {}",
-                settings.min_bytes, settings.max_bytes
+                "the minimum size, {}, is above the maximum, {}",
+                ByteSize(settings.min_bytes),
+                ByteSize(settings.max_bytes)
             )));
         }
-        if settings.baseline_bytes == 0 || settings.shares == 0 {
-            return Err(bad("baseline and shares are 1 or more".to_owned()));
+        let given = [change.min_bytes, change.max_bytes, change.baseline_bytes];
+        let page_bytes = PageSize::FOUR_KIB.bytes();
+        if let Some(size) = given
+            .into_iter()
+            .flatten()
+            .find(|size| !size.is_multiple_of(page_bytes))
+        {
+            return Err(bad(format!(
+                "a size of {size} bytes: expected whole pages of 4 KiB"
+            )));
+        }
+        if settings.baseline_bytes < BASELINE_BYTES_MIN {
+            return Err(bad(format!(
+                "a baseline of {}: expected {} or more",
+                ByteSize(settings.baseline_bytes),
+                ByteSize(BASELINE_BYTES_MIN)
+            )));
+        }
+        if !(1..=SHARES_MAX).contains(&settings.shares) {
+            return Err(bad(format!(
+                "{} shares: expected 1 to {SHARES_MAX}",
+                settings.shares
+            )));
         }
         let promise = settings.promise;
         let bounds = [
