@@ -118,6 +118,27 @@ impl Drop for Claim {
     }
 }
 
+/// Checks what can be checked of `settings` without opening a listener: groups, and the files of a token and of TLS.
+///
+/// # Errors
+///
+/// [`ServeError`] for what [`serve`](super::serve) would refuse.
+pub fn check(settings: &ServeSettings) -> Result<(), ServeError> {
+    if let Some(tcp) = &settings.tcp {
+        secrets(tcp)?;
+    }
+    let (group, read_only) = (&settings.group, &settings.read_only_group);
+    if let Some(group) = group {
+        gid(&settings.socket, group)?;
+    }
+    if let (Some(socket), Some(group)) = (&settings.read_only_socket, read_only)
+        && group != EVERYBODY
+    {
+        gid(socket, group)?;
+    }
+    Ok(())
+}
+
 /// Opens all listeners of `settings`.
 pub(super) fn open(
     settings: &ServeSettings,
@@ -168,17 +189,7 @@ fn open_unix(
         at: path.display().to_string(),
         source,
     };
-    let gid = match group {
-        None => None,
-        Some(name) => {
-            let no_group = || ServeError::NoGroup {
-                path: path.to_owned(),
-                group: name.to_owned(),
-            };
-            let found = Group::from_name(name).map_err(|errno| failed(errno.into()))?;
-            Some(found.ok_or_else(no_group)?.gid.as_raw())
-        }
-    };
+    let gid = group.map(|group| gid(path, group)).transpose()?;
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(failed)?;
     }
@@ -195,6 +206,19 @@ fn open_unix(
         Ok(socket.into())
     };
     Ok((listener().map_err(failed)?, claim))
+}
+
+/// The id of the group of the socket at `path`.
+fn gid(path: &Path, group: &str) -> Result<u32, ServeError> {
+    let found = Group::from_name(group).map_err(|errno| ServeError::Listen {
+        at: path.display().to_string(),
+        source: errno.into(),
+    })?;
+    let found = found.ok_or_else(|| ServeError::NoGroup {
+        path: path.to_owned(),
+        group: group.to_owned(),
+    })?;
+    Ok(found.gid.as_raw())
 }
 
 /// Takes `path` over, and removes the socket of a daemon that has ended.
@@ -253,8 +277,7 @@ fn open_tcp(settings: &TcpSettings) -> Result<GuardedListener, ServeError> {
     if !(known || harmless) {
         return Err(ServeError::Open { listen });
     }
-    let token = settings.token_file.as_deref().map(token).transpose()?;
-    let tls = settings.tls.as_ref().map(tls).transpose()?;
+    let (token, tls) = secrets(settings)?;
     let listener = || -> io::Result<TcpListener> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
@@ -276,6 +299,12 @@ fn open_tcp(settings: &TcpSettings) -> Result<GuardedListener, ServeError> {
             },
         },
     })
+}
+
+/// The clients' token and the server's TLS, if any.
+fn secrets(settings: &TcpSettings) -> Result<(Option<Arc<str>>, Option<TlsAcceptor>), ServeError> {
+    let token = settings.token_file.as_deref().map(token).transpose()?;
+    Ok((token, settings.tls.as_ref().map(tls).transpose()?))
 }
 
 /// The token in a file that other users must not be able to read.

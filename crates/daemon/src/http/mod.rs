@@ -42,7 +42,7 @@ mod views;
 mod tests;
 mod what_if;
 
-pub use listen::ServeError;
+pub use listen::{ServeError, check};
 pub use openapi::openapi;
 pub use serve::{Server, serve};
 
