@@ -208,10 +208,10 @@ impl Estimate {
             )
         } else {
             format!(
-                "does not end: it writes as fast as it is copied, and {} always remain; a downtime of {:.1} s would be needed, {:.1} s are allowed",
+                "does not end: it writes as fast as it is copied, and {} always remain; a downtime of {:.0} ms would be needed, {:.0} ms are allowed",
                 size(self.copied_bytes - self.rounds.iter().map(|round| round.bytes).sum::<f64>()),
-                self.downtime_seconds,
-                downtime_max.as_secs_f64()
+                (self.downtime_seconds * 1000.0).ceil(),
+                downtime_max.as_secs_f64() * 1000.0
             )
         };
         let second = self

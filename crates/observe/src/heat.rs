@@ -28,7 +28,8 @@ impl Heat {
         self.touched.extend(pages);
     }
 
-    /// Returns the pages touched in each cell and starts the next period. A tracked page counts as `scale` pages.
+    /// Returns the pages touched in each cell and starts the next period. A tracked page counts as `scale` pages, up to those
+    /// that the cell has.
     pub fn take(&mut self, scale: u32) -> Vec<u32> {
         let mut pages = vec![0_u32; self.cells as usize];
         for page in self.touched.drain() {
@@ -37,6 +38,35 @@ impl Heat {
             let cell = usize::try_from(cell).map_or(last, |cell| cell.min(last));
             pages[cell] = pages[cell].saturating_add(scale);
         }
+        // The tracked pages of a cell may be more than its share of them.
+        for (cell, pages) in (0..).zip(&mut pages) {
+            let has = self.first_page(cell + 1) - self.first_page(cell);
+            *pages = u32::try_from(has).map_or(*pages, |has| has.min(*pages));
+        }
         pages
+    }
+
+    /// The first page of a cell.
+    fn first_page(&self, cell: u64) -> u64 {
+        let page = (u128::from(cell) * u128::from(self.ram.0)).div_ceil(u128::from(self.cells));
+        u64::try_from(page).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_counts_no_more_pages_than_it_has() {
+        let mut heat = Heat::new(PageCount(10), 4);
+        heat.count(&[0, 1, 2, 9, 9].map(PageNumber));
+        assert_eq!(heat.take(1), [3, 0, 0, 1]);
+        // 3, 2, 3 and 2 pages.
+        heat.count(&[0, 3, 4, 9].map(PageNumber));
+        assert_eq!(heat.take(2), [2, 2, 0, 2]);
+        heat.count(&[0, 5].map(PageNumber));
+        assert_eq!(heat.take(100), [3, 0, 3, 0]);
+        assert_eq!(heat.take(1), [0; 4]);
     }
 }

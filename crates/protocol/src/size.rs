@@ -61,7 +61,7 @@ pub enum QuantityError {
     },
     /// Not a length of time above zero.
     #[error(
-        "'{text}' is not a time: write a number above 0 with us, ms, s, m or h, \
+        "'{text}' is not a time: write a number above 0 with us, ms, s, m, h or d, \
          such as 500ms, 5s or 2m"
     )]
     Interval {

@@ -57,8 +57,8 @@ pub enum Refusal {
     IdleMarksInUse { by: String },
     /// One userfaultfd for each mapping is all the kernel allows.
     #[error(
-        "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot \
-         or another tracer)"
+        "another userfaultfd is registered on the VM's RAM (a post-copy migration, a background snapshot, or another \
+         tracer, such as that of plimsolld)"
     )]
     UserfaultInUse,
     /// The process belongs to a container or sandbox, whose user is not this host's.

@@ -205,6 +205,10 @@ fn with_less(mut inputs: PlanInputs, lose_bytes: i64) -> HostWhatIf {
         total.saturating_sub(lose_bytes.unsigned_abs())
     };
     let (plan, refusal) = match inputs.plan() {
+        _ if inputs.rules.total_bytes == 0 => {
+            let all = ByteSize(total).rounded();
+            (None, Some(format!("that is all that is allocated, {all}")))
+        }
         Ok(plan) => (Some(plan), None),
         Err(error) => (None, Some(error.to_string())),
     };
