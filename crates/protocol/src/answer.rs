@@ -44,9 +44,24 @@ pub struct ReplayView {
 }
 
 /// The answer to requests that return no data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Acknowledgement {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
+    /// Why a change is kept in memory alone, so that it would be lost if the daemon ended now; absent if it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_stored: Option<String>,
+}
+
+/// A VM whose limits were changed: the answer to `PATCH /v1/vms/{vm}`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ChangedVm {
+    /// As of any change.
+    #[serde(flatten)]
+    pub acknowledgement: Acknowledgement,
+    /// The VM with its limits now.
+    #[serde(flatten)]
+    pub vm: VmSummary,
 }

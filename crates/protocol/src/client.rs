@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::{self, Runtime};
 use tokio::time;
 
-use crate::answer::{Acknowledgement, ProposalView, ReplayView, VmsView};
+use crate::answer::{Acknowledgement, ChangedVm, ProposalView, ReplayView, VmsView};
 use crate::curve_json::CurveJson;
 use crate::decision::{Decision, DecisionsView};
 use crate::fleet::{HostDemands, demands_path};
@@ -45,6 +45,14 @@ pub enum ClientError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// No answer in time. The request may or may not have been carried out.
+    #[error("plimsolld has not answered {request} within {after:?}")]
+    Unanswered {
+        /// The request: method and path.
+        request: String,
+        /// How long was waited.
+        after: Duration,
     },
     /// The daemon refused the request and gave a reason.
     #[error("{}", .0.message)]
@@ -333,9 +341,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of [`host`](Self::host).
-    pub fn pause(&self) -> Result<(), ClientError> {
-        self.post::<_, Acknowledgement>("/v1/pause", &EmptyBody {})
-            .map(drop)
+    pub fn pause(&self) -> Result<Acknowledgement, ClientError> {
+        self.post("/v1/pause", &EmptyBody {})
     }
 
     /// Reverses [`pause`](Self::pause).
@@ -343,9 +350,8 @@ impl Client {
     /// # Errors
     ///
     /// Those of [`host`](Self::host).
-    pub fn resume(&self) -> Result<(), ClientError> {
-        self.post::<_, Acknowledgement>("/v1/resume", &EmptyBody {})
-            .map(drop)
+    pub fn resume(&self) -> Result<Acknowledgement, ClientError> {
+        self.post("/v1/resume", &EmptyBody {})
     }
 
     /// Makes the daemon read its configuration again.
@@ -363,7 +369,7 @@ impl Client {
     /// # Errors
     ///
     /// Those of [`host`](Self::host).
-    pub fn set(&self, vm: &str, change: &SettingsChange) -> Result<VmSummary, ClientError> {
+    pub fn set(&self, vm: &str, change: &SettingsChange) -> Result<ChangedVm, ClientError> {
         self.patch(&of_vm(vm, ""), change)
     }
 
@@ -418,7 +424,12 @@ impl Client {
         let (status, answer) = self.runtime.block_on(async {
             time::timeout(TIME_OUT, self.converse(method, path, body))
                 .await
-                .unwrap_or_else(|_| Err(protocol(format!("none within {TIME_OUT:?}"))))
+                .unwrap_or_else(|_| {
+                    Err(ClientError::Unanswered {
+                        request: request.clone(),
+                        after: TIME_OUT,
+                    })
+                })
         })?;
         if status.is_success() {
             serde_json::from_slice(&answer).map_err(|error| protocol(error.to_string()))
@@ -568,7 +579,9 @@ mod tests {
     #[test]
     fn a_refusal_is_told_apart_from_what_is_no_answer() {
         let refused = b"HTTP/1.1 422 x\r\nConnection: close\r\n\r\n{\"schema\":1,\"kind\":\"guarantee\",\"message\":\"no\"}";
-        let error = asked(refused, Client::pause).0.unwrap_err();
+        let error = asked(refused, |client| client.pause().map(drop))
+            .0
+            .unwrap_err();
         assert_eq!(error.refusal_kind(), Some(RefusalKind::Guarantee));
         assert_eq!(error.to_string(), "no");
         let none: [(&[u8], &str); 6] = [
@@ -592,7 +605,9 @@ mod tests {
             ),
         ];
         for (answer, why) in none {
-            let error = asked(answer, Client::pause).0.unwrap_err();
+            let error = asked(answer, |client| client.pause().map(drop))
+                .0
+                .unwrap_err();
             assert!(matches!(error, ClientError::Protocol { .. }), "{error:?}");
             assert!(error.to_string().contains(why), "{error}");
         }

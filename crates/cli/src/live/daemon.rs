@@ -202,6 +202,7 @@ fn said(error: &ClientError) -> anyhow::Error {
             };
             Unreachable(anyhow!("{words}; {what_to_do}")).into()
         }
+        ClientError::Unanswered { .. } => Unreachable(anyhow!(words)).into(),
         ClientError::Refused(refusal) => match refusal.kind {
             RefusalKind::Guarantee | RefusalKind::ObservedOnly => Forbidden(words).into(),
             RefusalKind::ReadOnly => anyhow!("{words}; changes go through {SOCKET}"),

@@ -33,7 +33,8 @@ pub use daemon::{Daemon, SocketArg};
 
 use std::io::Write;
 
-use plimsoll_output::TextFormatArg;
+use plimsoll_output::{TextFormatArg, printable};
+use plimsoll_protocol::answer::Acknowledgement;
 use serde::Serialize;
 
 /// Connection to the daemon, and output format.
@@ -43,6 +44,16 @@ pub struct QueryArgs {
     socket: SocketArg,
     #[command(flatten)]
     form: TextFormatArg,
+}
+
+/// Writes to standard error that a change is in the daemon's memory alone, if it is.
+fn warn_if_not_stored(done: &Acknowledgement) {
+    if let Some(why) = &done.not_stored {
+        eprintln!(
+            "plimsoll: warning: this holds until the daemon ends, and is lost then: {}",
+            printable(why)
+        );
+    }
 }
 
 /// Writes a value as a line of JSON.

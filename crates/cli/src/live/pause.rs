@@ -4,7 +4,7 @@ use std::io::Write;
 
 use plimsoll_protocol::client::Client;
 
-use super::{Daemon, SocketArg};
+use super::{Daemon, SocketArg, warn_if_not_stored};
 
 /// Stop all moves; a move in progress stops where it is.
 ///
@@ -21,7 +21,8 @@ pub struct Args {
 ///
 /// Those of asking the daemon; it then moves memory as before.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    Daemon::to_change(&args.socket)?.ask(Client::pause)?;
+    let done = Daemon::to_change(&args.socket)?.ask(Client::pause)?;
     writeln!(out, "paused: nothing is moved until `plimsoll resume`")?;
+    warn_if_not_stored(&done);
     Ok(())
 }

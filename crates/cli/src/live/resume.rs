@@ -4,7 +4,7 @@ use std::io::Write;
 
 use plimsoll_protocol::client::Client;
 
-use super::{Daemon, SocketArg};
+use super::{Daemon, SocketArg, warn_if_not_stored};
 
 /// Allow the daemon to move memory again, within its mode.
 #[derive(Debug, clap::Args)]
@@ -19,7 +19,8 @@ pub struct Args {
 ///
 /// Those of asking the daemon; it then stays paused.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    Daemon::to_change(&args.socket)?.ask(Client::resume)?;
+    let done = Daemon::to_change(&args.socket)?.ask(Client::resume)?;
     writeln!(out, "resumed")?;
+    warn_if_not_stored(&done);
     Ok(())
 }

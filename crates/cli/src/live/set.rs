@@ -7,7 +7,7 @@ use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::size;
-use super::{Daemon, QueryArgs, write_json};
+use super::{Daemon, QueryArgs, warn_if_not_stored, write_json};
 use plimsoll_output::{TextFormat, bail_usage, csv_table, or_empty, printable};
 use plimsoll_protocol::size::{ByteSize, PerSecond};
 
@@ -32,8 +32,8 @@ pub struct Args {
     /// Baseline: size against which its misses are compared
     #[arg(long, value_name = "SIZE")]
     baseline: Option<ByteSize>,
-    /// Weight in proportional sharing, 1 or more
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Weight in proportional sharing, 1 to 1000000
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     shares: Option<u32>,
     /// Bound on the increase of its misses relative to the baseline, such as 5% or 0.05
     #[arg(long, value_name = "SHARE", value_parser = loss)]
@@ -108,12 +108,14 @@ fn loss(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let change = args.change()?;
     let daemon = Daemon::to_change(&args.look.socket)?;
-    let vm = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
+    let changed = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
+    let vm = &changed.vm;
     match args.look.form.output {
         TextFormat::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
-        TextFormat::Csv => out.write_all(lines(&vm).as_bytes())?,
-        TextFormat::Json => write_json(&vm, out)?,
+        TextFormat::Csv => out.write_all(lines(vm).as_bytes())?,
+        TextFormat::Json => write_json(&changed, out)?,
     }
+    warn_if_not_stored(&changed.acknowledgement);
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::answer::{Acknowledgement, VmsView};
+use plimsoll_protocol::answer::{Acknowledgement, ChangedVm, VmsView};
 use plimsoll_protocol::curve_json::MissesJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView, State, StepState};
 use plimsoll_protocol::plan::{PlanJson, Policy, Reason, Search, TargetJson};
@@ -181,7 +181,7 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
             _ => State::Kept,
         })),
         ("POST", ["v1", "apply" | "rollback"]) => ok(decision(State::Moving)),
-        ("POST", ["v1", "pause" | "resume"]) => ok(Acknowledgement { schema: SCHEMA }),
+        ("POST", ["v1", "pause" | "resume"]) => ok(acknowledgement()),
         (_, ["v1", "vms", vm, rest @ ..]) => {
             let vm = percent_encoding::percent_decode_str(vm)
                 .decode_utf8()
@@ -283,9 +283,19 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
             settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
             settings.promise = change.promise().unwrap_or(settings.promise);
             settings.managed = change.managed.unwrap_or(settings.managed);
-            ok(view.summary)
+            ok(ChangedVm {
+                acknowledgement: acknowledgement(),
+                vm: view.summary,
+            })
         }
         _ => refused(RefusalKind::NotFound, "no such page"),
+    }
+}
+
+fn acknowledgement() -> Acknowledgement {
+    Acknowledgement {
+        schema: SCHEMA,
+        not_stored: None,
     }
 }
 

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::answer::Acknowledgement;
+use plimsoll_protocol::answer::{Acknowledgement, ChangedVm};
 use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
-use plimsoll_protocol::vm::VmSummary;
 use serde::Deserialize;
 use tokio::sync::oneshot;
 use tokio::time;
@@ -52,7 +51,8 @@ pub(super) async fn pause(
     Params(NoParams {}): Params<NoParams>,
     Body(EmptyBody {}): Body<EmptyBody>,
 ) -> Answer<Acknowledgement> {
-    order(&desk, Command::Pause).await.map(|()| DONE)
+    order(&desk, Command::Pause).await?;
+    Ok(Json(acknowledged(&desk)))
 }
 
 /// Allows moves again.
@@ -62,7 +62,8 @@ pub(super) async fn resume(
     Params(NoParams {}): Params<NoParams>,
     Body(EmptyBody {}): Body<EmptyBody>,
 ) -> Answer<Acknowledgement> {
-    order(&desk, Command::Resume).await.map(|()| DONE)
+    order(&desk, Command::Resume).await?;
+    Ok(Json(acknowledged(&desk)))
 }
 
 /// Reads the configuration again; an invalid one is refused, and the previous one stays in force.
@@ -72,23 +73,37 @@ pub(super) async fn reload(
     Params(NoParams {}): Params<NoParams>,
     Body(EmptyBody {}): Body<EmptyBody>,
 ) -> Answer<Acknowledgement> {
-    order(&desk, Command::Reload).await.map(|()| DONE)
+    order(&desk, Command::Reload).await?;
+    Ok(Json(Acknowledgement {
+        schema: SCHEMA,
+        not_stored: None,
+    }))
 }
 
 /// Changes a VM's limits.
-#[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = VmSummary)))]
+#[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = ChangedVm)))]
 pub(super) async fn set(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
     Params(NoParams {}): Params<NoParams>,
     Body(change): Body<SettingsChange>,
-) -> Answer<VmSummary> {
+) -> Answer<ChangedVm> {
     find(&desk.shared.snapshot(), &vm)?;
-    let done = order(&desk, |reply| Command::Set(vm, change, reply)).await;
-    done.map(Json)
+    let vm = order(&desk, |reply| Command::Set(vm, change, reply)).await?;
+    Ok(Json(ChangedVm {
+        acknowledgement: acknowledged(&desk),
+        vm,
+    }))
 }
 
-const DONE: Json<Acknowledgement> = Json(Acknowledgement { schema: SCHEMA });
+/// Acknowledges a change that outlives the daemon, if the history is on disk.
+fn acknowledged(desk: &ApiState) -> Acknowledgement {
+    let warnings = desk.shared.history.warnings();
+    Acknowledgement {
+        schema: SCHEMA,
+        not_stored: (!warnings.is_empty()).then(|| warnings.join("; ")),
+    }
+}
 
 /// Passes a command to the turn loop and waits for its answer.
 async fn order<T>(

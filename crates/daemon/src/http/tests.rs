@@ -513,7 +513,7 @@ fn the_turn_loop_does_what_it_is_told() {
     };
     let summary = client.set("web", &change).unwrap();
     assert_eq!(
-        (summary.settings.promise, summary.settings.shares),
+        (summary.vm.settings.promise, summary.vm.settings.shares),
         (Promise::on_loss(0.5), 100)
     );
     let forbidden = SettingsChange {

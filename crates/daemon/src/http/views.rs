@@ -330,7 +330,10 @@ pub(super) async fn health(
         );
         return Err(RequestRefusal::new(RefusalKind::Busy, late));
     }
-    Ok(Json(Acknowledgement { schema: SCHEMA }))
+    Ok(Json(Acknowledgement {
+        schema: SCHEMA,
+        not_stored: None,
+    }))
 }
 
 /// Decision number `id`: the one that waits, or a recorded one.

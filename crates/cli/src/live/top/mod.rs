@@ -111,10 +111,18 @@ fn serve(daemon: &Daemon, asked: &Receiver<WorkerCommand>, answers: &Sender<Answ
             Ok(WorkerCommand::Selected(key)) => selected = Some(key),
             Ok(WorkerCommand::Pause(wish)) => {
                 let done = match wish {
-                    PauseRequest::Pause => daemon.ask(Client::pause).map(|()| "paused"),
-                    PauseRequest::Resume => daemon.ask(Client::resume).map(|()| "resumed"),
+                    PauseRequest::Pause => daemon.ask(Client::pause).map(|done| ("paused", done)),
+                    PauseRequest::Resume => {
+                        daemon.ask(Client::resume).map(|done| ("resumed", done))
+                    }
                 };
-                let said = done.map_or_else(|error| with_causes(error.as_ref()), str::to_owned);
+                let said = match done {
+                    Ok((what, done)) => match done.not_stored {
+                        Some(why) => format!("{what}, until the daemon ends: {why}"),
+                        None => what.to_owned(),
+                    },
+                    Err(error) => with_causes(error.as_ref()),
+                };
                 if answers.send(Answer::Wished(said)).is_err() {
                     return;
                 }
