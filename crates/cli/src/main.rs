@@ -132,6 +132,7 @@ fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::fmt;
 
     use super::*;
 
@@ -149,9 +150,9 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// The names in a field of an argument; clap shows them nowhere but in this form.
-    fn names(argument: &clap::Arg, field: &str) -> BTreeSet<String> {
-        let form = format!("{argument:?}");
+    /// The names in a field of an argument or a group; clap shows them nowhere but in this form.
+    fn names(of: &impl fmt::Debug, field: &str) -> BTreeSet<String> {
+        let form = format!("{of:?}");
         let (_, rest) = form.split_once(&format!("{field}: [")).unwrap();
         let (list, _) = rest.split_once(']').unwrap();
         list.split('"')
@@ -161,29 +162,39 @@ mod tests {
             .collect()
     }
 
-    /// The names of each argument's conflicts, in both directions.
+    /// The names of each argument's conflicts, in both directions; a group stands for its arguments.
     fn conflicts(command: &clap::Command) -> BTreeMap<String, BTreeSet<String>> {
+        let members = |name: &str| -> Vec<String> {
+            let group = command.get_groups().find(|group| *group.get_id() == name);
+            group.map_or_else(
+                || vec![name.to_owned()],
+                |group| group.get_args().map(ToString::to_string).collect(),
+            )
+        };
         let mut conflicts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut add = |one: &str, other: &str| {
-            conflicts
-                .entry(one.to_owned())
-                .or_default()
-                .insert(other.to_owned());
+            for one in members(one) {
+                for other in members(other).into_iter().filter(|other| *other != one) {
+                    conflicts
+                        .entry(one.clone())
+                        .or_default()
+                        .insert(other.clone());
+                    conflicts.entry(other).or_default().insert(one.clone());
+                }
+            }
         };
         for argument in command.get_arguments() {
             for other in names(argument, "conflicts") {
                 add(argument.get_id().as_str(), &other);
-                add(&other, argument.get_id().as_str());
             }
         }
         for group in command.get_groups() {
-            let group_names: Vec<_> = group.get_args().map(clap::Id::as_str).collect();
+            let name = group.get_id().as_str();
+            for other in names(group, "conflicts") {
+                add(name, &other);
+            }
             if !group.clone().is_multiple() {
-                for one in &group_names {
-                    for other in group_names.iter().filter(|other| *other != one) {
-                        add(one, other);
-                    }
-                }
+                add(name, name);
             }
         }
         conflicts

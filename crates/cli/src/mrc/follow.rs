@@ -41,7 +41,7 @@ const POLL: Duration = Duration::from_millis(100);
 #[derive(Debug, clap::Args)]
 pub struct FollowArgs {
     /// Follow a stream of page numbers, one a line, plain or compressed: print the curve of the last --window (default: all) every --every of wall time
-    #[arg(long, requires = "every", conflicts_with_all = ["by", "compare", "stream", "cache_policy", "object_sizes", "prefix", "partial", "merge", "start", "others"])]
+    #[arg(long, requires = "every", conflicts_with_all = ["by", "compare", "stream", "cache_policy", "object_sizes", "prefix", "PartialArgs"])]
     follow: bool,
 }
 

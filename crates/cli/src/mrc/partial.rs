@@ -15,30 +15,8 @@ use super::input::{no_curve, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
-/// Options that cannot be given with --partial, nor with what requires it.
-const NOT_OF_PARTIAL: [&str; 11] = [
-    "compare",
-    "stream",
-    "window",
-    "by",
-    "every",
-    "object_sizes",
-    "prefix",
-    "cache_policy",
-    "points",
-    "sizes",
-    "output",
-];
-/// Options that cannot be given with --merge, nor with what requires it.
-const NOT_OF_MERGE: [&str; 16] = [
-    "compare",
-    "stream",
-    "window",
-    "by",
-    "every",
-    "object_sizes",
-    "prefix",
-    "cache_policy",
+/// Options that --merge does not use: the partial states have them.
+const NOT_OF_MERGE: [&str; 8] = [
     "seed",
     "format",
     "page_bytes",
@@ -48,9 +26,12 @@ const NOT_OF_MERGE: [&str; 16] = [
     "device",
     "event",
 ];
+/// Options of a curve, which --partial does not print.
+const NOT_OF_PARTIAL: [&str; 3] = ["points", "sizes", "output"];
 
 /// Options of partial states. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
+#[group(conflicts_with_all = ["compare", "stream", "window", "by", "every", "object_sizes", "prefix", "cache_policy"])]
 pub struct PartialArgs {
     /// Instead of a curve, write the partial state of this slice of a trace, for --merge (lru, shards, shards-max)
     #[arg(long, value_name = "FILE", conflicts_with_all = NOT_OF_PARTIAL)]

@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=2000))]
     points: Option<u16>,
     /// Measure the running VM now by every available estimator, without the daemon: results, costs and times
-    #[arg(long, requires = "vm", conflicts_with_all = compare::NOT_OF_COMPARE)]
+    #[arg(long, requires = "vm", conflicts_with_all = ["since", "points"])]
     compare: bool,
     #[command(flatten)]
     how: compare::ComparisonArgs,

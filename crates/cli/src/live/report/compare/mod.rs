@@ -22,54 +22,51 @@ use plimsoll_output::{
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
-/// Options of `report wss` that cannot be given with --compare, nor with what requires it.
-pub(super) const NOT_OF_COMPARE: [&str; 2] = ["since", "points"];
-
 /// Options of the comparison. Only with --compare.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "With --compare")]
+#[group(conflicts_with_all = ["since", "points"])]
 pub struct ComparisonArgs {
     /// Length of a round
-    #[arg(long, value_name = "TIME", default_value = "30s", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "TIME", default_value = "30s", requires = "compare")]
     interval: Interval,
     /// Rounds of each estimator
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", conflicts_with_all = NOT_OF_COMPARE, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
     /// Maximum share of the VM's CPU time for tracing or scanning
-    #[arg(long, value_name = "SHARE", default_value = "1%", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "SHARE", default_value = "1%", requires = "compare")]
     budget: Rate,
     /// Number of pages in a sample
-    #[arg(long, value_name = "N", default_value_t = 100, requires = "compare", conflicts_with_all = NOT_OF_COMPARE, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(long, value_name = "N", default_value_t = 100, requires = "compare", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     sample: u32,
     /// Shrink the VM by its balloon until it refaults, as Zballoond does; then restore its size. Refused while plimsolld manages the VM
-    #[arg(long, requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, requires = "compare")]
     shrink: bool,
     /// How long the VM is observed at each size
-    #[arg(long, value_name = "TIME", default_value = "5s", requires = "shrink", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "shrink")]
     shrink_step: Interval,
     /// Smallest size to which the VM may be shrunk
     #[arg(
         long,
         value_name = "SIZE",
         default_value = "64MiB",
-        requires = "shrink",
-        conflicts_with_all = NOT_OF_COMPARE
+        requires = "shrink"
     )]
     shrink_floor: ByteSize,
     /// Console log of a guest running plimsoll-workload, with its memory statistics and the true working set
-    #[arg(long, value_name = "FILE", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "FILE", requires = "compare")]
     console: Option<PathBuf>,
     /// Page log of this VM (`plimsoll run --page-log`)
-    #[arg(long, value_name = "FILE", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "FILE", requires = "compare")]
     page_log: Option<PathBuf>,
     /// Admin socket of the daemon under its disk [default: the one beside the disk's socket]
-    #[arg(long, value_name = "SOCKET", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "SOCKET", requires = "compare")]
     disk: Option<PathBuf>,
     /// The true working set, if known [default: from the console log]
-    #[arg(long, value_name = "SIZE", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "SIZE", requires = "compare")]
     truth: Option<ByteSize>,
     /// Need of the guest's kernel (`plimsoll lab epsilon`); sizes of the whole VM are compared with the truth plus this
-    #[arg(long, value_name = "SIZE", default_value = "0", requires = "compare", conflicts_with_all = NOT_OF_COMPARE)]
+    #[arg(long, value_name = "SIZE", default_value = "0", requires = "compare")]
     epsilon: ByteSize,
 }
 
