@@ -78,7 +78,7 @@ pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     })
 }
 
-/// The graphics with the outlines of its letters in place of its `text` elements.
+/// The graphics with glyph outlines instead of `text` elements.
 ///
 /// What charts need: one line of text at `x` and `y`, with `text-anchor` and `font-size`; other attributes are kept.
 fn with_outlines(svg: &str) -> Result<String, roxmltree::Error> {
@@ -107,7 +107,7 @@ fn with_outlines(svg: &str) -> Result<String, roxmltree::Error> {
     Ok(outlined)
 }
 
-/// Writes the outlines of a text's letters as the commands of a path.
+/// Writes the glyph outlines of a text as the commands of a path.
 fn outline(node: Node<'_, '_>, path: &mut String) {
     let number = |name, missing| {
         let value: Option<f64> = node.attribute(name).and_then(|text| text.parse().ok());
@@ -127,7 +127,7 @@ fn outline(node: Node<'_, '_>, path: &mut String) {
         scale: size / f64::from(font.units_per_em()),
     };
     for letter in text.chars() {
-        // The first glyph of a font stands for letters that it lacks.
+        // The first glyph of a font is drawn for characters that it lacks.
         font.outline_glyph(font.glyph_index(letter).unwrap_or_default(), &mut pen);
         pen.x += advance(letter) * size;
     }

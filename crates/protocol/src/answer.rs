@@ -54,6 +54,14 @@ pub struct Acknowledgement {
     pub not_stored: Option<String>,
 }
 
+impl Acknowledgement {
+    /// Nothing is to be stored, or all is.
+    pub const DONE: Self = Self {
+        schema: crate::SCHEMA,
+        not_stored: None,
+    };
+}
+
 /// A VM whose limits were changed: the answer to `PATCH /v1/vms/{vm}`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]

@@ -56,13 +56,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 /// An error of a verb: a server that is unreachable, or does not answer in time, has an exit code of its own.
 fn failure(error: plimsoll_ring::Error) -> anyhow::Error {
     use plimsoll_ring::Error;
-    let late = |error: &std::io::Error| {
-        let kinds = [std::io::ErrorKind::TimedOut, std::io::ErrorKind::WouldBlock];
-        kinds.contains(&error.kind())
-    };
-    match error {
+    use std::io::ErrorKind::{TimedOut, WouldBlock};
+    match &error {
         Error::Unreachable { .. } | Error::TimedOut => Unreachable(error.into()).into(),
-        Error::Io(ref why) if late(why) => Unreachable(error.into()).into(),
-        error => error.into(),
+        Error::Io(why) if matches!(why.kind(), TimedOut | WouldBlock) => {
+            Unreachable(error.into()).into()
+        }
+        _ => error.into(),
     }
 }

@@ -181,7 +181,7 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
             _ => State::Kept,
         })),
         ("POST", ["v1", "apply" | "rollback"]) => ok(decision(State::Moving)),
-        ("POST", ["v1", "pause" | "resume"]) => ok(acknowledgement()),
+        ("POST", ["v1", "pause" | "resume"]) => ok(Acknowledgement::DONE),
         (_, ["v1", "vms", vm, rest @ ..]) => {
             let vm = percent_encoding::percent_decode_str(vm)
                 .decode_utf8()
@@ -284,18 +284,11 @@ fn of_vm(method: &str, name: &str, rest: &[&str], query: &str, body: &str) -> An
             settings.promise = change.promise().unwrap_or(settings.promise);
             settings.managed = change.managed.unwrap_or(settings.managed);
             ok(ChangedVm {
-                acknowledgement: acknowledgement(),
+                acknowledgement: Acknowledgement::DONE,
                 vm: view.summary,
             })
         }
         _ => refused(RefusalKind::NotFound, "no such page"),
-    }
-}
-
-fn acknowledgement() -> Acknowledgement {
-    Acknowledgement {
-        schema: SCHEMA,
-        not_stored: None,
     }
 }
 

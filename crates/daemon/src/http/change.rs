@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::{Acknowledgement, ChangedVm};
 use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
@@ -74,10 +73,7 @@ pub(super) async fn reload(
     Body(EmptyBody {}): Body<EmptyBody>,
 ) -> Answer<Acknowledgement> {
     order(&desk, Command::Reload).await?;
-    Ok(Json(Acknowledgement {
-        schema: SCHEMA,
-        not_stored: None,
-    }))
+    Ok(Json(Acknowledgement::DONE))
 }
 
 /// Changes a VM's limits.
@@ -100,8 +96,8 @@ pub(super) async fn set(
 fn acknowledged(desk: &ApiState) -> Acknowledgement {
     let warnings = desk.shared.history.warnings();
     Acknowledgement {
-        schema: SCHEMA,
         not_stored: (!warnings.is_empty()).then(|| warnings.join("; ")),
+        ..Acknowledgement::DONE
     }
 }
 

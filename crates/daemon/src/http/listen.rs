@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
+use std::iter;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -127,16 +128,45 @@ pub fn check(settings: &ServeSettings) -> Result<(), ServeError> {
     if let Some(tcp) = &settings.tcp {
         secrets(tcp)?;
     }
-    let (group, read_only) = (&settings.group, &settings.read_only_group);
-    if let Some(group) = group {
-        gid(&settings.socket, group)?;
-    }
-    if let (Some(socket), Some(group)) = (&settings.read_only_socket, read_only)
-        && group != EVERYBODY
-    {
-        gid(socket, group)?;
+    for socket in sockets(settings) {
+        socket
+            .group
+            .map(|group| gid(socket.path, group))
+            .transpose()?;
     }
     Ok(())
+}
+
+/// A Unix socket to be opened.
+struct SocketSettings<'a> {
+    path: &'a Path,
+    read_only: bool,
+    mode: u32,
+    group: Option<&'a str>,
+}
+
+/// The Unix sockets of `settings`.
+fn sockets(settings: &ServeSettings) -> impl Iterator<Item = SocketSettings<'_>> {
+    let group = settings.group.as_deref();
+    let control = SocketSettings {
+        path: &settings.socket,
+        read_only: false,
+        mode: MODE,
+        group,
+    };
+    let read_only = settings.read_only_socket.as_deref().map(|path| {
+        let (mode, group) = match settings.read_only_group.as_deref().or(group) {
+            Some(EVERYBODY) => (EVERYBODY_MODE, None),
+            group => (MODE, group),
+        };
+        SocketSettings {
+            path,
+            read_only: true,
+            mode,
+            group,
+        }
+    });
+    iter::once(control).chain(read_only)
 }
 
 /// Opens all listeners of `settings`.
@@ -147,27 +177,17 @@ pub(super) fn open(
     let tcp = settings.tcp.as_ref().map(open_tcp).transpose()?;
     let mut doors = Vec::new();
     let mut claims = Vec::new();
-    let mut add = |path: &Path, read_only, group: Option<&str>| {
-        let (mode, group) = match group {
-            Some(EVERYBODY) if read_only => (EVERYBODY_MODE, None),
-            group => (MODE, group),
-        };
-        let (listener, claim) = open_unix(path, mode, group)?;
+    for socket in sockets(settings) {
+        let (listener, claim) = open_unix(socket.path, socket.mode, socket.group)?;
         claims.push(claim);
         doors.push(GuardedListener {
             listener: Listener::Unix(listener),
             access: Access {
-                read_only,
+                read_only: socket.read_only,
                 token: None,
                 way: ListenerKind::Unix,
             },
         });
-        Ok(())
-    };
-    let group = settings.group.as_deref();
-    add(&settings.socket, false, group)?;
-    if let Some(path) = &settings.read_only_socket {
-        add(path, true, settings.read_only_group.as_deref().or(group))?;
     }
     doors.extend(tcp);
     Ok((doors, claims))

@@ -330,10 +330,7 @@ pub(super) async fn health(
         );
         return Err(RequestRefusal::new(RefusalKind::Busy, late));
     }
-    Ok(Json(Acknowledgement {
-        schema: SCHEMA,
-        not_stored: None,
-    }))
+    Ok(Json(Acknowledgement::DONE))
 }
 
 /// Decision number `id`: the one that waits, or a recorded one.

@@ -204,13 +204,15 @@ fn with_less(mut inputs: PlanInputs, lose_bytes: i64) -> HostWhatIf {
     } else {
         total.saturating_sub(lose_bytes.unsigned_abs())
     };
-    let (plan, refusal) = match inputs.plan() {
-        _ if inputs.rules.total_bytes == 0 => {
-            let all = ByteSize(total).rounded();
-            (None, Some(format!("that is all that is allocated, {all}")))
-        }
+    let plan = if inputs.rules.total_bytes == 0 {
+        let all = ByteSize(total).rounded();
+        Err(format!("of the {all} that are allocated, nothing is left"))
+    } else {
+        inputs.plan().map_err(|error| error.to_string())
+    };
+    let (plan, refusal) = match plan {
         Ok(plan) => (Some(plan), None),
-        Err(error) => (None, Some(error.to_string())),
+        Err(why) => (None, Some(why)),
     };
     HostWhatIf {
         schema: SCHEMA,
