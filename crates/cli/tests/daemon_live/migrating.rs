@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use plimsoll_protocol::fleet::{FleetFile, FleetReport, VmDemands};
 use plimsoll_protocol::rightsize::RightsizeView;
-use plimsoll_rig::{GuestConfig, GuestImage};
+use plimsoll_rig::{GuestConfig, GuestImage, Subject};
 use plimsoll_vm::Qmp;
 use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::rig::{Daemon, DaemonDirectory, MIB, PLIMSOLL, alone, start, wait, with_balloon};
+use crate::rig::{Daemon, DaemonDirectory, MIB, PLIMSOLL, alone, wait, with_balloon};
 
 const VM: &str = "mover";
 const UUID: &str = "5c1d7a52-3d0f-4f1b-9d55-0c0f5c1e9a11";
@@ -90,6 +90,20 @@ impl Machine {
     }
 }
 
+/// A copy of the image in `folder`, which every user may read: not every user may enter each directory above the workspace.
+fn readable(image: &GuestImage, folder: &Path) -> GuestImage {
+    let copy = |from: &Path, name: &str| {
+        let to = folder.join(name);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(&to, Permissions::from_mode(0o644)).unwrap();
+        to
+    };
+    GuestImage {
+        kernel: copy(&image.kernel, "vmlinuz"),
+        initrd: copy(&image.initrd, "initrd"),
+    }
+}
+
 /// Waits until the VM is traced on a host.
 fn until_traced(daemon: &Daemon<'_>) {
     daemon.until("a curve and a working set", |host| {
@@ -159,9 +173,8 @@ fn a_vm_that_migrates_keeps_its_history_by_its_uuid_and_counts_once() {
         fs::write(folder.join("hosts.json"), targets.to_string()).unwrap();
 
         let boots = from.guest(folder, ["-k", "en-us"]);
-        let image = GuestImage::for_guest(&boots).unwrap();
-        fs::set_permissions(&image.initrd, Permissions::from_mode(0o644)).unwrap();
-        let mut source = start(&boots);
+        let image = readable(&GuestImage::for_guest(&boots).unwrap(), folder);
+        let mut source = Subject::start(&image, &boots).unwrap();
         let (first, second) = (from.daemon(), to.daemon());
         source.until_populated().unwrap();
         until_traced(&first);
@@ -169,7 +182,8 @@ fn a_vm_that_migrates_keeps_its_history_by_its_uuid_and_counts_once() {
 
         let link: PathBuf = folder.join("link");
         let uri = format!("unix:{}", link.display());
-        let mut target = start(&to.guest(folder, ["-incoming", &uri]));
+        let receives = to.guest(folder, ["-incoming", &uri]);
+        let mut target = Subject::start(&image, &receives).unwrap();
         wait("the target's socket", || link.exists().then_some(()));
         fs::set_permissions(&link, Permissions::from_mode(0o777)).unwrap();
         let waiting = second.until("the target", |host| !host.vms.is_empty());
