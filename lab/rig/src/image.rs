@@ -220,11 +220,38 @@ impl GuestImage {
         programs: &[&Path],
         folder: &Path,
     ) -> Result<Self, GuestError> {
+        let what = "the kernel that tracks idle pages";
+        Self::of_script(MEMORY, what, init, programs, folder)
+    }
+
+    /// The same with a kernel of Debian.
+    ///
+    /// # Errors
+    ///
+    /// As [`tracking_idle_pages`](Self::tracking_idle_pages).
+    pub fn with_script(
+        kernel: GuestKernel,
+        init: &str,
+        programs: &[&Path],
+        folder: &Path,
+    ) -> Result<Self, GuestError> {
+        let series = kernel.series();
+        Self::of_script(series, &format!("Linux {series}"), init, programs, folder)
+    }
+
+    /// The kernel in the directory `kernel`, which is `what`, with an initrd that runs a script.
+    fn of_script(
+        kernel: &str,
+        what: &str,
+        init: &str,
+        programs: &[&Path],
+        folder: &Path,
+    ) -> Result<Self, GuestError> {
         let image = self::folder().ok_or_else(no_folder)?;
-        let own = image.join(MEMORY);
+        let own = image.join(kernel);
         if let Ok(reason) = fs::read_to_string(own.join(ABSENT)) {
             return Err(GuestError::NoImage {
-                what: format!("the kernel that tracks idle pages: {}", reason.trim()),
+                what: format!("{what}: {}", reason.trim()),
             });
         }
         let kernel = own.join("vmlinuz");
