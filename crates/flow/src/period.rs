@@ -36,11 +36,14 @@ pub enum TraceMethod {
     /// The kernel's DAMON reports how long ago sampled pages were last touched.
     #[cfg_attr(feature = "serde", serde(rename = "damon"))]
     Damon,
+    /// BPF programs in the kernel report every use of sampled pages of the page cache, in order.
+    #[cfg_attr(feature = "serde", serde(rename = "page-cache"))]
+    PageCache,
 }
 
 impl TraceMethod {
     /// All methods.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Traps,
         Self::AccessedPageScans,
         Self::WriteScans,
@@ -49,6 +52,7 @@ impl TraceMethod {
         Self::AccessProtection,
         Self::IdlePages,
         Self::Damon,
+        Self::PageCache,
     ];
 
     /// Whether accesses trap, so that they are counted in [`TrapCounts`]; otherwise scans find them.
@@ -69,6 +73,7 @@ impl TraceMethod {
             Self::AccessProtection => "rwp",
             Self::IdlePages => "idle",
             Self::Damon => "damon",
+            Self::PageCache => "page-cache",
         }
     }
 }
@@ -140,7 +145,9 @@ pub struct ScanCounts {
     pub interval: Duration,
     /// Pages found touched, summed over all scans.
     pub touches: u64,
-    /// Those of them known to be written.
+    /// Touches of all pages, tracked or not, by an estimate that does not depend on which are; 0 if there is none.
+    pub touches_of_all: u64,
+    /// Those of the first known to be written.
     pub writes: u64,
     /// Mean number of tracked pages touched between two scans. Their order is unknown, so no smaller
     /// memory can be resolved.
@@ -162,16 +169,19 @@ pub struct PeriodLosses {
     /// Times that a page left the hot set and could not be made inaccessible at once; the tracer
     /// retries every 50 ms.
     pub left_hot_set_accessible: u64,
+    /// Uses of sampled pages that found the kernel's ring full, which the tracer reads too late.
+    pub overflowed: u64,
     /// Pages of the VM, sampled or not, that were populated since the period before: the first touch of a page
     /// without contents is not observed.
     pub first_touches_unseen: u64,
 }
 
 impl PeriodLosses {
-    /// References that may be missing: sampled pages that were accessible while they were tracked.
+    /// References that may be missing: of sampled pages that were accessible while they were tracked, and those that found a ring
+    /// full.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.stayed_accessible + self.left_hot_set_accessible
+        self.stayed_accessible + self.left_hot_set_accessible + self.overflowed
     }
 }
 

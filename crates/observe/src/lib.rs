@@ -45,7 +45,7 @@ use plimsoll_flow::{
     WorkingSetBound,
 };
 use plimsoll_trap::{
-    Assessment, Backend, BackendRow, Choice, GroupTarget, Observation, Refusal, TouchCost,
+    Assessment, Backend, BackendRow, Choice, GroupTarget, Observation, Refusal, Scan, TouchCost,
     TraceConfig, TraceTarget, TrapError, Yield,
 };
 use plimsoll_vm::{MemoryGroup, MemoryProcess, RamState, Target, VmError};
@@ -200,6 +200,23 @@ impl Curves {
     }
 }
 
+/// What a live estimator takes of an observation.
+#[must_use]
+pub fn input_of<'a>(seen: &Observation<'a>) -> LiveInput<'a> {
+    match *seen {
+        Observation::References(batch) => LiveInput::References(batch.pages()),
+        Observation::Stream {
+            references,
+            follows,
+        } => LiveInput::Stream {
+            pages: references.pages(),
+            follows,
+        },
+        Observation::Scan(Scan { touched, .. }) => LiveInput::Scan(touched.pages()),
+        Observation::FirstTouches { samples, .. } => LiveInput::FirstTouches(samples),
+    }
+}
+
 /// At most 1000 sizes from `first` to `last`, evenly spaced.
 pub fn even_sizes(first: PageCount, last: PageCount) -> impl Iterator<Item = PageCount> {
     let width = last.0.saturating_sub(first.0);
@@ -259,6 +276,7 @@ impl Observer {
         };
         let chosen = match self.yields {
             Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
+            Yield::Stream => Some(live::SHARDS),
             Yield::Scans => Some(live::SCANS),
             Yield::FirstTouches => Some(live::FIRST_TOUCH),
             Yield::Sample => None,
@@ -357,11 +375,7 @@ impl Observer {
         let is_open_ended = self.is_open_ended;
         self.vcpus.begin();
         let ran = self.backend.run_period(stop, &mut |seen| {
-            let input = match seen {
-                Observation::References(batch) => LiveInput::References(batch.pages()),
-                Observation::Scan(scan) => LiveInput::Scan(scan.touched.pages()),
-                Observation::FirstTouches { samples, .. } => LiveInput::FirstTouches(*samples),
-            };
+            let input = input_of(seen);
             if let Some(estimator) = estimator {
                 estimator.observe(&input);
             }
@@ -601,7 +615,7 @@ fn working_set_of(
         // The curve covers more than the period.
         Yield::FirstTouches => false,
         Yield::Sample => period.tracked_pages == 0,
-        Yield::References | Yield::Scans => period.distinct_pages == 0,
+        Yield::References | Yield::Stream | Yield::Scans => period.distinct_pages == 0,
     };
     if is_empty {
         return None;
@@ -610,6 +624,8 @@ fn working_set_of(
     let (size, bound) = match (backend.yields, curve.map(working_set)) {
         // Pages that are only read need memory too.
         (_, set) if !backend.sees_reads => (set.map_or(touched, |set| set.size), AtLeast),
+        // A control group needs memory beside its page cache.
+        (Yield::Stream, set) => (set.map_or(touched, |set| set.size), AtLeast),
         (Yield::References, Some(set)) => (set.size, set.bound),
         // All touched pages fit into the hot set, below which nothing is resolved.
         (Yield::References, None) => {

@@ -17,6 +17,8 @@ pub enum CurveSource {
     Scan,
     /// First touches of sampled pages of its RAM.
     FirstTouch,
+    /// Uses of sampled pages of its page cache.
+    PageCache,
     /// The cache under its disk and the ghost list behind it.
     Disk,
 }
@@ -29,6 +31,7 @@ impl CurveSource {
             Self::Trap => "traps on its RAM",
             Self::Scan => "accessed-page scans of its RAM",
             Self::FirstTouch => "first touches of sampled pages of its RAM",
+            Self::PageCache => "uses of its page cache",
             Self::Disk => "its disk's cache and the ghost list behind it",
         }
     }
@@ -39,6 +42,7 @@ impl From<TraceMethod> for CurveSource {
         match method {
             TraceMethod::Traps => Self::Trap,
             TraceMethod::FirstTouches | TraceMethod::Damon => Self::FirstTouch,
+            TraceMethod::PageCache => Self::PageCache,
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
             | TraceMethod::SampledPages

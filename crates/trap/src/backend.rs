@@ -62,6 +62,13 @@ pub trait Backend: fmt::Debug + Send {
 pub enum Observation<'a> {
     /// References in the order in which they happened.
     References(&'a ReferenceBatch),
+    /// References in the order in which they happened, from period to period.
+    Stream {
+        /// The references.
+        references: &'a ReferenceBatch,
+        /// Whether none was missed between those before and these, and the sample of pages is the same.
+        follows: bool,
+    },
     /// The pages touched between two scans, whose order is unknown.
     Scan(Scan<'a>),
     /// Samples that ended in the period or still wait for the first touch of their page.
@@ -78,7 +85,10 @@ impl<'a> Observation<'a> {
     #[must_use]
     pub fn references(&self) -> &'a ReferenceBatch {
         match self {
-            Self::References(batch) => batch,
+            Self::References(batch)
+            | Self::Stream {
+                references: batch, ..
+            } => batch,
             Self::Scan(scan) => scan.touched,
             Self::FirstTouches { touched, .. } => touched,
         }
@@ -110,8 +120,10 @@ pub type Sink<'a> = &'a mut dyn FnMut(&Observation<'_>);
 /// What a backend's observations amount to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Yield {
-    /// References in order.
+    /// References in order, of one period at a time.
     References,
+    /// References in order, from period to period.
+    Stream,
     /// Scans of the same pages again and again.
     Scans,
     /// Times from a random time to the next touch of a random page.
@@ -176,6 +188,12 @@ impl BackendRow {
     #[must_use]
     pub fn gives_curve(&self) -> bool {
         self.sees_reads && self.yields != Yield::Sample
+    }
+
+    /// Whether it observes VMs.
+    #[must_use]
+    pub fn observes_vms(&self) -> bool {
+        !(self.requirements)(&TraceConfig::default()).contains(&Requirement::ControlGroup)
     }
 
     /// Its name in options and configuration.

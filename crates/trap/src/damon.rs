@@ -429,11 +429,11 @@ impl Backend for DamonSampler {
                 scans: u64::from(intervals),
                 interval: window.length / intervals.max(1),
                 touches: distinct_pages,
-                writes: 0,
                 resolution_pages: u32::try_from(touched_last).unwrap_or(u32::MAX),
                 swapped_pages: drawn.swapped,
                 huge_pages: drawn.huge,
                 cache_pages: drawn.cache,
+                ..ScanCounts::default()
             },
             samples: SampleCounts {
                 drawn: self.watched.len() as u64,

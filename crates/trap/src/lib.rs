@@ -9,6 +9,7 @@
 //! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
 //! | `idle` | when sampled pages were first touched after they were marked, by idle page tracking | `idle` |
 //! | `damon` | how long ago sampled pages were last touched, by the kernel's data access monitor | `damon` |
+//! | `page-cache` | each use of sampled pages of a control group's page cache, in order, by BPF programs | `page_cache` |
 //!
 //! Each is an implementation of [`Backend`], attached by its [`BackendRow`] to an unmodified QEMU.
 //! Nothing is left in the VM's process: detaching, or the death of the tracer, gives the RAM back to the kernel.
@@ -39,6 +40,7 @@ mod idle;
 mod inject;
 mod kdamond;
 mod marks;
+mod page_cache;
 mod placement;
 mod process;
 mod progress;

@@ -409,11 +409,11 @@ impl<M: Marks> Backend for MarkChecker<M> {
                 scans: window.checks,
                 interval: window.length.div_f64(window.checks.max(1) as f64),
                 touches: distinct_pages,
-                writes: 0,
                 resolution_pages: u32::try_from(window.found_first).unwrap_or(u32::MAX),
                 swapped_pages: drawn.swapped,
                 huge_pages: drawn.huge,
                 cache_pages: drawn.cache,
+                ..ScanCounts::default()
             },
             samples: SampleCounts {
                 drawn: tracked,

@@ -22,6 +22,9 @@ pub enum Refusal {
     /// Most backends observe the address space of a process.
     #[error("{} is a control group, and this backend observes processes one at a time", directory.display())]
     ControlGroup { directory: PathBuf },
+    /// A page cache is charged to control groups.
+    #[error("process {pid} is not a control group, and this backend observes only those")]
+    NoControlGroup { pid: u32 },
     /// Guest RAM without a page cache that keeps its pages.
     #[error("the VM's RAM is {backing}, which cannot be traced from outside")]
     NotSharedMemory {
@@ -49,6 +52,12 @@ pub enum Refusal {
     /// The kernel was built without it.
     #[error("the kernel has no DAMON that can be set up: there is no {missing}")]
     NoDamon { missing: &'static str },
+    /// The kernel was built without it, or forbids it.
+    #[error("the kernel does not let BPF programs observe its page cache ({source})")]
+    NoPageCacheTracing {
+        #[source]
+        source: io::Error,
+    },
     /// Whoever uses it would lose what it measures.
     #[error("DAMON is in use by {by}, which is left alone")]
     DamonInUse { by: String },
@@ -144,8 +153,9 @@ impl Refusal {
                     .to_owned()
             }
             Self::ControlGroup { .. } => {
-                "use --backend idle or damon, where the kernel has them, or trace a process of the group".to_owned()
+                "use --backend idle, damon or page-cache, where the kernel has them, or trace a process of the group".to_owned()
             }
+            Self::NoControlGroup { .. } => "name its control group (cgroup:PATH), or use another backend".to_owned(),
             Self::NotSharedMemory { .. } => {
                 "start it with '-object memory-backend-memfd,id=ram,size=SIZE,share=on -machine memory-backend=ram' \
                  (libvirt: <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>)"
@@ -167,6 +177,11 @@ impl Refusal {
             }
             Self::NoDamon { .. } => {
                 "boot a kernel with CONFIG_DAMON_SYSFS, CONFIG_DAMON_VADDR and CONFIG_DAMON_PADDR (Linux 6.2 or later)"
+                    .to_owned()
+            }
+            Self::NoPageCacheTracing { .. } => {
+                "run as root (CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN) on Linux 6.1 or later with CONFIG_DEBUG_INFO_BTF and \
+                 CONFIG_FUNCTION_TRACER, or use another backend"
                     .to_owned()
             }
             Self::DamonInUse { .. } => {
@@ -220,12 +235,14 @@ impl Refusal {
             Self::NoRam { .. } => "no-ram",
             Self::NotAVm { .. } => "not-a-vm",
             Self::ControlGroup { .. } => "control-group",
+            Self::NoControlGroup { .. } => "not-a-control-group",
             Self::NotSharedMemory { .. } => "not-shared-memory",
             Self::Locked => "locked",
             Self::SwapOn { .. } => "swap-on",
             Self::NoIdleTracking { .. } => "no-idle-tracking",
             Self::NoFrames { .. } => "no-frames",
             Self::NoDamon { .. } => "no-damon",
+            Self::NoPageCacheTracing { .. } => "no-page-cache-tracing",
             Self::DamonInUse { .. } => "damon-in-use",
             Self::IdleMarksInUse { .. } => "idle-marks-in-use",
             Self::UserfaultInUse => "userfault-in-use",
@@ -258,6 +275,7 @@ mod tests {
             Refusal::ControlGroup {
                 directory: "/sys/fs/cgroup/web".into(),
             },
+            Refusal::NoControlGroup { pid: 42 },
             Refusal::Locked,
             Refusal::SwapOn {
                 swap: "/dev/sda2".to_owned(),
@@ -269,6 +287,7 @@ mod tests {
             Refusal::NoFrames {
                 missing: "/proc/kpageflags",
             },
+            Refusal::NoPageCacheTracing { source: denied() },
             Refusal::NoDamon {
                 missing: "/sys/kernel/mm/damon/admin/kdamonds",
             },

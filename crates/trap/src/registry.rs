@@ -6,7 +6,7 @@
 use plimsoll_flow::TraceMethod;
 
 use crate::backend::BackendRow;
-use crate::{damon, first_touch, idle, rwp, sampled_pages, scans, traps, write_scan};
+use crate::{damon, first_touch, idle, page_cache, rwp, sampled_pages, scans, traps, write_scan};
 
 /// Every backend.
 pub const BACKENDS: &[&BackendRow] = &[
@@ -18,6 +18,7 @@ pub const BACKENDS: &[&BackendRow] = &[
     &rwp::ROW,
     &idle::ROW,
     &damon::ROW,
+    &page_cache::ROW,
 ];
 
 impl BackendRow {

@@ -31,6 +31,8 @@ pub enum Requirement {
     IdleTracking,
     /// A kernel with DAMON that nobody uses, for this caller.
     Damon,
+    /// A control group, which a process is not.
+    ControlGroup,
     /// RAM that is not locked.
     Unlocked,
     /// A VM that may not swap.
@@ -68,6 +70,7 @@ impl Requirement {
             Self::Memory => check_backing(target, |backing| *backing != RamBacking::HugeTlb),
             Self::IdleTracking => check_tracking(),
             Self::Damon => check_damon().and_then(|()| check_frames()),
+            Self::ControlGroup => Err(Refusal::NoControlGroup { pid }),
             Self::Unlocked if target.locked => Err(Refusal::Locked),
             Self::NoSwap => target.check_swap(),
             // Other RAM has no pages of a file to list, and is refused for that.

@@ -175,8 +175,8 @@ impl Backend for PageSampler {
             budget_exhausted: false,
             losses: PeriodLosses {
                 stayed_accessible: draw.stayed,
-                left_hot_set_accessible: 0,
                 first_touches_unseen: draw.population.new_pages,
+                ..PeriodLosses::default()
             },
         };
         self.periods += 1;

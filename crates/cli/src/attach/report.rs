@@ -200,6 +200,14 @@ impl Report<'_> {
                         )?;
                         ("touches/s", "  interval")
                     }
+                    Yield::Stream => {
+                        writeln!(
+                            rows,
+                            "Sizes below are of page cache: anonymous memory, and uses of files through mappings, are not observed. \
+                             Period {period}, budget {budget}.\n",
+                        )?;
+                        ("uses/s", "")
+                    }
                     Yield::FirstTouches if cost.time.is_zero() => {
                         writeln!(
                             rows,
@@ -284,7 +292,7 @@ impl Report<'_> {
                         || format!("  {:>11}", "-"),
                         |distance| format!("  {:>11.4}", distance.mean_absolute_error),
                     ),
-                    Yield::References => String::new(),
+                    Yield::References | Yield::Stream => String::new(),
                 };
                 writeln!(
                     rows,
@@ -455,6 +463,7 @@ impl Report<'_> {
             Yield::FirstTouches if self.backend.method.traps() => {
                 (traps, "traps", "armed", "choosing, arming and estimating")
             }
+            Yield::Stream => return self.stream_costs(rows),
             Yield::FirstTouches => {
                 let checks = grouped(totals.scans as f64);
                 let touched = grouped(totals.touches as f64);
@@ -502,6 +511,23 @@ impl Report<'_> {
             )?;
         }
         Ok(())
+    }
+
+    /// The same of a stream, of which no page is armed.
+    fn stream_costs(&self, rows: &mut dyn Write) -> std::io::Result<()> {
+        let totals = &self.totals;
+        writeln!(
+            rows,
+            "\n{} periods in {:.1} s: {} uses of sampled pages, {} lost.\n\
+             Time: in the kernel {:.3} s, reading and estimating {:.3} s; overhead {:.2} % of one CPU.",
+            totals.periods,
+            totals.length.as_secs_f64(),
+            grouped(totals.touches as f64),
+            grouped(totals.lost as f64),
+            totals.trap_time.as_secs_f64(),
+            totals.rearm_time.as_secs_f64(),
+            totals.overhead_ratio() * 100.0,
+        )
     }
 
     fn curve_table(
@@ -561,6 +587,7 @@ impl Report<'_> {
     fn what_is_counted(&self) -> &'static str {
         match self.backend.yields {
             Yield::References => "references past the hot set",
+            Yield::Stream => "uses of sampled pages",
             Yield::FirstTouches => "first touches of sampled pages",
             Yield::Scans | Yield::Sample => "touches found by scans",
         }
@@ -586,6 +613,7 @@ impl Report<'_> {
         let (resolution, unresolved) = match self.backend.yields {
             Yield::FirstTouches => (Some(first), "below the first touches"),
             Yield::References => (self.totals.resolution_pages, "below the hot set"),
+            Yield::Stream => (None, ""),
             Yield::Scans | Yield::Sample => {
                 (self.totals.resolution_pages, "below the scans' resolution")
             }

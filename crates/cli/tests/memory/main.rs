@@ -4,11 +4,14 @@
 //! Each test boots a guest, whose `/init` is a shell script, and reads its console.
 
 mod damon;
+mod page_cache;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host};
+use plimsoll_rig::{
+    AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, GuestKernel, host,
+};
 use plimsoll_skip::{Lack, guests_wanted, skip};
 
 /// For a guest under TCG on a busy host.
@@ -51,6 +54,17 @@ fn run(name: &str, script: &str) -> Option<Vec<String>> {
 
 /// The same with these programs beside `plimsoll`.
 fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>> {
+    run_in(None, &[], programs, name, script)
+}
+
+/// The same with a kernel of Debian, if one is given, and these arguments of QEMU.
+fn run_in(
+    kernel: Option<GuestKernel>,
+    arguments: &[&str],
+    programs: &[&Path],
+    name: &str,
+    script: &str,
+) -> Option<Vec<String>> {
     if !guests_wanted() {
         return None;
     }
@@ -62,7 +76,10 @@ fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>>
     let program = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
     let script = format!("{BEGIN}{script}{END}");
     let programs = [&[program], programs].concat();
-    let image = GuestImage::tracking_idle_pages(&script, &programs, folder.path());
+    let image = match kernel {
+        None => GuestImage::tracking_idle_pages(&script, &programs, folder.path()),
+        Some(kernel) => GuestImage::with_script(kernel, &script, &programs, folder.path()),
+    };
     let image = match image {
         Ok(image) => image,
         Err(error) => {
@@ -74,6 +91,7 @@ fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>>
     let config = GuestConfig {
         accelerator: AcceleratorChoice::Tcg,
         memory_mib: 768,
+        extra_arguments: arguments.iter().copied().map(str::to_owned).collect(),
         ..GuestConfig::new(&format!("{name}-{}", std::process::id()), "")
     };
     let mut guest = Guest::start(&image, &config).unwrap();

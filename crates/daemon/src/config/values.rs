@@ -463,7 +463,9 @@ impl Words for BackendSetting {
 
     /// The backends whose curves are suitable for decisions, and the choice among them.
     fn words() -> Vec<(&'static str, Self)> {
-        let rows = BACKENDS.iter().filter(|row| row.gives_curve());
+        let rows = BACKENDS
+            .iter()
+            .filter(|row| row.gives_curve() && row.observes_vms());
         let methods = rows.map(|row| Self::Method(row.method));
         let settings = methods.chain([Self::Auto]);
         settings.map(|setting| (setting.name(), setting)).collect()

@@ -17,7 +17,7 @@ const HOT_SET_STEPS: u64 = 8;
 /// An estimator of windows, with the pooled results of all windows so far.
 #[derive(Debug)]
 pub(super) struct PooledEstimator<P> {
-    window: Window<P>,
+    pub(super) window: Window<P>,
     pooled: Pooled,
     recent: Recent<(Survival, PageCount)>,
 }

@@ -122,6 +122,13 @@ impl<P: PartOfWindow> Window<P> {
         }
     }
 
+    /// What is kept of all its pages, and of those of each part, with the share of the pages that each has.
+    pub(super) fn shares(&mut self) -> impl Iterator<Item = (&mut P, f64)> {
+        let parts = self.parts.iter_mut();
+        let parts = parts.map(|part| (part, 1.0 / REPLICATES as f64));
+        std::iter::once((&mut self.whole, 1.0)).chain(parts)
+    }
+
     /// Processes the next references to sampled pages.
     pub fn observe(&mut self, pages: &[PageNumber]) {
         for &page in pages {

@@ -432,8 +432,8 @@ impl Backend for AccessedPageScanner {
             budget_exhausted: window.budget_ran_out,
             losses: PeriodLosses {
                 stayed_accessible,
-                left_hot_set_accessible: 0,
                 first_touches_unseen: population.new_pages,
+                ..PeriodLosses::default()
             },
         };
         self.periods += 1;

@@ -25,9 +25,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use plimsoll_estimator::LruStack;
 use plimsoll_estimator::live::{
-    FIRST_TOUCH, LRU, LiveEstimatorRow, LiveInput, LiveOptions, LiveWindow, SCANS,
+    FIRST_TOUCH, LRU, LiveEstimatorRow, LiveOptions, LiveWindow, SCANS,
 };
 use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Period, TraceMethod};
+use plimsoll_observe::input_of;
 use plimsoll_source::synthetic::Pattern;
 use plimsoll_trap::{Observation, ReplayedVm, TraceConfig};
 
@@ -188,16 +189,12 @@ fn observed(
     let (mut rate, mut touched) = (0.0, Vec::new());
     for _ in 0..PERIODS {
         let period = backend.run_period(&AtomicBool::new(false), &mut |seen| {
-            estimator.observe(&match seen {
-                Observation::References(batch) => LiveInput::References(batch.pages()),
-                Observation::Scan(scan) => LiveInput::Scan(scan.touched.pages()),
-                Observation::FirstTouches { samples, .. } => {
-                    let ended = samples.ended.iter();
-                    let ended = ended.filter(|sample| sample.touched_by.is_some());
-                    touched.extend(ended.map(|sample| sample.armed));
-                    LiveInput::FirstTouches(*samples)
-                }
-            });
+            if let Observation::FirstTouches { samples, .. } = seen {
+                let ended = samples.ended.iter();
+                let ended = ended.filter(|sample| sample.touched_by.is_some());
+                touched.extend(ended.map(|sample| sample.armed));
+            }
+            estimator.observe(&input_of(seen));
         })?;
         estimator.close_window(&LiveWindow::of(&period));
         rate += references_per_second(&period) / PERIODS as f64;

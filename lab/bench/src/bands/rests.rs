@@ -16,13 +16,14 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use plimsoll_estimator::live::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
+use plimsoll_estimator::live::{LiveEstimator, LiveOptions, LiveWindow};
 use plimsoll_estimator::{LruStack, working_set};
 use plimsoll_flow::{
     MissRatioCurve, PageCount, PageNumber, TraceMethod, WorkingSet, WorkingSetBound,
 };
+use plimsoll_observe::input_of;
 use plimsoll_observe::intermittent::{CHECKED_PAGES, Convergence, REST_PERIODS_MAX, Signals};
-use plimsoll_trap::{Backend, Observation, ReplayedVm, TraceConfig};
+use plimsoll_trap::{Backend, ReplayedVm, TraceConfig};
 
 use super::live::{
     BACKENDS, Found, PERIOD, TRAP_COST, Tally, Truth, numbered, references_per_second,
@@ -262,11 +263,7 @@ fn observe(
         } else {
             outcome.traced += 1.0;
             let ran = tracing.run_period(&AtomicBool::new(false), &mut |seen| {
-                estimates.observe(&match seen {
-                    Observation::References(batch) => LiveInput::References(batch.pages()),
-                    Observation::Scan(scan) => LiveInput::Scan(scan.touched.pages()),
-                    Observation::FirstTouches { samples, .. } => LiveInput::FirstTouches(*samples),
-                });
+                estimates.observe(&input_of(seen));
             })?;
             estimates.close_window(&LiveWindow::of(&ran));
             let curve = estimates.recent_curve();
