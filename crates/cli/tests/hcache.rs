@@ -484,4 +484,14 @@ fn load_checks_the_pages_that_come_back() {
         "{table}"
     );
     assert!(table.ends_with(" pages, 0 wrong\n"), "{table}");
+
+    let gets = served.text("bench --seconds 1 --pages 10 --batch 1 --write-ratio 0");
+    assert!(gets.contains(", 0 % puts, "), "{gets}");
+    assert!(gets.contains("\nputs            0 /s, - refused"), "{gets}");
+    let (code, _, complaint) = ran(&mut served.verb("bench --write-ratio 150%"));
+    assert_eq!(code, Some(2), "{complaint}");
+    assert!(
+        complaint.contains("--write-ratio 1.5: expected 0 to 1"),
+        "{complaint}"
+    );
 }
