@@ -7,8 +7,8 @@
 //! | `{"command":"resize","cache_bytes":N}` | `null`; the cache then takes no more |
 //! | `{"command":"enable"}` | `null`; a cache that switched itself off restarts, empty |
 //!
-//! An answer is `{"schema":1,"result":R}` or `{"schema":1,"error":"why"}`, and either way the next request may
-//! follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
+//! An answer is `{"schema":1,"result":R}` or `{"schema":1,"error":"why","result":null}`, and either way the next request
+//! may follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
 //! silence. At most [`CLIENTS_MAX`] connections are open at a time. Whoever may open the socket may do all of this.
 
 use std::fs::{self, Permissions};
