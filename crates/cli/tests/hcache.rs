@@ -121,6 +121,11 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ),
         ("--capacity 2X", 2, "'2X' is not a size"),
         ("--capacity 2M --client-max lots", 2, "'lots' is not a size"),
+        (
+            "--capacity 2M --client-max 1",
+            2,
+            "--client-max 1: the minimum is 24KiB, and 544KiB for clients with a ring of the usual size",
+        ),
         ("--capacity 2M --mode 8", 2, "'8' is not a mode"),
         ("--capacity 2M --mode 1000", 2, "'1000' is not a mode"),
         ("--capacity 2M --workers 0", 2, "0 is not in 1..=256"),
@@ -484,4 +489,14 @@ fn load_checks_the_pages_that_come_back() {
         "{table}"
     );
     assert!(table.ends_with(" pages, 0 wrong\n"), "{table}");
+
+    let gets = served.text("bench --seconds 1 --pages 10 --batch 1 --write-ratio 0");
+    assert!(gets.contains(", 0 % puts, "), "{gets}");
+    assert!(gets.contains("\nputs            0 /s, - refused"), "{gets}");
+    let (code, _, complaint) = ran(&mut served.verb("bench --write-ratio 150%"));
+    assert_eq!(code, Some(2), "{complaint}");
+    assert!(
+        complaint.contains("--write-ratio 1.5: expected 0 to 1"),
+        "{complaint}"
+    );
 }

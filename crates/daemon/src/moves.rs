@@ -291,14 +291,17 @@ pub fn reserved_bytes(status: &MemoryStatus, unanswered: Holding) -> u64 {
     of(&status.direct, unanswered.direct_bytes).saturating_add(cache_bytes)
 }
 
-/// An error and its sources, in one line.
+/// An error and its sources in one line, each once: some errors repeat the source in their own text.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
+        let own = cause.to_string();
+        if !text.ends_with(&own) {
+            text.push_str(": ");
+            text.push_str(&own);
+        }
         source = cause.source();
     }
     text

@@ -35,6 +35,17 @@ pub enum Request {
     Enable,
 }
 
+impl Request {
+    /// Whether it changes anything; the others are queries.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        match self {
+            Self::Stat | Self::Curve => false,
+            Self::Resize { .. } | Self::Enable => true,
+        }
+    }
+}
+
 /// An answer as it is transmitted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
@@ -48,11 +59,11 @@ pub struct Answer {
     pub result: Value,
 }
 
-/// Why a daemon did not answer. Only [`Resize`](Request::Resize) and [`Enable`](Request::Enable) change anything.
+/// Why a daemon did not answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskAdminError {
-    /// No server answers; nothing was requested.
+    /// No server answers; nothing was requested that [changes](Request::changes) anything.
     #[error("no disk daemon answers at {}", socket.display())]
     Unreachable {
         /// The socket.
@@ -61,7 +72,7 @@ pub enum DiskAdminError {
         #[source]
         source: io::Error,
     },
-    /// No answer in time, or the connection broke: the request may or may not have been carried out.
+    /// No answer to a change in time, or the connection broke: it may or may not have been carried out.
     #[error("no disk daemon answers at {}: the request may or may not have been carried out", socket.display())]
     Unanswered {
         /// The socket.
@@ -76,7 +87,7 @@ pub enum DiskAdminError {
         /// The daemon's message.
         why: String,
     },
-    /// The answer could not be parsed: the request may or may not have been carried out.
+    /// The answer could not be parsed: a change may or may not have been carried out.
     #[error("unexpected answer of the daemon: {what}")]
     Unknown {
         /// The error.
@@ -123,9 +134,12 @@ pub fn ask_over<T: DeserializeOwned>(
     let _ = stream.set_write_timeout(Some(left.max(Duration::from_millis(1))));
     let _ = stream.write_all(&line);
     let _ = stream.shutdown(std::net::Shutdown::Write);
-    let text = receive(&mut stream, deadline).map_err(|source| DiskAdminError::Unanswered {
-        socket: socket.to_owned(),
-        source,
+    let text = receive(&mut stream, deadline).map_err(|source| {
+        let socket = socket.to_owned();
+        match request.changes() {
+            true => DiskAdminError::Unanswered { socket, source },
+            false => DiskAdminError::Unreachable { socket, source },
+        }
     })?;
     let answer: Answer = serde_json::from_slice(&text).map_err(unknown)?;
     if answer.schema != SCHEMA {
@@ -314,7 +328,12 @@ fn receive(stream: &mut UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
         match stream.read(&mut bytes) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(read) => text.extend_from_slice(&bytes[..read]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // The latter if no time is left.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                ) => {}
             Err(error) => return Err(error),
         }
         if text.ends_with(b"\n") {
@@ -405,9 +424,19 @@ mod tests {
         let refused = "{\"schema\":1,\"error\":\"too large\"}\n";
         assert_eq!(message(refused), "the daemon refuses: too large");
         for cut_off in ["", "{\"schema\":1,"] {
+            let (_folder, socket) = daemon(cut_off);
+            let error = resize(&socket, 0, Duration::from_millis(500)).unwrap_err();
             assert!(
-                message(cut_off).ends_with("may or may not have been carried out"),
-                "{cut_off}"
+                error
+                    .to_string()
+                    .ends_with("may or may not have been carried out"),
+                "{cut_off}: {error}"
+            );
+            // A query carries nothing out.
+            let error = told(cut_off).unwrap_err();
+            assert!(
+                matches!(error, DiskAdminError::Unreachable { .. }),
+                "{cut_off}: {error}"
             );
         }
         let nobody = stat(Path::new("/nonexistent"), TIMEOUT).unwrap_err();

@@ -11,7 +11,8 @@ use super::source::{Daemons, complain};
 ///
 /// Writes DIR/date=YYYY-MM-DD/host=NAME/curves.parquet and working_sets.parquet. Files of days that ended more than three hours ago are
 /// final; others are replaced when the command is repeated, as by a timer once a day. A run that is interrupted leaves no damaged
-/// file. The exit code is 5 if some hosts did not answer: their days are archived later, as long as their daemons keep them.
+/// file. The exit code is 5 if some hosts are not completely archived, such as those that did not answer: their days are archived later,
+/// as long as their daemons keep them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Directory of the archive, which is created
@@ -24,12 +25,11 @@ pub struct Args {
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (collector, answers) = args.daemons.collect(DAY_MS)?;
-    let hosts = answers.hosts.len();
     let archived = archive::archive(&collector, answers, &args.folder)?;
     writeln!(
         out,
-        "{hosts} hosts answered: {} files were written, {} were final already.",
-        archived.written, archived.kept
+        "{} hosts are archived: {} files were written, {} were final already.",
+        archived.hosts, archived.written, archived.kept
     )?;
-    complain(&archived.missing)
+    complain(&archived.missing, "are not completely archived")
 }

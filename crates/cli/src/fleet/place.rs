@@ -14,7 +14,7 @@ use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
 use plimsoll_protocol::size::BitRate;
 
 use super::report::hosts;
-use super::source::{Source, complain};
+use super::source::{Source, UNANSWERED, complain};
 use crate::live::words::size;
 
 /// Plan on which host each VM should run, as a list of moves in an order in which each target has room.
@@ -85,7 +85,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let text = "not every host may be lost; the plan is as near to that as was found";
         return Err(Forbidden(text.to_owned()).into());
     }
-    complain(&file.missing)
+    complain(&file.missing, UNANSWERED)
 }
 
 fn table(plan: &PlacementJson) -> String {

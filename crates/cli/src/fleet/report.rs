@@ -6,7 +6,7 @@ use plimsoll_fleet::plan;
 use plimsoll_output::{Columns, Side, TableOrJson, percent, printable};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
-use super::source::{Source, complain};
+use super::source::{Source, UNANSWERED, complain};
 use crate::live::words::size;
 
 /// Show what the VMs of each host need together, and which hosts may be lost.
@@ -31,7 +31,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         TableOrJson::Table => table(&report),
     };
     out.write_all(text.as_bytes())?;
-    complain(&report.missing)
+    complain(&report.missing, UNANSWERED)
 }
 
 /// Hosts as a table.

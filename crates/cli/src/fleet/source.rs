@@ -92,16 +92,19 @@ pub struct Source {
 pub fn run(args: &CollectArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let (_, file) = args.daemons.collect(milliseconds(args.every)?)?;
     writeln!(out, "{}", serde_json::to_string(&file)?)?;
-    complain(&file.missing)
+    complain(&file.missing, UNANSWERED)
 }
 
-/// An error if hosts are missing: the rest was shown.
-pub fn complain(missing: &[MissingHost]) -> anyhow::Result<()> {
+/// What is missing of hosts of which nothing is known.
+pub const UNANSWERED: &str = "did not answer";
+
+/// An error if hosts are missing, with what they did or lack: the rest was shown.
+pub fn complain(missing: &[MissingHost], what: &str) -> anyhow::Result<()> {
     let Some(first) = missing.first() else {
         return Ok(());
     };
     let text = format!(
-        "{} hosts did not answer; the first: {}: {}",
+        "{} hosts {what}; the first: {}: {}",
         missing.len(),
         printable(&first.target),
         printable(&first.why)
@@ -174,7 +177,7 @@ impl Source {
             reserve_ratio,
             processors_ratio: (!self.no_cpu).then_some(self.cpu_ratio),
         };
-        if let (true, Err(error)) = (file.hosts.is_empty(), complain(&file.missing)) {
+        if let (true, Err(error)) = (file.hosts.is_empty(), complain(&file.missing, UNANSWERED)) {
             return Err(error);
         }
         let fleet = Fleet::of(&file, &settings)?;

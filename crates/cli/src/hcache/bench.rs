@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use plimsoll_hcache::PAGE_BYTES;
-use plimsoll_output::TableOrJson;
+use plimsoll_output::{TableOrJson, bail_usage};
 use plimsoll_protocol::curve_json::SCHEMA;
-use plimsoll_protocol::size::{ByteSize, Rate};
+use plimsoll_protocol::size::{ByteSize, Share};
 use plimsoll_ring::{ConnectOptions, Connection};
 use plimsoll_serve::hcache::load::{Load, LoadOptions};
 use serde_json::{Value, json};
@@ -32,9 +32,9 @@ pub struct Args {
     /// Operations in flight
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4095))]
     batch: u32,
-    /// Share of puts; the rest are gets
-    #[arg(long, value_name = "RATE", default_value = "0.5")]
-    write_ratio: Rate,
+    /// Share of puts, 0 to 1; the rest are gets
+    #[arg(long, value_name = "SHARE", default_value = "0.5")]
+    write_ratio: Share,
     /// Random seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -45,6 +45,9 @@ pub struct Args {
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.write_ratio.get() > 1.0 {
+        bail_usage!("--write-ratio {}: expected 0 to 1", args.write_ratio);
+    }
     let mut options = ConnectOptions::new("bench");
     options.entries = args.batch.next_power_of_two();
     options.slots = args.batch;

@@ -265,14 +265,16 @@ impl<H: Host> Turns<H> {
                 })
             })
             .collect();
+        let (then, now) = (allocation.geometric_mean, allocation.geometric_mean_now);
         let mut reason = format!(
-            "Misses fall to {:.2} of those at the baselines (geometric mean over {} VMs, now {:.2}), and every VM stays within its limit.",
-            allocation.geometric_mean,
+            "Misses {} to {then:.2} of those at the baselines (geometric mean over {} VMs, now {now:.2}), and each of these stays within its limit{}.",
+            // On a host that is short, all may have to give.
+            if then > now { "rise" } else { "fall" },
             demands
                 .iter()
                 .filter(|demand| demand.curve.is_some())
                 .count(),
-            allocation.geometric_mean_now,
+            exceptions(&demands, &allocation),
         );
         reason.push_str(&margins(&demands, &allocation));
         reason.push_str(&self.miss_costs());
@@ -480,6 +482,7 @@ impl<H: Host> Turns<H> {
                 (pending.kind, sizes.collect::<Vec<_>>())
             };
             if sizes(old) == sizes(&pending) {
+                decision.reason.clone_from(&pending.reason);
                 decision.plan.clone_from(&pending.plan);
                 decision.inputs.clone_from(&pending.inputs);
                 *old = pending;
@@ -527,17 +530,35 @@ impl<H: Host> Turns<H> {
     }
 }
 
-/// The predictions of the VMs that give memory beside their bounds, as sentences that follow the reason.
+/// The VMs with a curve of which an allocation does not show that they stay within their limits, as the end of a
+/// sentence: a VM is given its baseline whatever its misses there.
+fn exceptions(demands: &[Demand], allocation: &Allocation) -> String {
+    let targets = demands.iter().zip(&allocation.targets);
+    let known = targets.filter(|(demand, _)| demand.curve.is_some());
+    let texts = known.filter_map(|(demand, target)| {
+        let why = match demand.bound.predictions(target.relative, target.misses) {
+            None => "not predicted",
+            Some(predictions) if predictions.iter().any(|it| it.margin() < 0.0) => "may exceed it",
+            Some(_) => return None,
+        };
+        Some(format!("{} ({why})", target.vm))
+    });
+    match texts.collect::<Vec<_>>() {
+        texts if texts.is_empty() => String::new(),
+        texts => format!(", except {}", texts.join(", ")),
+    }
+}
+
+/// The predictions of the VMs that give memory, or may exceed their bounds, beside these, as sentences that follow the
+/// reason.
 fn margins(demands: &[Demand], allocation: &Allocation) -> String {
     let targets = demands.iter().zip(&allocation.targets);
-    let giving = targets.filter(|(demand, target)| target.size < demand.current);
-    let texts = giving.flat_map(|(demand, target)| {
+    let texts = targets.flat_map(|(demand, target)| {
+        let gives = target.size < demand.current;
         let predictions = demand.bound.predictions(target.relative, target.misses);
-        let vm = &target.vm;
-        predictions
-            .into_iter()
-            .flatten()
-            .map(move |prediction| format!(" {vm}: {prediction}."))
+        let stated = predictions.into_iter().flatten();
+        let stated = stated.filter(move |prediction| gives || prediction.margin() < 0.0);
+        stated.map(move |prediction| format!(" {}: {prediction}.", target.vm))
     });
     texts.collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::shared::Command;
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{Promise, VmStatus};
@@ -288,6 +289,43 @@ fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
     let idle = rig.snapshot().host.vms[0].clone();
     assert_eq!((idle.vm.as_str(), idle.status), ("idle", VmStatus::Unknown));
     assert!(idle.why.contains("no rate"), "{}", idle.why);
+}
+
+#[test]
+fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
+    let mut config = config(Mode::Observe);
+    config.vms.insert(
+        0,
+        VmRule {
+            baseline_bytes: Some(256 * MIB),
+            ..VmRule::for_name("web")
+        },
+    );
+    config.total_bytes = Some(1200 * MIB);
+    let mut rig = Rig::of_three(config);
+    let reason = |rig: &Rig| rig.snapshot().proposal.clone().unwrap().reason;
+    rig.pass(30);
+    let certain = reason(&rig);
+    assert!(
+        certain.contains("and each of these stays within its limit. "),
+        "{certain}"
+    );
+    // It hardly misses, as far as is known: the band of its few misses has no upper limit.
+    let point = CurvePoint {
+        low: 0.0,
+        high: 1.0,
+        ..CurvePoint::exact(PageCount(4096), 0.0005)
+    };
+    let vague = MissRatioCurve::new(vec![point], 1000).unwrap();
+    rig.host.change("web", |vm| vm.claimed = Some(vague));
+    rig.pass(30);
+    let vague = reason(&rig);
+    assert!(
+        vague.contains("stays within its limit, except web (may exceed it). "),
+        "{vague}"
+    );
+    let web = " web: planned 1.00 (band to 1000.00), above the limit of 1.25: its baseline gives no less.";
+    assert!(vague.contains(web), "{vague}");
 }
 
 #[test]

@@ -37,6 +37,8 @@ const AHEAD_MAX_MS: i64 = 60 * 60 * 1000;
 /// What was archived.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Archived {
+    /// Hosts of which nothing is missing.
+    pub hosts: u64,
     /// Tables that were written.
     pub written: u64,
     /// Tables that were final already.
@@ -110,11 +112,12 @@ pub fn archive(
     for (host, (tables, result)) in results {
         archived.written += tables.written;
         archived.kept += tables.kept;
-        if let Err(why) = result {
-            archived.missing.push(MissingHost {
+        match result {
+            Ok(()) => archived.hosts += 1,
+            Err(why) => archived.missing.push(MissingHost {
                 target: host.target.clone(),
                 why,
-            });
+            }),
         }
     }
     archived.missing.sort_by(|a, b| a.target.cmp(&b.target));

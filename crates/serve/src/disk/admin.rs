@@ -7,8 +7,8 @@
 //! | `{"command":"resize","cache_bytes":N}` | `null`; the cache then takes no more |
 //! | `{"command":"enable"}` | `null`; a cache that switched itself off restarts, empty |
 //!
-//! An answer is `{"schema":1,"result":R}` or `{"schema":1,"error":"why"}`, and either way the next request may
-//! follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
+//! An answer is `{"schema":1,"result":R}` or `{"schema":1,"error":"why","result":null}`, and either way the next request
+//! may follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
 //! silence. At most [`CLIENTS_MAX`] connections are open at a time. Whoever may open the socket may do all of this.
 
 use std::fs::{self, Permissions};
@@ -40,8 +40,10 @@ const REQUEST_BYTES_MAX: usize = 4096;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 /// How long a request may take from its first byte to its last, and an answer to be taken.
 const TRANSFER_MAX: Duration = Duration::from_secs(10);
-/// How long a daemon may take to answer; dropping the pages of a large cache takes time.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// How long a daemon may take to answer a query.
+const QUERY_MAX: Duration = Duration::from_secs(10);
+/// How long it may take to carry out a change; dropping the pages of a large cache takes time.
+const CHANGE_MAX: Duration = Duration::from_secs(60);
 
 /// A server that answers requests.
 pub trait Daemon: Send + Sync {
@@ -227,7 +229,11 @@ pub fn report(socket: &Path, curve: bool) -> anyhow::Result<Report> {
 ///
 /// [`Unreachable`] if no daemon answers at `socket`; otherwise the daemon's own error.
 pub fn ask<T: DeserializeOwned>(socket: &Path, request: Request) -> anyhow::Result<T> {
-    disk_admin::ask(socket, request, ANSWER_MAX).map_err(|error| match error {
+    let timeout = match request.changes() {
+        true => CHANGE_MAX,
+        false => QUERY_MAX,
+    };
+    disk_admin::ask(socket, request, timeout).map_err(|error| match error {
         DiskAdminError::Unreachable { .. } | DiskAdminError::Unanswered { .. } => {
             Unreachable(error.into()).into()
         }

@@ -16,7 +16,8 @@ use plimsoll_hcache::{
 };
 use plimsoll_output::{bail_usage, stop_flag};
 use plimsoll_protocol::size::{ByteSize, Rate};
-use plimsoll_ring::{ClientLimits, Server, ServerOptions};
+use plimsoll_ring::protocol::Geometry;
+use plimsoll_ring::{ClientLimits, ConnectOptions, Server, ServerOptions};
 
 use super::ghosts::{GhostPlan, Ghosts};
 use super::report::{Report, Surroundings};
@@ -237,6 +238,14 @@ impl Args {
                 self.capacity
             );
         }
+        if let Some(client_max) = self.client_max {
+            let [smallest, usual] = client_min();
+            if client_max < smallest {
+                bail_usage!(
+                    "--client-max {client_max}: the minimum is {smallest}, and {usual} for clients with a ring of the usual size"
+                );
+            }
+        }
         check_sizes([("--capacity", self.capacity), ("--max-capacity", max)])?;
         Ok(max)
     }
@@ -280,6 +289,16 @@ impl Args {
         }
         options
     }
+}
+
+/// The minimum memory of a client with the smallest ring, and of one with a ring of the usual size: the ring, which counts
+/// as the client's memory, and a page with its description, rounded up to two pages.
+fn client_min() -> [ByteSize; 2] {
+    let usual = ConnectOptions::new("");
+    [(1, 1), (usual.entries, usual.slots)].map(|(entries, slots)| {
+        let ring = Geometry::new(entries, slots).expect("the size of a ring");
+        ByteSize((ring.region_bytes() + 2 * PAGE_BYTES) as u64)
+    })
 }
 
 /// The number of pages that one modelled page represents.

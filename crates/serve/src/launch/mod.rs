@@ -10,7 +10,7 @@ mod memory;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use anyhow::Context as _;
@@ -58,6 +58,8 @@ pub struct Plan {
     pub memory_phrase: String,
     /// Arguments of the daemon, if there is one.
     pub daemon: Option<Vec<OsString>>,
+    /// The daemon's directory, which is removed with this if it is empty then; `None` if `--state` names it.
+    own_directory: Option<PathBuf>,
 }
 
 impl Plan {
@@ -89,9 +91,12 @@ impl Plan {
         }
         let memory = Memory::of(&line)?;
         let memory_phrase = memory.add_to(&mut added);
+        let own_directory = user_directory().join(&name);
+        let state = args.cache.state.as_deref();
         let daemon = if has_daemon {
             args.cache.engine()?;
-            Some(daemon_arguments(args, &name, &line, &mut added)?)
+            let directory = state.unwrap_or(&own_directory);
+            Some(daemon_arguments(args, &name, directory, &line, &mut added)?)
         } else {
             None
         };
@@ -101,7 +106,17 @@ impl Plan {
             added,
             memory_phrase,
             daemon,
+            own_directory: (has_daemon && state.is_none()).then_some(own_directory),
         })
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.own_directory {
+            // It stays if there are writes in it, or sockets.
+            let _ = fs::remove_dir(directory);
+        }
     }
 }
 
@@ -109,17 +124,16 @@ impl Plan {
 fn daemon_arguments(
     args: &LaunchArgs,
     name: &str,
+    directory: &Path,
     line: &[String],
     added: &mut Vec<OsString>,
 ) -> anyhow::Result<Vec<OsString>> {
-    let directory = args.cache.state.clone();
-    let directory = directory.unwrap_or_else(|| user_directory().join(name));
     let made = fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(&directory);
+        .create(directory);
     let directory = made
-        .and_then(|()| fs::canonicalize(&directory))
+        .and_then(|()| fs::canonicalize(directory))
         .with_context(|| {
             format!(
                 "cannot create the directory {}: see --state",
@@ -232,6 +246,27 @@ mod tests {
 
     fn line(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_directory_of_a_vm_is_removed_unless_something_is_left_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for left in [None, Some("dirty.log")] {
+            let directory = folder.path().join("web");
+            fs::create_dir(&directory).unwrap();
+            if let Some(left) = left {
+                fs::write(directory.join(left), "").unwrap();
+            }
+            drop(Plan {
+                name: "web".to_owned(),
+                line: Vec::new(),
+                added: Vec::new(),
+                memory_phrase: String::new(),
+                daemon: None,
+                own_directory: Some(directory.clone()),
+            });
+            assert_eq!(directory.exists(), left.is_some());
+        }
     }
 
     #[test]
