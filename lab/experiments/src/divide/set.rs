@@ -4,7 +4,7 @@ use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
 
 use super::CurveSource;
 use super::measure::{AllocationResult, InitialVm, Run, TOLERANCE, VmResult};
-use crate::results::{Conditions, Measurement, Repetition, ResultSet, Unit};
+use crate::results::{Conditions, GEOMETRIC_MEAN, Measurement, Repetition, ResultSet, Unit};
 use crate::trio::{BASELINE_MIB, Third};
 
 /// The paper's geometric means over its three servers, by policy and bound: \[LS07\] tables 2 and 3.
@@ -98,6 +98,9 @@ pub fn result_set(
         measurements,
         limits: vec![
             "Counts, no times: the guests are emulated.".to_owned(),
+            "Curves of first touches show nothing beyond the memory that a VM has: where every VM uses all of its own, allocations by them move nothing, \
+             and their promises are kept for that reason."
+                .to_owned(),
             "The servers are models of the paper's, and smaller.".to_owned(),
             "ESX by sampling checks all pages for accesses in 30 s, not 100 random ones: it is the paper's sampling without its noise.".to_owned(),
         ],
@@ -125,7 +128,7 @@ fn summaries(runs: &[Run], seeds: u32) -> Vec<Measurement> {
     let rows = all.rows().into_iter().enumerate();
     rows.map(|(row, (name, count))| Measurement {
         item: "LS07 table 2".to_owned(),
-        what: "Promises, by seed".to_owned(),
+        what: "Promises of limits on misses, by seed".to_owned(),
         of: name.to_owned(),
         unit: Unit::Count,
         values: by_seed
@@ -133,7 +136,7 @@ fn summaries(runs: &[Run], seeds: u32) -> Vec<Measurement> {
             .map(|rows| Some(f64::from(rows[row].1)))
             .collect(),
         paper: String::new(),
-        remark: format!("**{count}** in all"),
+        remark: format!("{count} in all"),
     })
     .collect()
 }
@@ -196,13 +199,13 @@ fn of_allocations(runs: &[&Run]) -> Vec<Measurement> {
             _ => "",
         };
         push(
-            "geometric mean, predicted".to_owned(),
+            format!("{GEOMETRIC_MEAN}, predicted"),
             Unit::Factor,
             paper,
             values(&|one| one.predicted_mean),
         );
         push(
-            "geometric mean, measured".to_owned(),
+            format!("{GEOMETRIC_MEAN}, measured"),
             Unit::Factor,
             paper,
             values(&|one| one.measured_mean),
@@ -384,7 +387,7 @@ mod tests {
         };
         let broken = row("promises broken");
         assert_eq!(broken.values, [Some(0.0), Some(1.0)]);
-        assert_eq!(broken.remark, "**1** in all");
+        assert_eq!(broken.remark, "1 in all");
         assert_eq!(row("web, measured").values, [Some(1.1), Some(1.4)]);
         let drift = row("web").values[0].unwrap();
         assert!((drift - 1.1).abs() < 1e-12);

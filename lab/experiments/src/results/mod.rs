@@ -22,6 +22,8 @@ pub use progress::Progress;
 
 /// What a row of means over programs is of.
 pub const MEAN: &str = "mean of the programs";
+/// What measurements of a mean over unlike VMs begin with.
+pub const GEOMETRIC_MEAN: &str = "geometric mean";
 
 /// Version of the kept form.
 const SCHEMA: u32 = 1;

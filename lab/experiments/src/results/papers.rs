@@ -23,7 +23,6 @@ const fn item(item: &'static str, what: &'static str, answer: Answer) -> PaperIt
 }
 
 const DISK: Answer = Answer::Document("disk-measured.md");
-const DIVIDING: Answer = Answer::Document("dividing-measured.md");
 const WORKING_SET: Answer = Answer::Document("working-set-measured.md");
 const MIGRATION: Answer = Answer::Document("migration-measured.md");
 const FULL_SERVICES: Answer =
@@ -107,9 +106,9 @@ pub const ITEMS: [PaperItem; 46] = [
     item(
         "LS07 table 2",
         "allocation under isolation constraints",
-        DIVIDING,
+        Answer::Kept,
     ),
-    item("LS07 table 3", "against ESX's sampling", DIVIDING),
+    item("LS07 table 3", "against ESX's sampling", Answer::Kept),
     item("LS07 §6.2", "signatures of pages; ablations", DISK),
     item(
         "LS07 §4.4",

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use plimsoll_output::write_file;
 
 use super::papers::{Answer, ITEMS};
-use super::{Measurement, ResultSet};
+use super::{GEOMETRIC_MEAN, Measurement, ResultSet, Unit};
 
 /// Make the overview of the results that experiments kept, and the page of each anew
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ const MARKS: [&str; 2] = [
 ];
 
 /// Sets, and the beginning of what is measured, of the headlines.
-const HEADLINES: [(&str, &str); 6] = [
+const HEADLINES: [(&str, &str); 8] = [
     (
         "aet",
         "AET against exact LRU on the same references, hot set 2048",
@@ -39,6 +39,11 @@ const HEADLINES: [(&str, &str); 6] = [
         "Working set of a period (5 % misses) by exact LRU against every reference",
     ),
     ("aet", "Overhead, hot set 64, rate 1/128"),
+    ("divide", "Promises"),
+    (
+        "divide",
+        "scan-with-task: isolated sharing, at most 25 % more misses, curves from caches",
+    ),
     ("overhead", "Added CPU time of vCPU and tracer"),
     (
         "splits",
@@ -178,8 +183,25 @@ fn topics(set: &ResultSet) -> Vec<(&str, Vec<&Measurement>)> {
     topics
 }
 
-/// Rows in one cell: one row as it is; of several the range of their medians, after the mean of the programs if there is one.
+/// Rows in one cell: one row as it is; of several the geometric means, if there are any, or counts with the sums in their remarks;
+/// otherwise the range of their medians, after the mean of the programs if there is one.
 fn headline(rows: &[&Measurement]) -> String {
+    let each: Vec<_> = if rows
+        .iter()
+        .all(|one| one.unit == Unit::Count && !one.remark.is_empty())
+    {
+        rows.iter()
+            .map(|one| format!("{}: {}", one.of, one.remark))
+            .collect()
+    } else {
+        let means = rows.iter().filter(|one| one.of.starts_with(GEOMETRIC_MEAN));
+        means
+            .map(|one| format!("{}: {}", one.of, one.text()))
+            .collect()
+    };
+    if !each.is_empty() {
+        return each.join("; ");
+    }
     let (mean, others): (Vec<&Measurement>, Vec<&Measurement>) =
         rows.iter().partition(|one| one.of == super::MEAN);
     if let [one] = others[..] {
