@@ -35,8 +35,10 @@ struct SocketArgs {
     socket: PathBuf,
 }
 
-/// How long a server may take to answer; dropping the pages of a large store takes time.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a server may take to answer a query.
+const QUERY_MAX: Duration = Duration::from_secs(10);
+/// How long it may take to carry out a change; dropping the pages of a large store takes time.
+const CHANGE_MAX: Duration = Duration::from_secs(60);
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use plimsoll_protocol::size::ByteSize;
 
-use super::{SocketArgs, TIMEOUT, failure};
+use super::{CHANGE_MAX, SocketArgs, failure};
 
 /// Change the capacity of a running store, up to its --max-capacity.
 ///
@@ -19,7 +19,7 @@ pub struct Args {
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    plimsoll_ring::resize(&args.socket.socket, args.size.0, TIMEOUT).map_err(failure)?;
+    plimsoll_ring::resize(&args.socket.socket, args.size.0, CHANGE_MAX).map_err(failure)?;
     writeln!(out, "capacity {}", args.size.rounded())?;
     Ok(())
 }

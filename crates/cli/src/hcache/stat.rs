@@ -9,7 +9,7 @@ use plimsoll_plot::{Axis, Chart, Series, Unit};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_serve::hcache::{Report, metrics, table};
 
-use super::{SocketArgs, TIMEOUT, failure};
+use super::{QUERY_MAX, SocketArgs, failure};
 use crate::stat::{self, StatArgs, curve_of};
 
 /// Show what a store holds, for whom, and the hit ratios predicted for other capacities.
@@ -31,7 +31,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn query(args: &Args, curves: bool) -> anyhow::Result<Report> {
-    let text = plimsoll_ring::stats(&args.socket.socket, TIMEOUT).map_err(failure)?;
+    let text = plimsoll_ring::stats(&args.socket.socket, QUERY_MAX).map_err(failure)?;
     let mut report: Report =
         serde_json::from_str(&text).context("the server's report is not one of this version")?;
     let schema = report.schema;

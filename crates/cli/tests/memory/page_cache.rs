@@ -90,8 +90,8 @@ reads web/a a uniform
 reads web/b b uniform
 reads other c uniform
 $b sleep 3
-curve both web --period 5s --periods 4 --budget 10%
-curve one web/b --period 5s --periods 4 --budget 10%
+curve both web --period 3s --periods 3 --budget 10%
+curve one web/b --period 3s --periods 3 --budget 10%
 attach cgroup:web/b --period 1s --periods 2
 attach cgroup:web/b --period 2s --periods 2
 attach 1 --backend page-cache
@@ -132,38 +132,39 @@ fn counts(lines: &[String], from: &str) -> [f64; 2] {
 
 #[test]
 fn misses_in_less_memory_are_those_of_the_curve() {
-    let kernel = GuestKernel::V6_12;
-    for pattern in ["uniform", "zipf"] {
-        let mut script = format!(
-            r"{V2}
-file a
-emptied
-reads solo a {pattern}
-$b sleep 10
-curve before solo --period 10s --periods 3 --budget 20%
-"
-        );
+    let patterns = ["uniform", "zipf"];
+    let mut script = V2.to_owned();
+    let mut of_each = |text: &dyn Fn(&str) -> String| {
+        script.extend(patterns.iter().map(|pattern| text(pattern)));
+    };
+    of_each(&|pattern| format!("file {pattern}\n"));
+    of_each(&|pattern| format!("emptied\nreads {pattern} {pattern} {pattern}\n$b sleep 8\n"));
+    of_each(&|pattern| {
+        format!("curve {pattern} {pattern} --period 10s --periods 2 --budget 20%\n")
+    });
+    for limit in LIMITS_MIB {
+        of_each(&|pattern| format!("echo {limit}M > /cg/{pattern}/memory.max\n"));
+        of_each(&|_| "$b sleep 3\n".to_owned());
+        of_each(&|pattern| {
+            format!(
+                "counts {pattern}{limit}-from {pattern}
+echo {pattern}{limit}-size $($b grep '^file ' /cg/{pattern}/memory.stat)\n"
+            )
+        });
+        of_each(&|_| "$b sleep 5\n".to_owned());
+        of_each(&|pattern| format!("counts {pattern}{limit}-to {pattern}\n"));
+    }
+    let Some(lines) = run(GuestKernel::V6_12, "limits", &script) else {
+        return;
+    };
+    for pattern in patterns {
+        let curve = curve(&lines, pattern);
         for limit in LIMITS_MIB {
-            script += &format!(
-                r"echo {limit}M > /cg/solo/memory.max
-$b sleep 6
-counts from{limit} a
-echo size{limit} $($b grep '^file ' /cg/solo/memory.stat)
-$b sleep 8
-counts to{limit} a
-"
-            );
-        }
-        let Some(lines) = run(kernel, pattern, &script) else {
-            return;
-        };
-        let curve = curve(&lines, "before");
-        for limit in LIMITS_MIB {
-            let [from, to] = ["from", "to"].map(|end| counts(&lines, &format!("{end}{limit} ")));
+            let at = format!("{pattern}{limit}");
+            let [from, to] = ["from", "to"].map(|end| counts(&lines, &format!("{at}-{end} ")));
             let measured = (to[1] - from[1]) / (to[0] - from[0]);
-            let size = lines
-                .iter()
-                .find_map(|line| line.strip_prefix(&format!("size{limit} file ")));
+            let size = format!("{at}-size file ");
+            let size = lines.iter().find_map(|line| line.strip_prefix(&size));
             let pages = PageCount(size.unwrap().parse::<u64>().unwrap() / 4096);
             let predicted = curve.miss_ratio(pages);
             println!(
@@ -171,10 +172,7 @@ counts to{limit} a
                 pages.0 as f64 / 256.0,
                 to[0] - from[0]
             );
-            assert!(
-                (predicted - measured).abs() < 0.05,
-                "{pattern}, {limit} MiB"
-            );
+            assert!((predicted - measured).abs() < 0.05, "{at} MiB");
         }
     }
 }

@@ -327,7 +327,12 @@ mod tests {
             let whole = estimator.curve().unwrap().miss_ratio(PageCount(1500));
             assert!((whole - 1.0 / 3.0).abs() < 0.1, "{}: {whole}", row.name);
             let recent = estimator.recent_curve().unwrap();
-            assert!(recent.miss_ratio(PageCount(1500)) > 0.85, "{}", row.name);
+            // A stream has seen a tenth of the last loop's references before.
+            let least = match row.takes {
+                LiveInputKind::Stream => 0.89,
+                _ => 0.9,
+            };
+            assert!(recent.miss_ratio(PageCount(1500)) > least, "{}", row.name);
         }
     }
 

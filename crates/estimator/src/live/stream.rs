@@ -9,13 +9,13 @@
 //! If it is known how many references there were to all pages, the missing ones are added as hits at every size, and those too many are taken
 //! from the shortest distances ([Waldspurger15] §3.4), in each part of the band too.
 //!
-//! After a gap the stack begins anew. It holds at most [`PAGES_MAX`] pages, of which the earlier half are dropped then.
+//! After a gap the stack begins anew. It holds at most [`PAGES_MAX`] pages, of which the half that was used longest ago is dropped then.
 //!
 //! Source: \[Waldspurger15\] §3; [KM58] for what is not resolved.
 //! Cost: twice the work of a stack per reference; 100 bytes a sampled page, at most 25 MB.
 //! Not here: the selection of sampled pages.
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{MissRatioCurve, PageNumber};
 
 use super::ordered::PooledEstimator;
 use super::survival::Survival;
@@ -39,6 +39,15 @@ struct StreamStack {
 }
 
 impl StreamStack {
+    /// Drops the pages that were used longest ago.
+    fn halve(&mut self) {
+        let pages = self.stack.in_order();
+        self.stack.clear();
+        for &page in &pages[pages.len() / 2..] {
+            self.stack.touch(page);
+        }
+    }
+
     /// Takes references too many from the shortest distances; returns how many are missing.
     fn correct(&mut self) -> u64 {
         let seen = self.firsts.len() as u64 + self.reuses.iter().sum::<u64>();
@@ -54,6 +63,9 @@ impl StreamStack {
 
 impl PartOfWindow for StreamStack {
     fn observe(&mut self, page: PageNumber) {
+        if self.stack.distinct() >= PAGES_MAX {
+            self.halve();
+        }
         let before = self.stack.distinct();
         match self.stack.touch(page) {
             Some(distance) => count_reuse(&mut self.reuses, distance),
@@ -80,13 +92,6 @@ impl PartOfWindow for StreamStack {
             survival.record_censored(before.saturating_mul(scale), 1.0);
         }
         self.reuses.clear();
-        if self.stack.distinct() > PAGES_MAX {
-            let pages = self.stack.in_order();
-            self.stack.clear();
-            for &page in &pages[pages.len() / 2..] {
-                self.stack.touch(page);
-            }
-        }
         survival
     }
 
@@ -117,9 +122,15 @@ impl LiveEstimator for StreamEstimator {
 
     fn close_window(&mut self, window: &LiveWindow) -> Option<MissRatioCurve> {
         if window.references_of_all > 0 {
-            let expected = PageCount(window.references_of_all / window.scale.max(1));
+            let expected = window.references_of_all as f64 / window.scale.max(1) as f64;
             for (part, share) in self.0.window.shares() {
-                part.expected = Some(expected.scaled(share).0);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "not negative, and less than was counted"
+                )]
+                let expected = (expected * share).round() as u64;
+                part.expected = Some(expected);
             }
         }
         // How many pages the sample has is not known: files come and go.
@@ -148,6 +159,7 @@ mod tests {
     use crate::curve::lru::ExactLru;
     use crate::live::{LiveWindow, SHARDS};
     use crate::parts::streams::curve_of;
+    use plimsoll_flow::PageCount;
     use proptest::prelude::*;
 
     fn close(estimator: &mut dyn LiveEstimator) -> Option<MissRatioCurve> {

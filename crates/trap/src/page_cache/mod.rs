@@ -8,7 +8,7 @@
 //! observed, and nothing is marked, unmapped or checked. The stream goes on from period to period, which resolves reuses of minutes and
 //! hours: only where the budget ends the observation before the period does is there a gap.
 //!
-//! **Uses** are what the kernel counts as such: `folio_mark_accessed`, which a read by a system call runs for each page, and the first
+//! **Uses** are what the kernel marks as such: `folio_mark_accessed`, which a read by a system call runs for each page, and the first
 //! write to a page since it was written to its file (`writeback_dirty_folio`). **Units** are folios: of a large folio, which comes and goes
 //! as one, all pages are used when one is.
 //!
@@ -16,7 +16,8 @@
 //! by chance a hot page or lacks it, which the estimator corrects.
 //!
 //! **Rate.** At first one page in so many that a sample of [`SAMPLED`] is in the cache as it is; then it falls where reading the ring
-//! takes more than half of the budget, or where the cache has grown. Another rate is another sample, of which everything is learnt anew.
+//! takes more than half of the budget, or where the cache has grown; it never rises. Another rate is another sample, of which everything is
+//! learnt anew.
 //!
 //! Cost: every use on the host, of whatever group, runs a program, whose time the kernel measures: 0.4 µs under emulation; a use of a
 //! sampled page of the group takes the tracer and its estimator 6 µs there.
@@ -49,7 +50,7 @@ use crate::requirement::Requirement::ControlGroup;
 use crate::target::GroupTarget;
 use crate::trial::{TouchCost, Toucher};
 
-use programs::Programs;
+use programs::{COUNTED_BITS, Programs};
 
 /// Sampled pages that should be in the cache, and the most before the rate falls.
 const SAMPLED: u64 = 8192;
@@ -58,8 +59,13 @@ const SAMPLED_MAX: u64 = 32_768;
 const SCALE_FIRST: u32 = 4;
 /// Uses that are passed on at once.
 const CHUNK: usize = 1024;
-/// Time from one reading of the ring to the next, whose 4 MiB have room for 2.6 million uses a second.
-const INTERVAL: Duration = Duration::from_millis(100);
+/// Time from the beginning of a period to the first reading of the ring, and the longest from one to the next, for which its 4 MiB
+/// have room for 2.6 million uses a second. In between it doubles, so that no more is spent unseen than was before.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
+/// Fewest counted uses from which those of all pages are estimated: within 3 %.
+const COUNTED_MIN: u64 = 1000;
+/// Share of lost uses from which on the stream is taken for interrupted.
+const LOST_MAX: f64 = 0.01;
 /// Share of the budget that reading the ring may take.
 const READING_SHARE: f64 = 0.5;
 
@@ -89,9 +95,11 @@ pub const ROW: BackendRow = BackendRow {
     }),
 };
 
-/// Refuses a kernel in which the programs cannot be loaded, and a caller who may not.
+/// Refuses a kernel in which the programs cannot run, and a caller who may not let them.
 fn check() -> Result<(), Refusal> {
-    Programs::load(SCALE_MAX, 0).map(drop)
+    let mut programs = Programs::load(SCALE_MAX, 0)?;
+    let attached = programs.attach();
+    attached.map_err(|source| Refusal::NoPageCacheTracing { source })
 }
 
 /// A control group whose page cache is observed.
@@ -108,16 +116,27 @@ struct PageCache {
     /// Whether what is observed next continues what was observed before.
     follows: bool,
     distinct: HashSet<PageNumber>,
+    /// At the end of the last period, if the programs run on.
+    last: Option<Counts>,
     periods: u64,
 }
 
-/// At the beginning of a period: CPU time of the tracer, and the programs' time and counts.
+/// What the programs had counted and taken at a time.
 #[derive(Debug, Clone, Copy)]
-struct Began {
-    cpu: Duration,
+struct Counts {
+    at: Instant,
     run_time: Duration,
     lost: u64,
     uses: u64,
+}
+
+/// The beginning of a period.
+#[derive(Debug, Clone, Copy)]
+struct Began {
+    /// CPU time of the tracer.
+    cpu: Duration,
+    counts: Counts,
+    end: Instant,
 }
 
 /// What a period has taken so far.
@@ -199,6 +218,7 @@ impl PageCache {
             batch: ReferenceBatch::new(),
             follows: false,
             distinct: HashSet::new(),
+            last: None,
             periods: 0,
         };
         cache.programs.follow(&group.inodes, &[]).map_err(failed)?;
@@ -211,32 +231,38 @@ impl PageCache {
             let mut programs = Programs::load(scale, self.config.seed)?;
             programs.follow(&self.group.inodes, &[]).map_err(failed)?;
             (self.programs, self.scale) = (programs, scale);
-            self.follows = false;
+            (self.follows, self.last) = (false, None);
         }
         Ok(())
     }
 
+    fn counts(&self) -> Result<Counts, TrapError> {
+        let counts = || {
+            Ok(Counts {
+                at: Instant::now(),
+                run_time: self.programs.run_time()?,
+                lost: self.programs.lost()?,
+                uses: self.programs.uses()?,
+            })
+        };
+        counts().map_err(failed)
+    }
+
     fn spent(&self, began: &Began) -> Result<Spent, TrapError> {
+        let run_time = self.programs.run_time().map_err(failed)?;
         Ok(Spent {
-            programs: self.run_time()?.saturating_sub(began.run_time),
+            programs: run_time.saturating_sub(began.counts.run_time),
             reading: cpu_time().saturating_sub(began.cpu),
         })
     }
 
-    fn run_time(&self) -> Result<Duration, TrapError> {
-        self.programs.run_time().map_err(failed)
-    }
-
-    fn lost(&self) -> Result<u64, TrapError> {
-        self.programs.lost().map_err(failed)
-    }
-
-    fn uses(&self) -> Result<u64, TrapError> {
-        self.programs.uses().map_err(failed)
-    }
-
-    /// Passes on what was used since the last call, until the budget is spent.
-    fn read(&mut self, began: &Began, sink: Sink<'_>) -> Result<Reading, TrapError> {
+    /// Passes on what was used since the last call, until the budget is spent or the period is over.
+    fn read(
+        &mut self,
+        began: &Began,
+        stop: &AtomicBool,
+        sink: Sink<'_>,
+    ) -> Result<Reading, TrapError> {
         let mut reading = Reading::default();
         let before = cpu_time();
         loop {
@@ -260,7 +286,8 @@ impl PageCache {
                 .config
                 .period_budget(1)
                 .is_some_and(|budget| reading.spent.all() >= budget);
-            if reading.is_over || self.batch.len() < CHUNK {
+            let is_late = Instant::now() >= began.end || stop.load(Ordering::Relaxed);
+            if reading.is_over || is_late || self.batch.len() < CHUNK {
                 break;
             }
         }
@@ -272,6 +299,7 @@ impl PageCache {
             while self.programs.next().is_some() {
                 reading.skipped += 1;
             }
+            reading.spent = self.spent(began)?;
         }
         Ok(reading)
     }
@@ -279,41 +307,50 @@ impl PageCache {
 
 impl Backend for PageCache {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
-        let (start, cpu) = (Instant::now(), cpu_time());
-        let end = start + self.config.period;
+        let cpu = cpu_time();
         let populated_pages = cached_pages(&self.group)?;
         self.distinct.clear();
-        let began = Began {
-            cpu,
-            run_time: self.run_time()?,
-            lost: self.lost()?,
-            uses: self.uses()?,
-        };
         self.programs
             .follow(&self.wanted.inodes, &self.group.inodes)
             .map_err(failed)?;
         self.group = self.wanted.clone();
+        // What was used since the last period, while curves were computed, belongs to this one.
+        let counts = match self.last.take() {
+            Some(last) => last,
+            None => self.counts()?,
+        };
+        let began = Began {
+            cpu,
+            counts,
+            end: Instant::now() + self.config.period,
+        };
+        let start = counts.at;
         self.programs.attach().map_err(failed)?;
         let (mut readings, mut uses) = (0, 0);
         let (mut window, mut cost) = (Duration::ZERO, Duration::ZERO);
+        let [mut interval, interval_max] = INTERVALS;
         let last = loop {
-            rest_until(stop, end.min(Instant::now() + INTERVAL), || false);
+            rest_until(stop, began.end.min(Instant::now() + interval), || false);
+            interval = (interval * 2).min(interval_max);
             let until = start.elapsed();
-            let reading = self.read(&began, sink)?;
+            let reading = self.read(&began, stop, sink)?;
             // What was skipped came last.
             window += (until - window).mul_f64(reading.share());
             uses += reading.uses;
             cost += reading.cost;
             readings += 1;
-            if reading.is_over || Instant::now() >= end || stop.load(Ordering::Relaxed) {
+            if reading.is_over || Instant::now() >= began.end || stop.load(Ordering::Relaxed) {
                 break reading;
             }
         };
-        let all = self.uses()?.saturating_sub(began.uses);
-        let share = uses as f64 / (uses + last.skipped).max(1) as f64;
-        // What is used from now on is not seen, so that the stream does not continue.
-        self.follows &= !last.is_over;
-        rest_until(stop, end, || false);
+        let counts = self.counts()?;
+        let lost = counts.lost.saturating_sub(began.counts.lost);
+        let all = counts.uses.saturating_sub(began.counts.uses);
+        let share = uses as f64 / (uses + last.skipped + lost).max(1) as f64;
+        // What is used from now on is not seen, or too much was not, so that the stream does not continue.
+        self.follows &= !last.is_over && lost as f64 <= LOST_MAX * uses as f64;
+        self.last = (!last.is_over).then_some(counts);
+        rest_until(stop, began.end, || false);
         let length = start.elapsed();
         let scale = self.scale;
         let distinct_pages = self.distinct.len() as u64;
@@ -330,9 +367,12 @@ impl Backend for PageCache {
             traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: readings,
-                interval: INTERVAL,
+                interval: interval_max,
                 touches: uses,
-                touches_of_all: PageCount(all).scaled(share).0,
+                touches_of_all: match all >> COUNTED_BITS >= COUNTED_MIN {
+                    true => PageCount(all).scaled(share).0,
+                    false => 0,
+                },
                 ..ScanCounts::default()
             },
             samples: SampleCounts::default(),
@@ -343,11 +383,13 @@ impl Backend for PageCache {
             overhead_ratio: overhead_ratio(last.spent.all(), length, 1),
             budget_exhausted: last.is_over,
             losses: PeriodLosses {
-                overflowed: self.lost()?.saturating_sub(began.lost),
+                overflowed: lost,
                 ..PeriodLosses::default()
             },
         };
         self.periods += 1;
+        // In a whole period.
+        let cost = cost.mul_f64(length.as_secs_f64() / window.as_secs_f64().max(1e-3));
         self.rescale(next_scale(scale, &self.config, cost, populated_pages))?;
         Ok(period)
     }
@@ -375,8 +417,11 @@ impl Backend for PageCache {
 /// Pages of the page cache that are charged to a group with all below it, without shared memory.
 fn cached_pages(group: &GroupTarget) -> Result<u64, TrapError> {
     let stat = fs::read_to_string(group.directory.join("memory.stat"));
-    let stat = stat.map_err(|_| TrapError::GroupGone {
-        directory: group.directory.clone(),
+    let stat = stat.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV) => TrapError::GroupGone {
+            directory: group.directory.clone(),
+        },
+        _ => failed(error),
     })?;
     Ok(cached_bytes(&stat) / PAGE_BYTES)
 }
@@ -399,7 +444,7 @@ fn cached_bytes(stat: &str) -> u64 {
 fn failed(source: io::Error) -> TrapError {
     TrapError::Call {
         pid: std::process::id(),
-        call: "using BPF programs",
+        call: "observing the page cache",
         source,
     }
 }

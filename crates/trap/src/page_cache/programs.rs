@@ -32,7 +32,7 @@ const DIRTIED: (&str, &str) = ("dirtied", "writeback_dirty_folio");
 /// Of the map `counts`; one use in 2^`COUNTED_BITS` is counted.
 const LOST: u32 = 0;
 const COUNTED: u32 = 1;
-const COUNTED_BITS: u32 = 4;
+pub const COUNTED_BITS: u32 = 4;
 
 /// The programs in the kernel. Dropped, they are removed.
 pub struct Programs {
