@@ -76,7 +76,8 @@ impl PausedVm {
                 "first-touch",
                 "rwp",
                 "idle",
-                "damon"
+                "damon",
+                "page-cache"
             ]
         );
         for (backend, refusals) in assessed {
@@ -84,6 +85,15 @@ impl PausedVm {
             let is_lacking = |[name, ..]: &[String; 3]| {
                 name == "no-idle-tracking" || backend == "rwp" && name == "kernel-too-old"
             };
+            // Whose page cache is observed is a control group, whatever the VM.
+            if backend == "page-cache" {
+                let mut names = refusals.iter().map(|[name, ..]| &**name);
+                assert!(
+                    names.any(|name| name == "not-a-control-group"),
+                    "{refusals:?}"
+                );
+                continue;
+            }
             // This host's DAMON is left alone; guests of the test program `memory` have one to try.
             if refusals.iter().any(is_lacking) || backend == "damon" {
                 continue;
