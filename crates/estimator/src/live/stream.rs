@@ -19,7 +19,7 @@ use plimsoll_flow::{MissRatioCurve, PageNumber};
 
 use super::ordered::PooledEstimator;
 use super::survival::Survival;
-use super::window::{PartOfWindow, lru_curve};
+use super::window::{PartOfWindow, lru_curve, sizes_needed};
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
 use crate::curve::lru::{LruStack, count_reuse};
 
@@ -78,15 +78,10 @@ impl PartOfWindow for StreamStack {
     }
 
     fn finish(&mut self, scale: u64) -> Survival {
-        let mut survival = Survival::new();
         let missing = self.correct();
+        let mut survival = sizes_needed(&self.reuses, scale);
         if missing > 0 {
             survival.record_repeatedly(1, 1.0, missing);
-        }
-        for (needed, &reuses) in (1_u64..).zip(&self.reuses) {
-            if reuses > 0 {
-                survival.record_repeatedly(needed.saturating_mul(scale), 1.0, reuses);
-            }
         }
         for before in self.firsts.drain(..) {
             survival.record_censored(before.saturating_mul(scale), 1.0);

@@ -197,6 +197,17 @@ pub struct WindowStack {
     reuses: Vec<u64>,
 }
 
+/// The sizes that references needed which were reused at these distances in a sample of one page in `scale`.
+pub(super) fn sizes_needed(reuses: &[u64], scale: u64) -> Survival {
+    let mut survival = Survival::new();
+    for (needed, &reuses) in (1_u64..).zip(reuses) {
+        if reuses > 0 {
+            survival.record_repeatedly(needed.saturating_mul(scale), 1.0, reuses);
+        }
+    }
+    survival
+}
+
 impl PartOfWindow for WindowStack {
     fn observe(&mut self, page: PageNumber) {
         if let Some(distance) = self.stack.touch(page) {
@@ -209,12 +220,7 @@ impl PartOfWindow for WindowStack {
     }
 
     fn finish(&mut self, scale: u64) -> Survival {
-        let mut survival = Survival::new();
-        for (needed, &reuses) in (1_u64..).zip(&self.reuses) {
-            if reuses > 0 {
-                survival.record_repeatedly(needed.saturating_mul(scale), 1.0, reuses);
-            }
-        }
+        let mut survival = sizes_needed(&self.reuses, scale);
         // Each page was new once: the k-th when k - 1 had been seen.
         for seen in 0..self.stack.distinct() {
             survival.record_censored(seen.saturating_mul(scale), 1.0);

@@ -65,7 +65,7 @@ impl Programs {
     }
 
     fn load_for(types: &Btf, scale: u32, seed: u64) -> Result<Self, EbpfError> {
-        let mask = u64::from(scale.next_power_of_two()) - 1;
+        let mask = u64::from(scale) - 1;
         let mut ebpf = EbpfLoader::new()
             .btf(Some(types))
             .override_global("sample_mask", &mask, true)
