@@ -26,9 +26,9 @@ use report::{Report, Totals};
 /// Trace a running VM, process or control group: print its working set every period, and its miss-ratio curve at the end.
 ///
 /// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
-/// Any other process, and a control group with all groups below it, is traced by --backend idle where the kernel tracks idle
-/// pages; of processes, --backend write-scan lists the written pages. Ends after --periods, when the target ends, or at
-/// Ctrl-C. The target is left as it was. Needs root.
+/// Any other process, and a control group with all groups below it, is traced by --backend idle or damon where the kernel has
+/// them; the page cache of control groups by --backend page-cache; of processes, --backend write-scan lists the written pages.
+/// Ends after --periods, when the target ends, or at Ctrl-C. The target is left as it was. Needs root.
 ///
 /// Ctrl-Z is ignored. If plimsoll stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
 #[derive(Debug, clap::Args)]
@@ -80,7 +80,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     if backends.is_empty() {
         bail_usage!(
-            "--estimator and --compare go with --backend trap: the others observe no order"
+            "--estimator and --compare go with --backend trap: the others have one estimator each"
         );
     }
     let format = args.output.format();
