@@ -16,11 +16,11 @@ use clap_complete::Shell;
 use plimsoll_daemon::clock::Clock;
 use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
-use plimsoll_daemon::moves::chain;
 use plimsoll_daemon::qemu_host::QemuHost;
 use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
+use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("plimsolld: {}", chain(error.as_ref()));
+            eprintln!("plimsolld: {}", with_causes(error.as_ref()));
             ExitCode::FAILURE
         }
     }

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
+use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 use crate::guard::{self, GuestCounters};
@@ -291,22 +292,6 @@ pub fn reserved_bytes(status: &MemoryStatus, unanswered: Holding) -> u64 {
     of(&status.direct, unanswered.direct_bytes).saturating_add(cache_bytes)
 }
 
-/// An error and its sources in one line, each once: some errors repeat the source in their own text.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let own = cause.to_string();
-        if !text.ends_with(&own) {
-            text.push_str(": ");
-            text.push_str(&own);
-        }
-        source = cause.source();
-    }
-    text
-}
-
 /// A holding, as reported to the operator.
 #[must_use]
 pub fn view(holding: Holding) -> HoldingView {
@@ -439,7 +424,7 @@ impl Part {
         if over && told && cache.actual_bytes.abs_diff(self.told.cache_bytes) > CACHE_SLACK_BYTES {
             self.told.cache_bytes = cache.actual_bytes;
             self.failures += 1;
-            self.error = status.failures.last().map(|error| chain(error));
+            self.error = status.failures.last().map(|error| with_causes(error));
         }
     }
 
@@ -619,7 +604,7 @@ impl Part {
 
     fn failed(&mut self, error: &ActuatorError) {
         self.failures += 1;
-        self.error = Some(chain(error));
+        self.error = Some(with_causes(error));
     }
 
     /// Sets its target to its present size.
@@ -659,7 +644,7 @@ impl Part {
         *held.status = held.actuator.poll();
         self.now = has;
         if let Some(error) = failure {
-            let error = chain(&error);
+            let error = with_causes(&error);
             self.error = Some(format!(
                 "its target could not be reset to its size: {error}"
             ));

@@ -12,6 +12,7 @@ use plimsoll_actuator::{
     ActuatorError, BalloonSettings, Endpoints, MemoryPart, Patience, Role, VmMemory,
 };
 use plimsoll_flow::VmId;
+use plimsoll_output::exit::with_causes;
 use plimsoll_vm::{
     AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
 };
@@ -22,7 +23,6 @@ use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::groups::GroupDiscovery;
 use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FoundGroups, Host, VmHandles};
-use crate::moves::chain;
 use crate::tracer::{Tracer, TracerTarget};
 
 /// Where `plimsoll run` keeps each VM's sockets.
@@ -167,7 +167,7 @@ impl Host for QemuHost {
         let mut failures = Vec::new();
         let actuator = VmMemory::open(&endpoints, &mut failures);
         for failure in &failures {
-            tracing::warn!("VM {}: {}", found.vm, chain(failure));
+            tracing::warn!("VM {}: {}", found.vm, with_causes(failure));
         }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_output::exit::with_causes;
 use plimsoll_policy::Bound;
 use plimsoll_protocol::decision::{Step, Verdict};
 use plimsoll_protocol::request::SettingsChange;
@@ -15,7 +16,7 @@ use crate::guard;
 use crate::host::{DiscoveredVm, MemoryPressure, Misses, VmHandles};
 use crate::judgement::{self, MissCount};
 use crate::miss_cost::MissCostMeter;
-use crate::moves::{chain, is_fresh, reserved_bytes};
+use crate::moves::{is_fresh, reserved_bytes};
 use crate::observed::Observations;
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
@@ -362,7 +363,7 @@ impl Vm {
             .clone()
             .filter(|failure| matches!(failure, ActuatorError::Claim { .. }));
         self.refused_claims += claims.count() as u64;
-        self.warnings = failures.map(|failure| chain(failure)).collect();
+        self.warnings = failures.map(|failure| with_causes(failure)).collect();
         if matches!(
             self.status.direct.progress,
             Progress::Absent(Absence::NoDriver)

@@ -1,13 +1,13 @@
 use std::fs;
 
 use plimsoll_flow::TraceMethod;
+use plimsoll_output::exit::with_causes;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::{PRESETS, SEARCHES};
 use tempfile::TempDir;
 
 use super::file::File;
 use super::*;
-use crate::moves::chain;
 
 /// Every key, as in the shipped file.
 const EXAMPLE: &str = include_str!(concat!(
@@ -600,7 +600,7 @@ fn only_a_file_that_was_asked_for_must_be_there() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("plimsoll.toml");
     assert!(file::files(&path, false).unwrap().is_empty());
-    let error = chain(&Config::load(Some(&path)).unwrap_err());
+    let error = with_causes(&Config::load(Some(&path)).unwrap_err());
     assert!(error.contains("cannot be read: No such file"), "{error}");
     assert_eq!(error.matches("No such file").count(), 1, "{error}");
     let error = Config::load(Some(folder.path())).unwrap_err().to_string();

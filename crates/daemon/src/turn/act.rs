@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use plimsoll_actuator::{ActuatorError, Holding, Progress};
+use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
 use plimsoll_protocol::request::Event;
 
@@ -106,7 +107,7 @@ impl<H: Host> Turns<H> {
             // A resize of a cache that goes on is no failure.
             failures.retain(|failure| !matches!(failure, ActuatorError::Busy { .. }));
             for failure in failures {
-                tracing::warn!(vm = *name, "{}", moves::chain(&failure));
+                tracing::warn!(vm = *name, "{}", with_causes(&failure));
             }
             (self.progress)();
         }
@@ -247,7 +248,7 @@ impl<H: Host> Turns<H> {
             Ok(()) => self.store_bytes = self.store_bytes.max(capacity_bytes),
             Err(error) => self.warnings.push(format!(
                 "the page store keeps its size: {}",
-                moves::chain(&error)
+                with_causes(&error)
             )),
         }
     }
@@ -366,7 +367,7 @@ impl<H: Host> Turns<H> {
             for vm in self.vms.values_mut() {
                 scope.spawn(move || {
                     if let Err(error) = vm.actuator.want_statistics(wanted) {
-                        tracing::warn!(vm = vm.found.vm, "{}", moves::chain(&error));
+                        tracing::warn!(vm = vm.found.vm, "{}", with_causes(&error));
                     }
                 });
             }

@@ -4,9 +4,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use plimsoll_output::exit::with_causes;
+
 use super::{STORE, Stage, Turns};
 use crate::host::{DiscoveredVm, Host};
-use crate::moves::{self};
 use crate::vm::Vm;
 
 /// VMs polled at a time: one whose monitor hangs delays few others.
@@ -99,7 +100,7 @@ impl<H: Host> Turns<H> {
                     self.store_bytes = lent.unwrap_or(0);
                 }
                 self.warnings
-                    .push(format!("the page store: {}", moves::chain(&error)));
+                    .push(format!("the page store: {}", with_causes(&error)));
             }
             None => self.store_bytes = 0,
         }

@@ -12,11 +12,11 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
+use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 
 use super::{CACHE_LEAST_BYTES, SAME_BYTES, Stage, Turns};
 use crate::host::Host;
-use crate::moves::chain;
 use crate::vm::Vm;
 
 /// Minimum time between two reactions: the kernel has then counted what the first one freed.
@@ -227,7 +227,7 @@ impl<H: Host> Turns<H> {
                 continue;
             }
             if let Err(error) = vm.actuator.set_cache(has(vm) - given) {
-                tracing::warn!(vm = name, "{}", chain(&error));
+                tracing::warn!(vm = name, "{}", with_causes(&error));
             }
             vm.status = vm.actuator.poll();
         }

@@ -73,6 +73,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "plimsoll-daemon",
         &[
             "plimsoll-flow",
+            "plimsoll-output",
             "plimsoll-protocol",
             "plimsoll-policy",
             "plimsoll-actuator",
