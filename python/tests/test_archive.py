@@ -111,10 +111,10 @@ def archive(tmp_path):
 def test_duckdb_reads_the_archive(archive):
     root, first, again, now_ms = archive
     days = range(now_ms // DAY_MS - DAYS, now_ms // DAY_MS + 1)
-    assert first == f"1 hosts answered: {2 * len(days)} files were written, 0 were final already.\n"
+    assert first == f"hosts archived: 1; files written: {2 * len(days)}, final already: 0\n"
     # Days that ended lately, and today, are written again.
     final = sum((day + 1) * DAY_MS + 3 * 60 * MINUTE_MS <= now_ms for day in days)
-    assert again == f"1 hosts answered: {2 * (len(days) - final)} files were written, {2 * final} were final already.\n"
+    assert again == f"hosts archived: 1; files written: {2 * (len(days) - final)}, final already: {2 * final}\n"
 
     con = duckdb.connect()
     table = lambda name: f"read_parquet('{root}/date=*/host=*/{name}.parquet', hive_partitioning = true)"  # noqa: E731
@@ -155,7 +155,7 @@ def date(day):
     [
         (["archive"], 2, "--hosts or --prometheus"),
         (["archive", "--hosts", "none.json"], 1, "none.json"),
-        (["archive", "--hosts", "hosts.json"], 5, "1 hosts did not answer"),
+        (["archive", "--hosts", "hosts.json"], 5, "hosts not completely archived: 1"),
         (["hosts.json/below", "--hosts", "hosts.json"], 1, "hosts.json/below"),
     ],
 )

@@ -28,8 +28,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let archived = archive::archive(&collector, answers, &args.folder)?;
     writeln!(
         out,
-        "{} hosts are archived: {} files were written, {} were final already.",
+        "hosts archived: {}; files written: {}, final already: {}",
         archived.hosts, archived.written, archived.kept
     )?;
-    complain(&archived.missing, "are not completely archived")
+    complain(&archived.missing, "not completely archived")
 }

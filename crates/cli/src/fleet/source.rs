@@ -96,7 +96,7 @@ pub fn run(args: &CollectArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// What is missing of hosts of which nothing is known.
-pub const UNANSWERED: &str = "did not answer";
+pub const UNANSWERED: &str = "that did not answer";
 
 /// An error if hosts are missing, with what they did or lack: the rest was shown.
 pub fn complain(missing: &[MissingHost], what: &str) -> anyhow::Result<()> {
@@ -104,7 +104,7 @@ pub fn complain(missing: &[MissingHost], what: &str) -> anyhow::Result<()> {
         return Ok(());
     };
     let text = format!(
-        "{} hosts {what}; the first: {}: {}",
+        "hosts {what}: {}; the first: {}: {}",
         missing.len(),
         printable(&first.target),
         printable(&first.why)
