@@ -38,7 +38,7 @@ use crate::storage::{PendingSubmission, Storage};
 use crate::vhost::Geometry;
 use crate::{
     CacheMode, ControlDisk, Direct, DiskError, DiskNumber, DiskStats, Engine, EngineOptions,
-    Location, MachineStats, Observer, Ring, RingCompletion, ServedImages, VictimCache,
+    Location, MachineStats, Observer, Ring, RingCompletion, RingStats, ServedImages, VictimCache,
 };
 
 pub use self::handle::MachineHandle;
@@ -656,7 +656,10 @@ impl Machine {
             uptime_seconds: self.began.elapsed().as_secs_f64(),
             engine: self.engine.stats(),
             disks,
-            ring: control.map(ControlDisk::ring_stats).unwrap_or_default(),
+            ring: RingStats {
+                control_used: control.map(|_| self.control_runs),
+                ..control.map(ControlDisk::ring_stats).unwrap_or_default()
+            },
             victim_cache: control
                 .map(ControlDisk::victim_cache_stats)
                 .unwrap_or_default(),

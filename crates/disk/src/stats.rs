@@ -93,12 +93,12 @@ pub struct DiskStats {
     pub image: String,
     pub socket: String,
     pub size_bytes: u64,
-    /// Whether a guest is connected now.
+    /// Whether QEMU is connected now.
     pub connected: bool,
     pub read_only: bool,
     /// Whether the host's page cache is bypassed.
     pub direct_io: bool,
-    /// Queues in use.
+    /// Queues that the guest's driver uses: 0 while the VM boots or is stopped, and for good once QEMU has lost the disk.
     pub queues: u32,
     /// Requests completed since the start.
     pub requests: u64,
@@ -132,6 +132,9 @@ pub struct DiskStats {
 pub struct RingStats {
     /// Whether a guest has announced one.
     pub attached: bool,
+    /// Whether the guest's driver uses the control disk, through which it announces one; `None` without a control disk.
+    #[serde(default)]
+    pub control_used: Option<bool>,
     /// Records taken.
     pub records: u64,
     /// Notifications that the guest reports as lost (no room, missed probes).

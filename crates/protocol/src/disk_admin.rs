@@ -217,6 +217,9 @@ pub struct DiskStat {
     pub lost_notices: u64,
     /// Pages dropped because the cache was full.
     pub dropped: u64,
+    /// Whether the guest's driver uses all disks, and the control disk if there is one: not while the VM boots, and never again
+    /// once QEMU has lost one (docs/disk.md, Limits).
+    pub disks_used: bool,
     /// Whether the guest's module is attached.
     pub module_attached: bool,
     /// Time that reads of which blocks came from storage took, added up; `None` if the daemon does not measure it.
@@ -240,6 +243,8 @@ struct Machine {
 
 #[derive(Deserialize)]
 struct Disk {
+    #[serde(default)]
+    queues: u32,
     read_wait_ns: Option<u64>,
 }
 
@@ -263,6 +268,7 @@ struct Engine {
 #[derive(Deserialize)]
 struct Ring {
     attached: bool,
+    control_used: Option<bool>,
     lost: u64,
     guest_memory_pages: u64,
 }
@@ -293,6 +299,8 @@ impl From<Report> for DiskStat {
             mismatches: engine.refused_mismatch,
             lost_notices: ring.lost,
             dropped: engine.dropped,
+            disks_used: ring.control_used != Some(false)
+                && disks.iter().all(|disk| disk.queues > 0),
             module_attached: ring.attached,
             read_wait_ns: waited.flatten(),
         }
@@ -400,10 +408,21 @@ mod tests {
             read_blocks: 9,
             hits: 7,
             lost_notices: 3,
+            disks_used: true,
             module_attached: true,
             ..DiskStat::default()
         };
         assert_eq!(told(REPORT).unwrap(), expected);
+        for (part, with) in [
+            (",\"lost\"", ",\"control_used\":false,\"lost\""),
+            (
+                ",\"ring\"",
+                ",\"disks\":[{\"queues\":1},{\"queues\":0}],\"ring\"",
+            ),
+        ] {
+            let unused = REPORT.replace(part, with);
+            assert!(!told(&unused).unwrap().disks_used, "{unused}");
+        }
         for counter in ["hits", "storage_errors", "lost", "attached", "vm"] {
             let without = REPORT.replace(&format!("\"{counter}\""), "\"other\"");
             let error = told(&without).unwrap_err().to_string();

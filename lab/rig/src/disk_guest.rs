@@ -10,13 +10,15 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_protocol::disk_admin;
 use plimsoll_vm::ConsoleEvent;
 use tempfile::TempDir;
 
-use crate::{DiskBackend, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel, Server};
+use crate::{DiskBackend, Guest, GuestConfig, GuestDisk, GuestImage, GuestKernel, Server, host};
 
 /// How long a daemon may take until it serves.
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(30);
@@ -265,8 +267,10 @@ impl DiskGuest {
         let heard = self.hears(timeout, until)?;
         ensure!(
             heard,
-            "the guest printed nothing new for {timeout:?}: {:?}",
-            self.told.results.last()
+            "the guest printed nothing new for {timeout:?}: {:?}; flushed {:?}; its disks: {:?}",
+            self.told.results.last(),
+            self.told.flushed,
+            disk_admin::stat(&self.admin(), DAEMON_TIMEOUT)
         );
         Ok(())
     }
@@ -330,8 +334,19 @@ impl DiskGuest {
         }
     }
 
-    /// Ends the daemon at once, as by `kill -9`.
+    /// Ends the daemon at once, as by `kill -9`; beneath a QEMU that [may lose disks](host::qemu_may_lose_disks), once the guest
+    /// uses all disks.
     pub fn kill_daemon(&mut self) {
+        let deadline = Instant::now() + DAEMON_TIMEOUT;
+        let unused = || {
+            let stat = disk_admin::stat(&self.admin(), DAEMON_TIMEOUT);
+            stat.is_ok_and(|stat| !stat.disks_used)
+        };
+        if self.guest.is_some() && host::qemu_may_lose_disks() {
+            while unused() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(10));
+            }
+        }
         self.daemon.kill();
     }
 

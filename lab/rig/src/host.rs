@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -166,6 +166,23 @@ pub fn installed(programs: &[(&str, &str)]) -> Result<(), String> {
             .map_err(|error| format!("{program}: {error}"))?;
     }
     Ok(())
+}
+
+/// Whether QEMU may never connect a disk again whose daemon dies before the guest's driver uses it: while the VM boots or is
+/// stopped, or while QEMU connects the disk. QEMU 7.2 does so, and 10 does not; its developers mended it in 8.2.
+#[must_use]
+pub fn qemu_may_lose_disks() -> bool {
+    static MAY: LazyLock<bool> = LazyLock::new(|| {
+        let output = Command::new(QEMU.0).arg(QEMU.1).output();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let version = text.ok().and_then(|text| {
+            let mut words = text.split_ascii_whitespace();
+            words.find(|word| *word == "version");
+            words.next()?.split('.').next()?.parse().ok()
+        });
+        version.is_none_or(|version: u32| version < 9)
+    });
+    *MAY
 }
 
 /// Checks that VMs can be traced: by root, on a host that does not swap.

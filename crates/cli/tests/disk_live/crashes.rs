@@ -1,6 +1,7 @@
 //! Daemons and VMs killed while writes are delayed: what was flushed is there.
 
 use std::thread;
+use std::time::Duration;
 
 use plimsoll_rig::{DiskGuest, Setup};
 use plimsoll_skip::longer;
@@ -77,8 +78,10 @@ fn what_was_flushed_outlives_every_kill_of_daemon_and_vm() {
     guest.check_image().unwrap();
 }
 
-/// Waits until the guest has flushed more than before, several times over: earlier lines may have waited.
+/// Waits until the guest has flushed more than before, several times over.
 fn wait_for_flushes(guest: &mut DiskGuest) {
+    // What it printed before.
+    guest.hears(Duration::ZERO, |_| false).unwrap();
     let mut flushes = 0;
     let enough = |event: &ConsoleEvent| {
         flushes += u64::from(matches!(event, ConsoleEvent::Flushed { .. }));

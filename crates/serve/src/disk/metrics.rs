@@ -24,6 +24,7 @@ const GAUGES: &[MachineFamily] = families! { m =>
     cache_disabled: m.engine.disabled.is_some().into(), "Whether the cache switched itself off.";
     pause_wanted: m.engine.wants_pause.into(), "Whether the VM is to be paused, because storage refuses its writes.";
     mapped_frames: m.engine.mapped_frames, "Guest frames whose location on disk is known.";
+    control_used: m.ring.control_used.unwrap_or(false).into(), "Whether the guest's driver uses the control disk.";
     notices_attached: m.ring.attached.into(), "Whether a guest reports evictions.";
     guest_memory_bytes: m.ring.guest_memory_pages.saturating_mul(PAGE_BYTES as u64),
         "Memory of the guest as it reports it; 0 if it does not.";
@@ -85,7 +86,8 @@ const COUNTERS: &[MachineFamily] = families! { m =>
 
 const DISK_GAUGES: &[DiskFamily] = families! { d =>
     image_size_bytes: d.size_bytes, "Size of the disk.";
-    image_connected: d.connected.into(), "Whether a guest is connected.";
+    image_connected: d.connected.into(), "Whether QEMU is connected.";
+    image_queues: d.queues.into(), "Queues that the guest's driver uses; of none the guest is not served.";
     image_read_only: d.read_only.into(), "Whether the disk is read-only.";
     image_direct_io: d.direct_io.into(), "Whether I/O bypasses the host's page cache.";
     image_unwritable_bytes: d.unwritable_pages * PAGE_BYTES as u64,

@@ -145,6 +145,8 @@ pub(crate) mod tests {
             mismatches: engine.refused_mismatch,
             lost_notices: ring.lost,
             dropped: engine.dropped,
+            // Nobody uses the second disk.
+            disks_used: false,
             module_attached: ring.attached,
             read_wait_ns: Some(disks.iter().map(|disk| disk.read_wait_ns).sum()),
         };
@@ -210,6 +212,7 @@ pub(crate) mod tests {
             disks: vec![disk, idle],
             ring: RingStats {
                 attached: true,
+                control_used: Some(true),
                 records: 1_904_055,
                 guest_memory_pages: 49_152,
                 ..RingStats::default()

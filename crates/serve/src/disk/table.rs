@@ -187,7 +187,11 @@ impl Table<'_> {
         let ring = &self.now.ring;
         if !ring.attached && ring.records == 0 {
             if self.now.engine.mode != CacheMode::None {
-                text.push_str("notices   none from the guest: is its module loaded?\n");
+                text.push_str(match ring.control_used {
+                    Some(true) => "notices   none from the guest: is its module loaded?\n",
+                    Some(false) => "notices   none: the guest does not use the control disk\n",
+                    None => "notices   none: there is no control disk\n",
+                });
             }
             return;
         }
@@ -280,7 +284,12 @@ impl Table<'_> {
                 size(disk.size_bytes),
                 if disk.read_only { "ro" } else { "rw" }.to_owned(),
                 if disk.direct_io { "direct" } else { "buffered" }.to_owned(),
-                if disk.connected { "connected" } else { "-" }.to_owned(),
+                match (disk.connected, disk.queues) {
+                    (false, _) => "-",
+                    (true, 0) => "no queue",
+                    (true, _) => "connected",
+                }
+                .to_owned(),
                 count(|disk| disk.requests),
                 disk.in_flight.to_string(),
                 count(|disk| disk.bad_requests),
@@ -489,6 +498,15 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         assert!(told.contains("counted in 2 s\n"), "{told}");
         assert!(told.contains("reads     400 blocks, 25.0 % from the cache"));
         assert!(told.contains(" connected       500 "), "{told}");
+        // QEMU has lost the disk and the control disk.
+        now.machine.disks[0].queues = 0;
+        now.machine.ring = RingStats {
+            control_used: Some(false),
+            ..RingStats::default()
+        };
+        let told = text(&now, Some(&earlier));
+        assert!(told.contains(" no queue       500 "), "{told}");
+        assert!(told.contains("notices   none: the guest does not use the control disk\n"));
         // A daemon that was restarted counts from its start.
         now.machine.uptime_seconds = 1.0;
         now.machine.engine.read_blocks = 8;
@@ -505,7 +523,10 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
     fn a_cache_that_switched_itself_off_says_why_and_a_silent_guest_is_reported() {
         let mut report = example();
         report.machine.engine.disabled = Some("12 of 100 evictions mismatched".to_owned());
-        report.machine.ring = RingStats::default();
+        report.machine.ring = RingStats {
+            control_used: Some(true),
+            ..RingStats::default()
+        };
         let told = text(&report, None);
         let line = "DISABLED  12 of 100 evictions mismatched; `plimsoll disk enable` restarts it\n";
         assert!(told.contains(line), "{told}");

@@ -126,7 +126,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-kvm-guest", &[]),
     (
         "plimsoll-rig",
-        &["plimsoll-flow", "plimsoll-kvm-guest", "plimsoll-vm"],
+        &[
+            "plimsoll-flow",
+            "plimsoll-kvm-guest",
+            "plimsoll-protocol",
+            "plimsoll-vm",
+        ],
     ),
     (
         "plimsoll-lab",

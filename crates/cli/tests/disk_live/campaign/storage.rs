@@ -194,24 +194,6 @@ fn wait_until(guest: &mut DiskGuest, is_so: impl Fn(&Report) -> bool) {
     }
 }
 
-/// A QEMU that connects its disks to the next daemon when one dies while it stops the VM. 7.2 does not.
-const QEMU_SINCE: u32 = 10;
-
-/// The first number of the version of the QEMU that runs guests.
-fn qemu_version() -> u32 {
-    let output = Command::new(host::QEMU.0)
-        .arg(host::QEMU.1)
-        .output()
-        .unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let mut words = text.split_ascii_whitespace();
-    words.find(|word| *word == "version");
-    let version = words.next().and_then(|version| version.split('.').next());
-    version
-        .and_then(|number| number.parse().ok())
-        .unwrap_or_else(|| panic!("{text}"))
-}
-
 fn may_mount() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -241,7 +223,7 @@ fn a_guest_whose_storage_is_full_learns_of_it_or_is_paused_and_reads_right() {
                     && (error == WriteError::Report || report.machine.engine.wants_pause)
             });
             thread::sleep(any_time(&mut random, 1500));
-            if random.bool() && (error == WriteError::Report || QEMU_SINCE <= qemu_version()) {
+            if random.bool() && (error == WriteError::Report || !host::qemu_may_lose_disks()) {
                 guest.kill_daemon();
                 guest.restart_daemon().unwrap();
                 thread::sleep(any_time(&mut random, 1500));
