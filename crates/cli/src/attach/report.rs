@@ -587,7 +587,7 @@ impl Report<'_> {
     fn what_is_counted(&self) -> &'static str {
         match self.backend.yields {
             Yield::References => "references past the hot set",
-            Yield::Stream => "uses of sampled pages",
+            Yield::Stream => "uses of sampled pages, corrected by the count of all",
             Yield::FirstTouches => "first touches of sampled pages",
             Yield::Scans | Yield::Sample => "touches found by scans",
         }

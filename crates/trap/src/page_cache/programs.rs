@@ -56,12 +56,12 @@ impl fmt::Debug for Programs {
 impl Programs {
     /// Loads them for the pages whose hash with `seed` is one in `scale`, a power of two. They do not run yet.
     pub fn load(scale: u32, seed: u64) -> Result<Self, Refusal> {
-        let refuse = |error: EbpfError| Refusal::NoPageCacheTracing {
-            source: cause(&error),
-        };
-        let types = Btf::parse_file(TYPES, Endianness::default());
-        let types = types.map_err(|error| refuse(error.into()))?;
-        Self::load_for(&types, scale, seed).map_err(refuse)
+        let refuse = |source| Refusal::NoPageCacheTracing { source };
+        let types = Btf::parse_file(TYPES, Endianness::default()).map_err(|error| {
+            let source = cause(&error);
+            refuse(io::Error::new(source.kind(), format!("{TYPES}: {source}")))
+        })?;
+        Self::load_for(&types, scale, seed).map_err(|error| refuse(cause(&error)))
     }
 
     fn load_for(types: &Btf, scale: u32, seed: u64) -> Result<Self, EbpfError> {
