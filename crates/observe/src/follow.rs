@@ -242,7 +242,7 @@ impl Follower {
                 TrapError::Interrupted(Refusal::MemoryTransfer { why })
             });
         }
-        if !matches!(error, TrapError::Call { .. }) {
+        if !matches!(error, TrapError::Call { .. } | TrapError::GroupCall { .. }) {
             return error;
         }
         // First, so that the VM can continue.

@@ -7,9 +7,9 @@
  * evicted.
  *
  * Every use on the host runs this program, so what is cheap and rejects most comes first: the page's kind, then the sample, then the
- * group. Structures declare the fields that are read; the loader relocates them to those of the running kernel (CO-RE).
+ * group; of a large folio, which has many pages, the group. Structures declare the fields that are read; the loader relocates them to those of the running kernel (CO-RE).
  *
- * Source: Linux, mm/swap.c and mm/filemap.c of 6.1 to 6.18.
+ * Source: Linux, mm/swap.c and mm/filemap.c of 6.1 to 6.18; mm/memcontrol.c of 7.1 for what a folio is charged to.
  */
 #include <stdbool.h>
 #include <linux/types.h>
@@ -25,9 +25,10 @@ char LICENSE[] SEC("license") = "Dual MIT/GPL";
 
 /* Most pages of a folio: 2 MiB of 4 KiB, the largest in the page cache of x86-64. */
 #define FOLIO_PAGES_MAX 512
-#define COUNTED_BITS 4
 /* Flags in the lowest bits of a folio's pointer to its group. */
 #define MEMCG_DATA_FLAGS 7UL
+/* Set in a folio's pointer to its file if it has none: it is anonymous, or movable. */
+#define MAPPING_FLAGS 3UL
 /* Binary logarithm of the neighbours of a file whose numbers are neighbours: estimators expect those to be used alike. */
 #define NEIGHBOURS_BITS 6
 
@@ -84,6 +85,12 @@ struct mem_cgroup {
 	struct cgroup_subsys_state css;
 } RELOCATED;
 
+/* What folios are charged to since Linux 7.1; it passes to the parent of a group that is removed. */
+struct obj_cgroup___since_7_1 {
+	struct mem_cgroup *memcg;
+	bool is_root;
+} RELOCATED;
+
 enum pageflags {
 	PG_swapbacked = 1,
 	PG_head = 2,
@@ -92,6 +99,8 @@ enum pageflags {
 /* Set by the loader. A page is in the sample if these bits of its hash are zero. */
 const volatile __u64 sample_mask = 0;
 const volatile __u64 seed = 0;
+/* Of the uses of all pages of the groups one in 2^counted_bits is counted. */
+const volatile __u32 counted_bits = 0;
 
 /* The groups, by the inodes of their directories. */
 struct {
@@ -108,7 +117,7 @@ struct {
 	__uint(max_entries, 4 << 20);
 } uses SEC(".maps");
 
-/* Uses that found the ring full; and uses of all pages of the groups, of which one in 2^COUNTED_BITS, drawn at random, is counted. */
+/* Uses that found the ring full; and uses of all pages of the groups, drawn at random. */
 enum count { LOST, COUNTED, COUNTS };
 
 struct {
@@ -118,14 +127,10 @@ struct {
 	__type(value, __u64);
 } counts SEC(".maps");
 
-/* A use of a folio, on the way to its pages in the sample. */
+/* A use of a folio. */
 struct use {
 	__u64 file;
 	__u64 index;
-	__u64 memcg;
-	/* Whether it is charged to one of the groups is known, and whether it is. */
-	__u32 is_looked_up;
-	__u32 is_wanted;
 };
 
 /* The finalizer of splitmix64. */
@@ -146,32 +151,44 @@ static __always_inline void count(__u32 which, __u64 more)
 
 static __always_inline bool is_charged(__u64 memcg_data)
 {
-	struct mem_cgroup *memcg = (void *)(memcg_data & ~MEMCG_DATA_FLAGS);
+	struct obj_cgroup___since_7_1 *owner = (void *)(memcg_data & ~MEMCG_DATA_FLAGS);
+	struct mem_cgroup *memcg = (void *)owner;
 	__u64 group;
 
+	if (owner && bpf_core_field_exists(owner->is_root))
+		memcg = BPF_CORE_READ(owner, memcg);
 	if (!memcg)
 		return false;
 	group = BPF_CORE_READ(memcg, css.cgroup, kn, id);
 	return bpf_map_lookup_elem(&groups, &group) != NULL;
 }
 
-/* The loop over the pages of a folio; ends it with 1. */
-static long use_page(__u32 offset, struct use *use)
+static __always_inline __u64 page_at(const struct use *use, __u32 offset)
 {
 	__u64 index = use->index + offset;
 	__u64 page = mix(use->file ^ (index >> NEIGHBOURS_BITS)) << NEIGHBOURS_BITS;
 
-	page |= index & ((1 << NEIGHBOURS_BITS) - 1);
-	if (mix(page) & sample_mask)
-		return 0;
-	if (!use->is_looked_up) {
-		use->is_wanted = is_charged(use->memcg);
-		use->is_looked_up = 1;
-	}
-	if (!use->is_wanted)
-		return 1;
+	return page | (index & ((1 << NEIGHBOURS_BITS) - 1));
+}
+
+static __always_inline bool is_sampled(__u64 page)
+{
+	return !(mix(page) & sample_mask);
+}
+
+static __always_inline void pass_on(__u64 page)
+{
 	if (bpf_ringbuf_output(&uses, &page, sizeof(page), BPF_RB_NO_WAKEUP))
 		count(LOST, 1);
+}
+
+/* The loop over the pages of a large folio. */
+static long use_page(__u32 offset, struct use *use)
+{
+	__u64 page = page_at(use, offset);
+
+	if (is_sampled(page))
+		pass_on(page);
 	return 0;
 }
 
@@ -204,11 +221,19 @@ static __always_inline __u32 pages_of(struct folio *folio)
 static __always_inline int use_folio(struct folio *folio)
 {
 	__u64 flags = flags_of(folio);
+	unsigned long mapping = 0;
 	struct use use = {};
 	struct inode *inode;
-	__u32 pages;
+	__u32 pages = 1;
+	bool sampled;
+	__u32 drawn;
+	__u64 page;
 
-	if (has_flag(flags, bpf_core_enum_value(enum pageflags, PG_swapbacked)) || !folio->mapping)
+	if (has_flag(flags, bpf_core_enum_value(enum pageflags, PG_swapbacked)))
+		return 0;
+	/* As a number: the verifier lets nobody test the bits of a pointer. */
+	bpf_core_read(&mapping, sizeof(mapping), &folio->mapping);
+	if (!mapping || mapping & MAPPING_FLAGS)
 		return 0;
 	inode = folio->mapping->host;
 	if (!inode)
@@ -216,18 +241,26 @@ static __always_inline int use_folio(struct folio *folio)
 	use.file = mix(seed ^ (((__u64)inode->i_sb->s_dev << 32) | inode->i_generation));
 	use.file = mix(use.file ^ inode->i_ino);
 	use.index = folio->index;
-	use.memcg = folio->memcg_data;
-	pages = 1;
 	if (has_flag(flags, bpf_core_enum_value(enum pageflags, PG_head)))
 		pages = pages_of(folio);
 	if (pages > FOLIO_PAGES_MAX)
 		pages = FOLIO_PAGES_MAX;
-	if (!(bpf_get_prandom_u32() & ((1 << COUNTED_BITS) - 1)) && is_charged(use.memcg))
-		count(COUNTED, pages);
-	if (pages == 1)
-		use_page(0, &use);
-	else
+	/* Of n pages n in 2^counted_bits in the mean, so that large folios vary no more than small ones. */
+	drawn = (pages + (bpf_get_prandom_u32() & ((1U << counted_bits) - 1))) >> counted_bits;
+	if (pages == 1) {
+		page = page_at(&use, 0);
+		sampled = is_sampled(page);
+		if ((!sampled && !drawn) || !is_charged(folio->memcg_data))
+			return 0;
+		if (sampled)
+			pass_on(page);
+	} else {
+		if (!is_charged(folio->memcg_data))
+			return 0;
 		bpf_loop(pages, use_page, &use, 0);
+	}
+	if (drawn)
+		count(COUNTED, drawn);
 	return 0;
 }
 

@@ -85,6 +85,14 @@ pub enum TrapError {
         #[source]
         source: io::Error,
     },
+    /// The same, of a control group, in which nothing is changed.
+    #[error("{call} failed while tracing control group '{}'", directory.display())]
+    GroupCall {
+        directory: PathBuf,
+        call: &'static str,
+        #[source]
+        source: io::Error,
+    },
 }
 
 impl From<Refusal> for TrapError {

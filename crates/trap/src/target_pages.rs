@@ -366,8 +366,8 @@ impl TargetPages {
     pub fn failed(&self, call: &'static str) -> impl FnOnce(io::Error) -> TrapError + Copy + '_ {
         move |source| match self {
             Self::Process(pages) => pages.process.failed(call)(source),
-            Self::Group(_) => TrapError::Call {
-                pid: std::process::id(),
+            Self::Group(pages) => TrapError::GroupCall {
+                directory: pages.target.directory.clone(),
                 call,
                 source,
             },

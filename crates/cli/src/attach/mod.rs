@@ -159,7 +159,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     report.end(format, curve.as_ref(), compared, rows)?;
     if picture {
-        let curve = curve.context("no page was used twice while the VM was traced: no curve")?;
+        let none = || format!("no page was used twice while {target} was traced: no curve");
+        let curve = curve.with_context(none)?;
         let svg = report.chart(&curve, compared).to_svg();
         args.output.write(&encode(svg, format)?, out)?;
     }

@@ -51,6 +51,8 @@ pub(super) struct Totals {
     rearm_time: Duration,
     collect_time: Duration,
     overhead_seconds: f64,
+    /// Whether the count of all references corrected what was sampled.
+    corrected: bool,
     /// Of the last period.
     kinds: Option<ScanCounts>,
     tracked_pages: u64,
@@ -64,6 +66,7 @@ impl Totals {
         self.traps += report.traps.taken;
         self.touches += report.scans.touches;
         self.scans += report.scans.scans;
+        self.corrected |= report.scans.touches_of_all > 0;
         self.rearmed_pages += report.rearmed_pages;
         self.lost += report.losses.lost();
         self.first_touches_unseen += report.losses.first_touches_unseen;
@@ -435,7 +438,8 @@ impl Report<'_> {
                     Some(curve) => self.curve_table(curve, compared, rows)?,
                     None => writeln!(
                         rows,
-                        "\nNo curve: no page was used twice while the VM was traced."
+                        "\nNo curve: no page was used twice while {} was traced.",
+                        self.target
                     )?,
                 }
                 if let Some(distance) = distance {
@@ -587,7 +591,10 @@ impl Report<'_> {
     fn what_is_counted(&self) -> &'static str {
         match self.backend.yields {
             Yield::References => "references past the hot set",
-            Yield::Stream => "uses of sampled pages, corrected by the count of all",
+            Yield::Stream if self.totals.corrected => {
+                "uses of sampled pages, corrected by the count of all"
+            }
+            Yield::Stream => "uses of sampled pages",
             Yield::FirstTouches => "first touches of sampled pages",
             Yield::Scans | Yield::Sample => "touches found by scans",
         }

@@ -9,13 +9,14 @@
 //! If it is known how many references there were to all pages, the missing ones are added as hits at every size, and those too many are taken
 //! from the shortest distances ([Waldspurger15] §3.4), in each part of the band too.
 //!
-//! After a gap the stack begins anew. It holds at most [`PAGES_MAX`] pages, of which the half that was used longest ago is dropped then.
+//! After a gap the stack begins anew; the distances before it stand. It holds at most [`PAGES_MAX`] pages, of which the half that was used
+//! longest ago is dropped then.
 //!
 //! Source: \[Waldspurger15\] §3; [KM58] for what is not resolved.
 //! Cost: twice the work of a stack per reference; 100 bytes a sampled page, at most 25 MB.
 //! Not here: the selection of sampled pages.
 
-use plimsoll_flow::{MissRatioCurve, PageNumber};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
 
 use super::ordered::PooledEstimator;
 use super::survival::Survival;
@@ -36,9 +37,19 @@ struct StreamStack {
     firsts: Vec<u64>,
     /// References that there should be in this window; `None` if that is not known.
     expected: Option<u64>,
+    /// Most pages of the stack.
+    pages_max: u64,
 }
 
 impl StreamStack {
+    /// Forgets everything.
+    fn discard(&mut self) {
+        self.stack.clear();
+        self.reuses.clear();
+        self.firsts.clear();
+        self.expected = None;
+    }
+
     /// Drops the pages that were used longest ago.
     fn halve(&mut self) {
         let pages = self.stack.in_order();
@@ -63,7 +74,7 @@ impl StreamStack {
 
 impl PartOfWindow for StreamStack {
     fn observe(&mut self, page: PageNumber) {
-        if self.stack.distinct() >= PAGES_MAX {
+        if self.stack.distinct() >= self.pages_max {
             self.halve();
         }
         let before = self.stack.distinct();
@@ -101,7 +112,11 @@ pub(super) struct StreamEstimator(PooledEstimator<StreamStack>);
 
 impl StreamEstimator {
     pub(super) fn new(options: &LiveOptions) -> Self {
-        Self(PooledEstimator::new(options))
+        let mut pooled = PooledEstimator::<StreamStack>::new(options);
+        for (part, share) in pooled.window.shares() {
+            part.pages_max = PageCount(PAGES_MAX).scaled(share).0;
+        }
+        Self(pooled)
     }
 }
 
@@ -109,7 +124,9 @@ impl LiveEstimator for StreamEstimator {
     fn observe(&mut self, input: &LiveInput<'_>) {
         if let LiveInput::Stream { pages, follows } = *input {
             if !follows {
-                self.0.discard_window();
+                for (part, _) in self.0.window.shares() {
+                    part.stack.clear();
+                }
             }
             self.0.observe(&LiveInput::References(pages));
         }
@@ -136,7 +153,9 @@ impl LiveEstimator for StreamEstimator {
     }
 
     fn discard_window(&mut self) {
-        self.0.discard_window();
+        for (part, _) in self.0.window.shares() {
+            part.discard();
+        }
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
@@ -199,6 +218,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_resolved_before_a_gap_in_a_window_stands() {
+        let mut estimator = estimator();
+        observe(&mut *estimator, (0..500).chain(0..500), true);
+        observe(&mut *estimator, 0..500, false);
+        let curve = close(&mut *estimator).unwrap();
+        assert_eq!(curve.references(), 1500);
+        assert_eq!(curve.miss_ratio(PageCount(500)), 0.0);
+        assert_eq!(curve.miss_ratio(PageCount(499)), 1.0);
+    }
+
+    #[test]
     fn a_hot_page_in_the_sample_or_not_makes_no_difference_if_all_references_are_counted() {
         // Half of 8000 references go to one page, the others around 1000 pages, of which every fourth is sampled.
         let cold: Vec<u64> = (0..4000)
@@ -246,7 +276,10 @@ mod tests {
             pages in prop::collection::vec(0_u64..60, 2..400),
             every in 1_usize..100,
         ) {
-            let mut stack = StreamStack::default();
+            let mut stack = StreamStack {
+                pages_max: PAGES_MAX,
+                ..StreamStack::default()
+            };
             let mut reuses = Vec::new();
             for window in pages.chunks(every) {
                 window.iter().for_each(|&page| stack.observe(PageNumber(page)));

@@ -22,7 +22,7 @@
 //! Cost: every use on the host, of whatever group, runs a program, whose time the kernel measures: 0.4 µs under emulation; a use of a
 //! sampled page of the group takes the tracer and its estimator 6 µs there.
 //! Not here: curves. Not seen: uses through mappings of files; further writes to a page until it is written to its file, during
-//! which it cannot be evicted; anonymous memory and tmpfs; pages of groups that were removed, which stay charged to those.
+//! which it cannot be evicted; anonymous memory and tmpfs; pages of groups that were removed before, which stay charged to those.
 //!
 //! Source: \[Waldspurger15\] §3 for the sample; Linux, mm/swap.c and mm/filemap.c, for what a use is.
 
@@ -50,7 +50,7 @@ use crate::requirement::Requirement::ControlGroup;
 use crate::target::GroupTarget;
 use crate::trial::{TouchCost, Toucher};
 
-use programs::{COUNTED_BITS, Programs};
+use programs::{COUNTED_BITS, Programs, RING_USES};
 
 /// Sampled pages that should be in the cache, and the most before the rate falls.
 const SAMPLED: u64 = 8192;
@@ -64,8 +64,8 @@ const CHUNK: usize = 1024;
 const INTERVALS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 /// Fewest counted uses from which those of all pages are estimated: within 3 %.
 const COUNTED_MIN: u64 = 1000;
-/// Share of lost uses from which on the stream is taken for interrupted.
-const LOST_MAX: f64 = 0.01;
+/// More uses lost than this between two readings interrupt the stream: 1 % of what the ring holds.
+const LOST_MAX: u64 = RING_USES / 100;
 /// Share of the budget that reading the ring may take.
 const READING_SHARE: f64 = 0.5;
 
@@ -118,6 +118,8 @@ struct PageCache {
     distinct: HashSet<PageNumber>,
     /// At the end of the last period, if the programs run on.
     last: Option<Counts>,
+    /// Uses that had found the ring full when it was read last.
+    lost: u64,
     periods: u64,
 }
 
@@ -125,9 +127,9 @@ struct PageCache {
 #[derive(Debug, Clone, Copy)]
 struct Counts {
     at: Instant,
-    run_time: Duration,
-    lost: u64,
     uses: u64,
+    lost: u64,
+    run_time: Duration,
 }
 
 /// The beginning of a period.
@@ -162,19 +164,17 @@ struct Reading {
     /// CPU time of passing them on.
     cost: Duration,
     spent: Spent,
-    /// Whether the budget is spent, so that the programs do not run any more.
-    is_over: bool,
+    /// If the budget is spent: what was counted until what came was dropped. The programs do not run any more.
+    over: Option<Counts>,
 }
 
-impl Reading {
-    /// Share of the uses that was passed on.
-    fn share(&self) -> f64 {
-        let all = self.uses + self.skipped;
-        if all == 0 {
-            1.0
-        } else {
-            self.uses as f64 / all as f64
-        }
+/// What share `some` are of themselves and `others`.
+fn share(some: u64, others: u64) -> f64 {
+    let all = some + others;
+    if all == 0 {
+        1.0
+    } else {
+        some as f64 / all as f64
     }
 }
 
@@ -219,9 +219,11 @@ impl PageCache {
             follows: false,
             distinct: HashSet::new(),
             last: None,
+            lost: 0,
             periods: 0,
         };
-        cache.programs.follow(&group.inodes, &[]).map_err(failed)?;
+        let followed = cache.programs.follow(&group.inodes);
+        followed.map_err(|error| failed(group, error))?;
         Ok(cache)
     }
 
@@ -229,9 +231,10 @@ impl PageCache {
     fn rescale(&mut self, scale: u32) -> Result<(), TrapError> {
         if scale != self.scale {
             let mut programs = Programs::load(scale, self.config.seed)?;
-            programs.follow(&self.group.inodes, &[]).map_err(failed)?;
+            let followed = programs.follow(&self.group.inodes);
+            followed.map_err(|error| self.failed(error))?;
             (self.programs, self.scale) = (programs, scale);
-            (self.follows, self.last) = (false, None);
+            (self.follows, self.last, self.lost) = (false, None, 0);
         }
         Ok(())
     }
@@ -240,23 +243,24 @@ impl PageCache {
         let counts = || {
             Ok(Counts {
                 at: Instant::now(),
-                run_time: self.programs.run_time()?,
-                lost: self.programs.lost()?,
                 uses: self.programs.uses()?,
+                lost: self.programs.lost()?,
+                run_time: self.programs.run_time()?,
             })
         };
-        counts().map_err(failed)
+        counts().map_err(|error| self.failed(error))
     }
 
     fn spent(&self, began: &Began) -> Result<Spent, TrapError> {
-        let run_time = self.programs.run_time().map_err(failed)?;
+        let run_time = self.programs.run_time();
+        let run_time = run_time.map_err(|error| self.failed(error))?;
         Ok(Spent {
             programs: run_time.saturating_sub(began.counts.run_time),
             reading: cpu_time().saturating_sub(began.cpu),
         })
     }
 
-    /// Passes on what was used since the last call, until the budget is spent or the period is over.
+    /// Passes on what was used since the last call, until the ring is empty, the budget is spent or the period has been over for a while.
     fn read(
         &mut self,
         began: &Began,
@@ -264,8 +268,12 @@ impl PageCache {
         sink: Sink<'_>,
     ) -> Result<Reading, TrapError> {
         let mut reading = Reading::default();
-        let before = cpu_time();
-        loop {
+        let (before, entered) = (cpu_time(), Instant::now());
+        let grace = INTERVALS[1];
+        let budget = self.config.period_budget(1);
+        // If uses were lost, the ring was full, and is: they come after what it holds.
+        let mut has_gap = self.has_lost()?;
+        let is_over = loop {
             self.batch.advance();
             while self.batch.len() < CHUNK
                 && let Some(page) = self.programs.next()
@@ -281,27 +289,54 @@ impl PageCache {
                 self.follows = true;
             }
             reading.uses += self.batch.len() as u64;
-            reading.spent = self.spent(began)?;
-            reading.is_over = self
-                .config
-                .period_budget(1)
-                .is_some_and(|budget| reading.spent.all() >= budget);
-            let is_late = Instant::now() >= began.end || stop.load(Ordering::Relaxed);
-            if reading.is_over || is_late || self.batch.len() < CHUNK {
-                break;
+            if has_gap && (reading.uses >= RING_USES || self.batch.len() < CHUNK) {
+                (self.follows, has_gap) = (false, false);
             }
-        }
+            reading.spent = self.spent(began)?;
+            let is_over = budget.is_some_and(|budget| reading.spent.all() >= budget);
+            let is_late = began.end.elapsed() >= grace
+                || stop.load(Ordering::Relaxed) && entered.elapsed() >= grace;
+            if is_over || is_late || self.batch.len() < CHUNK {
+                break is_over;
+            }
+        };
+        self.follows &= !has_gap && !self.has_lost()?;
         if reading.uses > 0 {
             reading.cost = cpu_time().saturating_sub(before);
         }
-        if reading.is_over {
-            self.programs.detach().map_err(failed)?;
-            while self.programs.next().is_some() {
-                reading.skipped += 1;
-            }
+        if is_over {
+            // What is left has been observed as far as it is counted, and what comes until the programs are detached is not.
+            reading.skipped = self.drop_uses();
+            reading.over = Some(self.counts()?);
+            self.programs.detach().map_err(|error| self.failed(error))?;
+            self.drop_uses();
             reading.spent = self.spent(began)?;
         }
         Ok(reading)
+    }
+
+    /// Drops what is in the ring; returns how many uses that were. Where more come all the time, as many as it holds.
+    fn drop_uses(&mut self) -> u64 {
+        let mut dropped = 0;
+        while dropped < RING_USES && self.programs.next().is_some() {
+            dropped += 1;
+        }
+        dropped
+    }
+
+    /// Whether more uses were lost since the last call than a stream can lack.
+    fn has_lost(&mut self) -> Result<bool, TrapError> {
+        let lost = self
+            .programs
+            .overflowed()
+            .map_err(|error| self.failed(error))?;
+        let before = std::mem::replace(&mut self.lost, lost);
+        Ok(lost.saturating_sub(before) > LOST_MAX)
+    }
+
+    /// The error of a call for the programs.
+    fn failed(&self, source: io::Error) -> TrapError {
+        failed(&self.group, source)
     }
 }
 
@@ -310,14 +345,19 @@ impl Backend for PageCache {
         let cpu = cpu_time();
         let populated_pages = cached_pages(&self.group)?;
         self.distinct.clear();
-        self.programs
-            .follow(&self.wanted.inodes, &self.group.inodes)
-            .map_err(failed)?;
+        let followed = self.programs.follow(&self.wanted.inodes);
+        followed.map_err(|error| self.failed(error))?;
         self.group = self.wanted.clone();
+        let attached = self.programs.attach();
+        attached.map_err(|error| self.failed(error))?;
         // What was used since the last period, while curves were computed, belongs to this one.
         let counts = match self.last.take() {
             Some(last) => last,
-            None => self.counts()?,
+            None => {
+                // What came before both programs ran.
+                self.drop_uses();
+                self.counts()?
+            }
         };
         let began = Began {
             cpu,
@@ -325,31 +365,35 @@ impl Backend for PageCache {
             end: Instant::now() + self.config.period,
         };
         let start = counts.at;
-        self.programs.attach().map_err(failed)?;
         let (mut readings, mut uses) = (0, 0);
         let (mut window, mut cost) = (Duration::ZERO, Duration::ZERO);
         let [mut interval, interval_max] = INTERVALS;
         let last = loop {
             rest_until(stop, began.end.min(Instant::now() + interval), || false);
             interval = (interval * 2).min(interval_max);
-            let until = start.elapsed();
             let reading = self.read(&began, stop, sink)?;
+            let until = reading.over.map_or_else(Instant::now, |over| over.at) - start;
             // What was skipped came last.
-            window += (until - window).mul_f64(reading.share());
+            window += (until - window).mul_f64(share(reading.uses, reading.skipped));
             uses += reading.uses;
             cost += reading.cost;
             readings += 1;
-            if reading.is_over || Instant::now() >= began.end || stop.load(Ordering::Relaxed) {
+            let is_over = reading.over.is_some();
+            if is_over || Instant::now() >= began.end || stop.load(Ordering::Relaxed) {
                 break reading;
             }
         };
-        let counts = self.counts()?;
+        let counts = match last.over {
+            Some(over) => over,
+            None => self.counts()?,
+        };
         let lost = counts.lost.saturating_sub(began.counts.lost);
         let all = counts.uses.saturating_sub(began.counts.uses);
-        let share = uses as f64 / (uses + last.skipped + lost).max(1) as f64;
-        // What is used from now on is not seen, or too much was not, so that the stream does not continue.
-        self.follows &= !last.is_over && lost as f64 <= LOST_MAX * uses as f64;
-        self.last = (!last.is_over).then_some(counts);
+        let window = window.mul_f64(share(uses + last.skipped, lost));
+        let is_over = last.over.is_some();
+        // What is used from now on is not seen.
+        self.follows &= !is_over;
+        self.last = (!is_over).then_some(counts);
         rest_until(stop, began.end, || false);
         let length = start.elapsed();
         let scale = self.scale;
@@ -370,7 +414,7 @@ impl Backend for PageCache {
                 interval: interval_max,
                 touches: uses,
                 touches_of_all: match all >> COUNTED_BITS >= COUNTED_MIN {
-                    true => PageCount(all).scaled(share).0,
+                    true => PageCount(all).scaled(share(uses, last.skipped + lost)).0,
                     false => 0,
                 },
                 ..ScanCounts::default()
@@ -381,7 +425,7 @@ impl Backend for PageCache {
             arm_time: last.spent.reading,
             collect_time: Duration::ZERO,
             overhead_ratio: overhead_ratio(last.spent.all(), length, 1),
-            budget_exhausted: last.is_over,
+            budget_exhausted: is_over,
             losses: PeriodLosses {
                 overflowed: lost,
                 ..PeriodLosses::default()
@@ -390,12 +434,19 @@ impl Backend for PageCache {
         self.periods += 1;
         // In a whole period.
         let cost = cost.mul_f64(length.as_secs_f64() / window.as_secs_f64().max(1e-3));
-        self.rescale(next_scale(scale, &self.config, cost, populated_pages))?;
+        let next = next_scale(scale, &self.config, cost, populated_pages);
+        // Of which a short window says little.
+        let next_max = match window < interval_max {
+            true => scale.saturating_mul(4),
+            false => SCALE_MAX,
+        };
+        self.rescale(next.min(next_max))?;
         Ok(period)
     }
 
     fn detach(mut self: Box<Self>) -> Result<(), TrapError> {
-        self.programs.detach().map_err(failed)
+        let detached = self.programs.detach();
+        detached.map_err(|error| self.failed(error))
     }
 
     fn touch_cost(&self) -> TouchCost {
@@ -421,7 +472,7 @@ fn cached_pages(group: &GroupTarget) -> Result<u64, TrapError> {
         Some(libc::ENOENT | libc::ENODEV) => TrapError::GroupGone {
             directory: group.directory.clone(),
         },
-        _ => failed(error),
+        _ => failed(group, error),
     })?;
     Ok(cached_bytes(&stat) / PAGE_BYTES)
 }
@@ -441,9 +492,9 @@ fn cached_bytes(stat: &str) -> u64 {
 }
 
 /// The error of a call for the programs.
-fn failed(source: io::Error) -> TrapError {
-    TrapError::Call {
-        pid: std::process::id(),
+fn failed(group: &GroupTarget, source: io::Error) -> TrapError {
+    TrapError::GroupCall {
+        directory: group.directory.clone(),
         call: "observing the page cache",
         source,
     }

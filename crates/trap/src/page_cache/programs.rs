@@ -5,10 +5,12 @@
 //!
 //! Not here: what the uses mean.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
+use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
@@ -29,27 +31,36 @@ const TYPES: &str = "/sys/kernel/btf/vmlinux";
 const ACCESSED: (&str, &str) = ("accessed", "folio_mark_accessed");
 const DIRTIED: (&str, &str) = ("dirtied", "writeback_dirty_folio");
 
-/// Of the map `counts`; one use in 2^`COUNTED_BITS` is counted.
+/// Of the map `counts`.
 const LOST: u32 = 0;
 const COUNTED: u32 = 1;
+/// Of the uses of all pages one in 2^`COUNTED_BITS` is counted.
 pub const COUNTED_BITS: u32 = 4;
+/// Uses for which the ring has room, with their headers.
+pub const RING_USES: u64 = (4 << 20) / 16;
+/// Groups from which on those that were removed are observed no longer: half of those that the map can hold.
+const GROUPS_MAX: usize = 32_768;
 
 /// The programs in the kernel. Dropped, they are removed.
 pub struct Programs {
     ebpf: Ebpf,
     uses: RingBuf<MapData>,
     groups: HashMap<MapData, u64, u8>,
+    /// Inodes of the groups that are observed.
+    observed: BTreeSet<u64>,
     counts: PerCpuArray<MapData, u64>,
     /// While it is open, the kernel measures the time that programs take.
     _clock: OwnedFd,
     /// While they run.
-    links: Option<(FEntryLinkId, BtfTracePointLinkId)>,
+    on_access: Option<FEntryLinkId>,
+    on_write: Option<BtfTracePointLinkId>,
 }
 
 impl fmt::Debug for Programs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Programs");
-        text.field("links", &self.links).finish_non_exhaustive()
+        text.field("on_access", &self.on_access);
+        text.finish_non_exhaustive()
     }
 }
 
@@ -70,55 +81,67 @@ impl Programs {
             .btf(Some(types))
             .override_global("sample_mask", &mask, true)
             .override_global("seed", &seed, true)
+            .override_global("counted_bits", &COUNTED_BITS, true)
             .load(OBJECT)?;
         accessed(&mut ebpf)?.load(ACCESSED.1, types)?;
         dirtied(&mut ebpf)?.load(DIRTIED.1, types)?;
         Ok(Self {
             uses: RingBuf::try_from(map(&mut ebpf, "uses")?)?,
             groups: HashMap::try_from(map(&mut ebpf, "groups")?)?,
+            observed: BTreeSet::new(),
             counts: PerCpuArray::try_from(map(&mut ebpf, "counts")?)?,
             _clock: enable_stats(Stats::RunTime).map_err(ProgramError::from)?,
-            links: None,
+            on_access: None,
+            on_write: None,
             ebpf,
         })
     }
 
-    /// Observes the groups whose directories have the inodes `wanted`, instead of those in `before`; both ascend.
-    pub fn follow(&mut self, wanted: &[u64], before: &[u64]) -> io::Result<()> {
-        let not_in = |others: &[u64], inode: &&u64| others.binary_search(inode).is_err();
-        for gone in before.iter().filter(|inode| not_in(wanted, inode)) {
-            self.groups.remove(gone).map_err(|error| cause(&error))?;
+    /// Observes the groups whose directories have the inodes `wanted`, and those that were removed since, to which pages stay charged.
+    pub fn follow(&mut self, wanted: &[u64]) -> io::Result<()> {
+        let new = wanted.iter().filter(|inode| !self.observed.contains(inode));
+        let new: Vec<_> = new.copied().collect();
+        if self.observed.len() + new.len() > GROUPS_MAX {
+            let wanted: BTreeSet<_> = wanted.iter().copied().collect();
+            for gone in self.observed.difference(&wanted) {
+                self.groups.remove(gone).map_err(|error| cause(&error))?;
+            }
+            self.observed.retain(|inode| wanted.contains(inode));
         }
-        for new in wanted.iter().filter(|inode| not_in(before, inode)) {
-            self.groups
-                .insert(new, 1, 0)
-                .map_err(|error| cause(&error))?;
+        for inode in new {
+            let added = self.groups.insert(inode, 1, 0);
+            added.map_err(|error| cause(&error))?;
+            self.observed.insert(inode);
         }
         Ok(())
     }
 
     /// Lets them run, if they do not.
     pub fn attach(&mut self) -> io::Result<()> {
-        if self.links.is_none() {
-            let mut attach = || -> Result<_, EbpfError> {
-                let accessed = accessed(&mut self.ebpf)?.attach()?;
-                Ok((accessed, dirtied(&mut self.ebpf)?.attach()?))
-            };
-            self.links = Some(attach().map_err(|error| cause(&error))?);
-        }
-        Ok(())
+        let mut attach = || -> Result<(), EbpfError> {
+            if self.on_access.is_none() {
+                self.on_access = Some(accessed(&mut self.ebpf)?.attach()?);
+            }
+            if self.on_write.is_none() {
+                self.on_write = Some(dirtied(&mut self.ebpf)?.attach()?);
+            }
+            Ok(())
+        };
+        attach().map_err(|error| cause(&error))
     }
 
     /// Stops them; they stay loaded.
     pub fn detach(&mut self) -> io::Result<()> {
-        if let Some((on_access, on_write)) = self.links.take() {
-            let detach = || -> Result<(), EbpfError> {
-                accessed(&mut self.ebpf)?.detach(on_access)?;
-                Ok(dirtied(&mut self.ebpf)?.detach(on_write)?)
-            };
-            detach().map_err(|error| cause(&error))?;
-        }
-        Ok(())
+        let mut detach = || -> Result<(), EbpfError> {
+            if let Some(link) = self.on_access.take() {
+                accessed(&mut self.ebpf)?.detach(link)?;
+            }
+            if let Some(link) = self.on_write.take() {
+                dirtied(&mut self.ebpf)?.detach(link)?;
+            }
+            Ok(())
+        };
+        detach().map_err(|error| cause(&error))
     }
 
     /// The next page used, in order; `None` if there is none yet.
@@ -129,8 +152,19 @@ impl Programs {
     }
 
     /// Uses so far that found the ring full.
-    pub fn lost(&self) -> io::Result<u64> {
+    pub fn overflowed(&self) -> io::Result<u64> {
         self.count(LOST)
+    }
+
+    /// Those, and uses that found a program running on their processor already.
+    pub fn lost(&self) -> io::Result<u64> {
+        let mut lost = self.overflowed()?;
+        for (_, program) in self.ebpf.programs() {
+            let fd = program.fd().map_err(|error| cause(&error))?;
+            let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
+            lost = lost.saturating_add(skipped_runs(&fs::read_to_string(path)?));
+        }
+        Ok(lost)
     }
 
     /// Uses so far of all pages of the groups, in the sample or not: an estimate.
@@ -166,6 +200,15 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Program, EbpfEr
     Ok(program.ok_or(ProgramError::UnexpectedProgramType)?)
 }
 
+/// How often a program was not run because it ran on the processor already, by the kernel's description of its descriptor.
+fn skipped_runs(fdinfo: &str) -> u64 {
+    let mut values = fdinfo
+        .lines()
+        .filter_map(|line| line.strip_prefix("recursion_misses:"));
+    let value = values.next().and_then(|value| value.trim().parse().ok());
+    value.unwrap_or(0)
+}
+
 fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, EbpfError> {
     let map = ebpf.take_map(name);
     let missing = || MapError::InvalidName {
@@ -174,19 +217,57 @@ fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, EbpfError> {
     Ok(map.ok_or_else(missing)?)
 }
 
-/// The error of the kernel's call at the bottom of an error; otherwise its whole text, as of a program that the kernel rejects.
+/// The error of the kernel's call at the bottom of an error, with the last words of the kernel about a program that it rejects;
+/// otherwise its whole text.
 fn cause(error: &(dyn Error + 'static)) -> io::Error {
     let mut texts = error.to_string();
-    let mut at = error.source();
+    let mut at = Some(error);
     while let Some(source) = at {
+        if let Some(ProgramError::LoadError {
+            io_error,
+            verifier_log,
+        }) = source.downcast_ref()
+            && let Some(words) = last_words(&verifier_log.to_string())
+        {
+            return io::Error::new(io_error.kind(), format!("{io_error}: {words}"));
+        }
         if let Some(os) = source
             .downcast_ref::<io::Error>()
             .and_then(io::Error::raw_os_error)
         {
             return io::Error::from_raw_os_error(os);
         }
-        texts = format!("{texts}: {source}");
         at = source.source();
+        if let Some(source) = at {
+            texts = format!("{texts}: {source}");
+        }
     }
     io::Error::other(texts)
+}
+
+/// The last line of the verifier's log, before its statistics.
+fn last_words(log: &str) -> Option<&str> {
+    let is_statistic =
+        |line: &&str| line.starts_with("verification time ") || line.starts_with("processed ");
+    log.lines().take_while(|line| !is_statistic(line)).last()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_the_kernel_skipped_are_found_in_what_it_says_of_a_program() {
+        let fdinfo = "pos:\t0\nprog_type:\t26\nrun_time_ns:\t7\nrun_cnt:\t3\nrecursion_misses:\t12\nverified_insns:\t9\n";
+        assert_eq!(skipped_runs(fdinfo), 12);
+        assert_eq!(skipped_runs("pos:\t0\n"), 0);
+    }
+
+    #[test]
+    fn the_last_words_about_a_rejected_program_are_those_before_the_statistics() {
+        let log = "0: R1=ctx()\nR1 bitwise operator &= on pointer prohibited\nverification time 31 usec\nprocessed 2 insns\n";
+        let words = "R1 bitwise operator &= on pointer prohibited";
+        assert_eq!(last_words(log), Some(words));
+        assert_eq!(last_words(""), None);
+    }
 }
