@@ -1,9 +1,13 @@
 //! Options for reading a recorded trace, shared by all verbs that read one.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use plimsoll_estimator::{CounterStream, Partial};
 use plimsoll_flow::PageSize;
+use plimsoll_observe::wss::begins_as_page_log;
 use plimsoll_output::ReadingBar;
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{printable, printable_path};
@@ -16,10 +20,19 @@ pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
     ReadingBar::new(progress.total_bytes(), move || progress.read_bytes())
 }
 
-/// Whether both are one regular file that exists, however it is named.
+/// Whether both are one regular file, however it is named; it need not exist yet.
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| path.canonicalize().ok().filter(|path| path.is_file());
-    canonical(one).is_some_and(|one| canonical(other) == Some(one))
+    let place = |path: &Path| match path.canonicalize() {
+        Ok(path) => path.is_file().then_some(path),
+        Err(_) => {
+            let directory = path
+                .parent()
+                .filter(|directory| *directory != Path::new(""));
+            let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
+            Some(directory.join(path.file_name()?))
+        }
+    };
+    place(one).is_some_and(|one| place(other) == Some(one))
 }
 
 /// A trace and how to read it. Flatten it into a verb's `Args`.
@@ -72,8 +85,38 @@ impl TraceArgs {
             Err(error @ SourceError::OptionNotUsed { .. }) => {
                 Err(UsageError(error.to_string()).into())
             }
+            Err(SourceError::UnknownFormat { .. }) if self.made_by_us().is_some() => {
+                let what = self.made_by_us().unwrap_or_default();
+                Err(UsageError(format!("'{}' is no trace but {what}", self.label())).into())
+            }
             trace => Ok(trace?),
         }
+    }
+
+    /// What else the file is that Plimsoll writes, and which verb reads it.
+    fn made_by_us(&self) -> Option<&'static str> {
+        let mut head = [0; 8];
+        File::open(&self.trace).ok()?.read_exact(&mut head).ok()?;
+        match &head {
+            _ if begins_as_page_log(&self.trace) => Some("a page log: `wss` reads it"),
+            CounterStream::MAGIC => Some("a record of counters: `mrc` reads it"),
+            Partial::MAGIC => Some("a partial state: `mrc --merge` reads it"),
+            _ => None,
+        }
+    }
+
+    /// The first option given that only traces have; their page size may be that of what else is read.
+    pub(crate) fn option_given(&self) -> Option<&'static str> {
+        let given = [
+            (self.format.is_some(), "--format"),
+            (self.page_column.is_some(), "--page-column"),
+            (self.op_column.is_some(), "--op-column"),
+            (self.instructions, "--instructions"),
+            (self.device.is_some(), "--device"),
+            (self.event.is_some(), "--event"),
+        ];
+        let mut given = given.into_iter().filter(|(is_given, _)| *is_given);
+        given.next().map(|(_, option)| option)
     }
 
     /// The trace's name without directory and ending, printable.
@@ -133,6 +176,21 @@ pub(crate) fn parse_page_size(text: &str) -> anyhow::Result<PageSize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_the_same_by_any_name_whether_it_exists_or_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("below")).unwrap();
+        std::fs::write(at("there"), "").unwrap();
+        std::os::unix::fs::symlink(at("there"), at("link")).unwrap();
+        assert!(is_same_file(&at("link"), &at("below/../there")));
+        assert!(is_same_file(&at("new"), &at("below/../new")));
+        assert!(!is_same_file(&at("new"), &at("there")));
+        assert!(!is_same_file(&at("none/new"), &at("none/new")));
+        let null = Path::new("/dev/null");
+        assert!(!is_same_file(null, null));
+    }
 
     #[test]
     fn a_page_size_is_a_size_that_is_a_power_of_two() {

@@ -665,10 +665,13 @@ fn a_trace_is_not_lost_to_its_own_result() {
     let desk = Desk::new();
     let before = fs::read(desk.path("loop.ids")).unwrap();
     for (line, part) in [
-        ("mrc loop.ids --out ./loop.ids", "--out: that is the trace"),
+        (
+            "mrc loop.ids --out ./loop.ids",
+            "--out: that is a file to read",
+        ),
         (
             "mrc loop.ids --estimator counter-stacks --stream loop.ids",
-            "--stream: that is the trace",
+            "--stream: that is a file to read",
         ),
         (
             "mrc loop.ids --estimator counter-stacks --compare --stream new",
@@ -1071,6 +1074,21 @@ fn what_is_no_partial_state_and_options_that_do_not_fit_are_refused() {
             "would be lost",
         ),
         ("mrc loop.ids --partial loop.ids", 2, "would be lost"),
+        (
+            "mrc --merge loop.part other.part --out ./other.part",
+            2,
+            "would be lost",
+        ),
+        (
+            "mrc loop.ids --estimator counter-stacks --stream x.part --out ./x.part",
+            2,
+            "one of them would be lost",
+        ),
+        (
+            "mrc loop.part",
+            2,
+            "'loop.part' is no trace but a partial state: `mrc --merge` reads it",
+        ),
         (
             "mrc loop.ids --estimator shards --partial x.part",
             2,

@@ -558,7 +558,7 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
         (
             &["place", "list", "--rules", "list"],
             1,
-            "the rules are malformed",
+            "the rules are malformed in line 1: ",
         ),
     ] {
         let found = plimsoll(folder.path(), &[&["fleet"], args].concat());

@@ -320,6 +320,11 @@ fn recorded_inputs_give_their_decision_again() {
     assert_eq!(plan, inputs.plan().unwrap());
     assert_eq!(plan, desk.plan(&format!("{ALL} --max-loss 25%")));
     desk.refused("--inputs inputs.json --total 1G", 2, "cannot be used with");
+    desk.refused(
+        "--inputs inputs.json --out ./inputs.json",
+        2,
+        "would be lost",
+    );
     desk.put("two.json", &text.repeat(2));
     desk.refused("--inputs two.json", 1, "the inputs of 2 decisions");
     desk.put(

@@ -1,5 +1,6 @@
 //! Where a verb's result goes and in which format: `-o FORMAT`, `--out FILE`.
 
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -80,6 +81,11 @@ pub struct OutputArgs {
     out: Option<PathBuf>,
 }
 
+/// Endings of files that are written in no format of ours.
+const FOREIGN_ENDINGS: [&str; 10] = [
+    "gz", "zst", "xz", "bz2", "parquet", "jpg", "jpeg", "svgz", "pdf", "webp",
+];
+
 impl OutputArgs {
     /// The format requested by name or by the ending of the file's name.
     #[must_use]
@@ -101,9 +107,18 @@ impl OutputArgs {
     ///
     /// # Errors
     ///
-    /// [`UsageError`](crate::exit::UsageError) for a picture that would go to a terminal, and for
-    /// a file in a directory that does not exist.
+    /// [`UsageError`](crate::exit::UsageError) for a picture that would go to a terminal, for
+    /// a file in a directory that does not exist, and for one whose ending promises another format.
     pub fn check(&self) -> anyhow::Result<()> {
+        let ending = self.path().and_then(Path::extension);
+        let is_foreign = |ending: &&OsStr| {
+            let is = |foreign: &&str| ending.eq_ignore_ascii_case(foreign);
+            FOREIGN_ENDINGS.iter().any(|foreign| is(&foreign))
+        };
+        if let (None, Some(ending)) = (self.output, ending.filter(is_foreign)) {
+            let ending = ending.display();
+            bail_usage!("--out: no output format is '.{ending}': name one with -o");
+        }
         let picture = self.format().is_picture();
         match self.path() {
             None if picture && std::io::stdout().is_terminal() => {
@@ -146,6 +161,15 @@ mod tests {
         assert_eq!(args(None, Some("a/b.PNG")).format(), Format::Png);
         assert_eq!(args(None, Some("a/b.txt")).format(), Format::Table);
         assert_eq!(args(Some(Format::Csv), Some("b.svg")).format(), Format::Csv);
+    }
+
+    #[test]
+    fn an_ending_that_promises_another_format_needs_one_by_name() {
+        for name in ["curve.csv.gz", "curve.PARQUET"] {
+            assert!(args(None, Some(name)).check().is_err(), "{name}");
+            args(Some(Format::Csv), Some(name)).check().unwrap();
+        }
+        args(None, Some("curve.txt")).check().unwrap();
     }
 
     #[test]

@@ -124,8 +124,11 @@ pub fn usage(program: &str, error: &clap::Error) -> ExitCode {
     // Either stream may be closed; the exit code still reports the failure.
     if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = write!(io::stderr(), "{program}: {}", error.render());
-    } else {
-        let _ = error.print();
+    } else if let Err(error) = error.print().and_then(|()| io::stdout().flush())
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let _ = writeln!(io::stderr(), "{program}: error: cannot write: {error}");
+        return ExitCode::FAILURE;
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -14,6 +14,9 @@ use tempfile::NamedTempFile;
 
 use crate::text::printable_path;
 
+/// Most symbolic links that are followed, as the kernel does.
+const LINKS_MAX: usize = 40;
+
 /// Replaces the file at `path` by `content`, whole or not at all.
 ///
 /// # Errors
@@ -52,11 +55,15 @@ impl AtomicFile {
             if fs::metadata(path).is_ok_and(|old| !old.is_file()) {
                 return Ok(Target::Direct(File::options().write(true).open(path)?));
             }
-            // Through a symbolic link, so that the link stays and what it names is replaced.
-            let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let target = followed(path);
+            let old = fs::metadata(&target).map(|old| old.permissions());
+            if old.is_ok() {
+                // A file that this user may not write must not be replaced.
+                File::options().write(true).open(&target)?;
+            }
             let file = tempfile::Builder::new()
                 .prefix(".plimsoll-")
-                .permissions(Permissions::from_mode(0o666))
+                .permissions(old.unwrap_or_else(|_| Permissions::from_mode(0o666)))
                 .tempfile_in(directory_of(&target))?;
             Ok(Target::Temporary(file, target))
         };
@@ -96,6 +103,18 @@ impl Write for AtomicFile {
     }
 }
 
+/// Through symbolic links, so that they stay and what they name is replaced, also if it does not exist yet.
+fn followed(path: &Path) -> PathBuf {
+    let mut target = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let Ok(next) = fs::read_link(&target) else {
+            break;
+        };
+        target = directory_of(&target).join(next);
+    }
+    target
+}
+
 fn cannot_write(path: &Path) -> String {
     format!("cannot write '{}'", printable_path(path))
 }
@@ -132,6 +151,24 @@ mod tests {
         write_file(&link, b"new").unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        // And one that names nothing yet.
+        fs::remove_file(&file).unwrap();
+        write_file(&link, b"newer").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
+    }
+
+    #[test]
+    fn a_private_file_stays_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("curve.csv");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        write_file(&path, b"new").unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 
     #[test]

@@ -119,11 +119,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .with_context(|| format!("cannot read '{}'", printable_path(path)))?,
     };
     if let Some(stream) = recorded {
+        let kind = format!("'{}' is a record of counters, not a trace", trace.label());
+        if let Some(option) = trace.option_given() {
+            bail_usage!("{option}: {kind}");
+        }
         if !args.estimator.is_default() || args.compare || !args.is_of_whole_trace() {
-            bail_usage!(
-                "'{}' is a record of counters, not a trace: omit the options of estimators",
-                trace.label()
-            );
+            bail_usage!("{kind}: omit the options of estimators");
         }
         return recorded::show(trace, &stream, window, view, out);
     }
@@ -187,6 +188,9 @@ impl Args {
         let Some(every) = self.several.every() else {
             bail_usage!("--follow needs --every");
         };
+        if self.trace.trace.starts_with("s3:") {
+            bail_usage!("--follow: an object of a store does not grow");
+        }
         follow::run(every, window, &self.trace, &self.estimator, &self.view, out)
     }
 
@@ -220,8 +224,10 @@ impl Args {
             ("--stream", self.estimator.stream()),
             ("--partial", self.partial.path()),
         ] {
-            if path.is_some_and(|path| is_same_file(path, &self.trace.trace)) {
-                bail_usage!("{option}: that is the trace, which would be lost");
+            let is_lost = |read: &Path| path.is_some_and(|path| is_same_file(path, read));
+            if is_lost(&self.trace.trace) || self.partial.others().iter().any(|read| is_lost(read))
+            {
+                bail_usage!("{option}: that is a file to read, which would be lost");
             }
         }
         for (option, path) in [
@@ -232,7 +238,9 @@ impl Args {
                 bail_usage!("{option} -: name a file; it is not written to standard output");
             }
         }
-        if output.is_some() && output == self.estimator.stream() {
+        if let (Some(output), Some(stream)) = (output, self.estimator.stream())
+            && is_same_file(output, stream)
+        {
             bail_usage!("--stream and --out name one file: one of them would be lost");
         }
         Ok(())

@@ -63,6 +63,11 @@ impl PartialArgs {
         self.partial.as_deref()
     }
 
+    /// Partial states that are read beside the first.
+    pub(super) fn others(&self) -> &[PathBuf] {
+        &self.others
+    }
+
     /// Reads a slice and writes its partial state.
     pub(super) fn map(&self, trace: &TraceArgs, of: SliceOf, path: &Path) -> anyhow::Result<()> {
         let mut partial = Partial::new(of, trace.page_bytes, self.start).map_err(|error| {
@@ -107,15 +112,10 @@ impl PartialArgs {
         view.write(&trace, merged.of().to_string(), references, &curve, out)
     }
 
-    /// Refuses to replace what is merged, and options that nothing uses.
+    /// Refuses options that nothing uses.
     pub(super) fn check(&self, view: &ViewArgs) -> anyhow::Result<()> {
         if self.partial.is_some() && view.output.path().is_some() {
             bail_usage!("--out: --partial writes no curve");
-        }
-        let canonical = |path: &Path| path.canonicalize().ok();
-        let target = self.path().and_then(canonical);
-        if target.is_some() && self.others.iter().any(|path| canonical(path) == target) {
-            bail_usage!("--partial: that is one of those to be merged, which would be lost");
         }
         Ok(())
     }

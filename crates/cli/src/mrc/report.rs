@@ -20,7 +20,7 @@ const POINTS: usize = 1000;
 /// Which points of a curve to print, and how. Flatten them into a verb's `Args`.
 #[derive(Debug, clap::Args)]
 pub struct ViewArgs {
-    /// Maximum number of points, placed where the curve changes [default: 20 in a table, else 1000]
+    /// Maximum number of points, at least the two ends, placed where the curve changes [default: 20 in a table, else 1000]
     #[arg(long, conflicts_with = "sizes", value_name = "N")]
     points: Option<NonZeroUsize>,
     /// Print the ratio at exactly these sizes: pages, or bytes with a unit (1000,512M)

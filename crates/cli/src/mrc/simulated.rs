@@ -112,7 +112,8 @@ fn even_sizes(footprint: PageCount, view: &ViewArgs) -> Vec<PageCount> {
         Format::Table => SIZES_OF_TABLE,
         _ => SIZES,
     };
-    let steps = view.points_or(default) as u64;
+    // More sizes than pages would be the same again.
+    let steps = (view.points_or(default) as u64).min(footprint.0.max(1));
     let size = |step| u128::from(footprint.0) * u128::from(step) / u128::from(steps);
     let sizes = (1..=steps).map(|step| PageCount(u64::try_from(size(step)).unwrap_or(u64::MAX)));
     let mut sizes: Vec<_> = sizes.filter(|size| size.0 > 0).collect();

@@ -18,6 +18,7 @@ use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Reason, Rules
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
+use crate::trace_args::is_same_file;
 use files::CurveFile;
 use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
@@ -103,6 +104,12 @@ fn choices(rows: impl Iterator<Item = (&'static str, &'static str)>) -> Possible
 /// there is, and an unreadable file, by its name.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
+    let mut read = args.curves.iter().chain(&args.inputs);
+    if let Some(path) = args.output.path()
+        && read.any(|read| is_same_file(path, read))
+    {
+        bail_usage!("--out: that is a file to read, which would be lost");
+    }
     let inputs = match &args.inputs {
         Some(path) => files::read_inputs(path)?,
         None => args.gather()?,

@@ -7,9 +7,10 @@ mod report;
 use std::io::Write;
 use std::num::NonZeroU64;
 
+use plimsoll_flow::PageSize;
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{OutputArgs, bail_usage};
+use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
 
@@ -65,6 +66,9 @@ const FILTER_PAGES: u32 = 64;
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     args.estimator.check()?;
+    if args.steps && !matches!(args.output.format(), Format::Table | Format::Csv) {
+        bail_usage!("--steps: only tables and CSV have them");
+    }
     let path = &args.trace.trace;
     if args
         .output
@@ -91,11 +95,14 @@ impl Args {
             (self.tlb.is_some(), "--tlb"),
             (self.tlb2.is_some(), "--tlb2"),
             (self.memory.is_some(), "--memory"),
-            (self.trace.format.is_some(), "--format"),
+            (self.trace.page_bytes != PageSize::FOUR_KIB, "--page-bytes"),
         ] {
             if given {
                 bail_usage!("{option}: '{path}' is a page log, which contains that itself");
             }
+        }
+        if let Some(option) = self.trace.option_given() {
+            bail_usage!("{option}: '{path}' is a page log, not a trace");
         }
         wss::of_log(&self.trace.trace, self.whole, &self.estimator)
     }

@@ -136,6 +136,10 @@ where
         analysis.take(records, false);
         progress(analysis.accesses());
     })?;
+    anyhow::ensure!(
+        analysis.accesses() > 0,
+        "nothing was observed: the trace has no references"
+    );
     Ok((origin, analysis.finish()))
 }
 

@@ -1,4 +1,4 @@
-//! `plimsoll report hot`: the pages to load first when a snapshot of a VM resumes, the hottest first.
+//! `plimsoll report hot`: the pages to load first when a snapshot of a VM resumes.
 //!
 //! From a page log or a trace of an earlier run, single pages; from the daemon's history of a traced VM, whole regions of
 //! its RAM, which is as fine as that history is.
@@ -8,11 +8,12 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::builder::NonEmptyStringValueParser;
 use plimsoll_estimator::working_set::HotPages;
 use plimsoll_flow::{PageNumber, PageSize};
-use plimsoll_output::{TextFormat, TextFormatArg, csv, printable};
+use plimsoll_observe::wss::begins_as_page_log;
+use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, csv, printable, printable_path};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::size::ByteSize;
@@ -23,7 +24,10 @@ use super::super::words::percent;
 use super::super::{Daemon, SocketArg, write_json};
 use super::uses::{Uses, uses_of};
 
-/// Pages to load first when a snapshot resumes: those used in most intervals of a run, the hottest first.
+/// Default length of an interval.
+const INTERVAL: NonZeroU64 = NonZeroU64::new(100_000).unwrap();
+
+/// Pages to load first when a snapshot resumes: those used in most intervals of a run; of equals, those used first.
 ///
 /// The list (-o csv) has the position and length of each piece of RAM in bytes: pages from a file, regions from the daemon's
 /// history.
@@ -38,15 +42,9 @@ pub struct Args {
     /// Maximum size of the list
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     top: ByteSize,
-    /// With --from: length of an interval of a trace, in references; a page log has its own
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "100000",
-        requires = "from",
-        conflicts_with = "vm"
-    )]
-    interval: NonZeroU64,
+    /// With --from: length of an interval of a trace, in references; a page log has its own [default: 100000]
+    #[arg(long, value_name = "N", requires = "from", conflicts_with = "vm")]
+    interval: Option<NonZeroU64>,
     /// With --from: page log or trace of another run, to measure how much of it the list covers
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "vm")]
     check: Option<PathBuf>,
@@ -112,8 +110,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn of_file(args: &Args, path: &Path) -> anyhow::Result<Hot> {
+    let mut read = [path].into_iter().chain(args.check.as_deref());
+    if args.interval.is_some() && read.all(begins_as_page_log) {
+        bail_usage!("--interval: a page log has intervals of its own");
+    }
+    let interval = args.interval.unwrap_or(INTERVAL);
     let mut all = HotPages::new();
-    let page_size = uses_of(path, args.interval, |uses| match uses {
+    let page_size = uses_of(path, interval, |uses| match uses {
         Uses::Pages(pages) => all.observe(pages),
         Uses::IntervalEnds => all.end_interval(),
     })?;
@@ -126,15 +129,23 @@ fn of_file(args: &Args, path: &Path) -> anyhow::Result<Hot> {
     let hottest = all.hottest(args.top.0 / page_bytes);
     let listed: HashSet<PageNumber> = hottest.iter().map(|hot| hot.page).collect();
     let check = match &args.check {
-        Some(path) => Some(check(path, args.interval, page_size, &listed)?),
+        Some(path) => Some(check(path, interval, page_size, &listed)?),
         None => None,
     };
-    let pieces = hottest.iter().map(|hot| Piece {
-        begin_bytes: hot.page.0.saturating_mul(page_bytes),
-        length_bytes: page_bytes,
-        intervals: hot.intervals,
-        uses: hot.uses,
+    let pieces = hottest.iter().map(|hot| {
+        let begin_bytes = hot.page.0.checked_mul(page_bytes);
+        let begin_bytes = begin_bytes.with_context(|| {
+            let page = hot.page.0;
+            format!("page {page} has no position in bytes below 2^64: are pages of '{}' numbers of something else, such as hashes?", printable_path(path))
+        })?;
+        Ok(Piece {
+            begin_bytes,
+            length_bytes: page_bytes,
+            intervals: hot.intervals,
+            uses: hot.uses,
+        })
     });
+    let pieces = pieces.collect::<anyhow::Result<Vec<_>>>()?;
     let covered: u64 = hottest.iter().map(|hot| hot.uses).sum();
     Ok(Hot {
         schema: SCHEMA,
@@ -143,7 +154,7 @@ fn of_file(args: &Args, path: &Path) -> anyhow::Result<Hot> {
         used_bytes: all.distinct() * page_bytes,
         uses_covered: covered as f64 / all.references() as f64,
         check,
-        pieces: pieces.collect(),
+        pieces,
     })
 }
 
