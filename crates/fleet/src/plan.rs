@@ -27,6 +27,7 @@ pub fn plan(
     bandwidth: Option<f64>,
 ) -> Result<PlacementJson, PlaceError> {
     let problem = problem(fleet, rules)?;
+    let rules = rules.resolve(fleet)?;
     let placement = placed(&problem, aim);
     // Every VM by itself, on its host now and then.
     let vms_alone = Problem::new(fleet, &Rules::default().resolve(fleet)?);
@@ -38,7 +39,7 @@ pub fn plan(
         let origin = fleet.vms[vm].host;
         if aim.goal == Goal::FewestHosts && after.items_of[origin].is_empty() {
             MoveReason::Emptying
-        } else if before.is_within(&vms_alone, origin) {
+        } else if before.is_within(&vms_alone, origin) && !rules.is_broken_by(vm, fleet) {
             MoveReason::Room
         } else {
             MoveReason::Relief

@@ -59,8 +59,13 @@ pub struct OnHosts {
 #[non_exhaustive]
 pub enum RulesError {
     /// The text is malformed.
-    #[error("the rules are malformed")]
-    Form(#[from] toml::de::Error),
+    #[error("the rules are malformed in line {line}: {message}")]
+    Form {
+        /// Its line, from 1.
+        line: usize,
+        /// What is wrong there.
+        message: String,
+    },
     /// A rule is for nobody: as a rule, a name is misspelt.
     #[error("rule {rule}: no {kind} is called {name:?}")]
     Nobody {
@@ -86,14 +91,39 @@ pub(crate) struct Resolved {
     pub(crate) stays: Vec<bool>,
 }
 
+impl Resolved {
+    /// Whether a rule forbids that a VM is where it is now: on this host, without its group, or beside another one.
+    pub(crate) fn is_broken_by(&self, vm: usize, fleet: &Fleet) -> bool {
+        let host = |vm: usize| fleet.vms[vm].host;
+        let is_forbidden = self.hosts[vm].get(host(vm)) == Some(&false);
+        let mut groups = self
+            .items
+            .iter()
+            .filter(|group| group.len() > 1 && group.contains(&vm));
+        let is_parted = groups.any(|group| group.iter().any(|&other| host(other) != host(vm)));
+        let mine = &self.apart[vm];
+        let mut others =
+            (0..fleet.vms.len()).filter(|&other| other != vm && host(other) == host(vm));
+        let is_beside = !mine.is_empty()
+            && others.any(|other| mine.iter().any(|group| self.apart[other].contains(group)));
+        is_forbidden || is_parted || is_beside
+    }
+}
+
 impl Rules {
     /// The rules in `text`.
     ///
     /// # Errors
     ///
-    /// [`RulesError::Form`], with line and column.
+    /// [`RulesError::Form`].
     pub fn parse(text: &str) -> Result<Self, RulesError> {
-        Ok(toml::from_str(text)?)
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            let before = text.get(..error.span().map_or(0, |span| span.start));
+            RulesError::Form {
+                line: 1 + before.unwrap_or_default().matches('\n').count(),
+                message: error.message().to_owned(),
+            }
+        })
     }
 
     /// The rules for a fleet's VMs.

@@ -246,6 +246,22 @@ fn vms_that_wait_for_each_other_go_by_a_third_host() {
 }
 
 #[test]
+fn a_vm_moves_for_relief_if_a_rule_forbids_its_place() {
+    let pair = fleet(&[16, 16], &[(0, [3, 3]), (0, [4, 4])]);
+    let parted = fleet(&[16, 16], &[(0, [3, 3]), (1, [4, 4])]);
+    for (fleet, rules) in [
+        (&pair, "[[on]]\nvms=['vm-0']\nhosts=['host-1']\n"),
+        (&pair, "[[apart]]\nvms=['vm-0','vm-1']\n"),
+        (&parted, "[[together]]\nvms=['vm-0','vm-1']\n"),
+    ] {
+        let rules = Rules::parse(rules).unwrap();
+        let found = plan(fleet, &rules, aim(Goal::Fit, false), None).unwrap();
+        let reasons: Vec<_> = found.moves.iter().map(|step| step.reason).collect();
+        assert_eq!(reasons, [MoveReason::Relief], "{rules:?}");
+    }
+}
+
+#[test]
 fn vms_that_belong_together_move_together_and_those_that_must_stay_do() {
     let rules =
         Rules::parse("[[together]]\nvms=['vm-0','vm-2']\n[[stay]]\nvms=['vm-1']\n").unwrap();

@@ -2,7 +2,7 @@
 //!
 //! A record is a line: a quoted field may contain commas and doubled quotes, but no
 //! line end. The first record is a header if a column is selected by name, or if
-//! its page field does not begin with a digit.
+//! its page field does not begin with a digit, or a sign and a digit.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -111,7 +111,14 @@ impl<R: Read> Reader<R> {
         reader.page = page.unwrap_or(0);
         reader.op = op;
         let named = |column: &Option<Column>| matches!(column, Some(Column::Name(_)));
-        let digits = |field: &[u8]| field.first().is_some_and(u8::is_ascii_digit);
+        // Also one with a sign, which no page has: a line that is no header is not left out.
+        let digits = |field: &[u8]| {
+            let number = field.strip_prefix(b"-").or(field.strip_prefix(b"+"));
+            number
+                .unwrap_or(field)
+                .first()
+                .is_some_and(u8::is_ascii_digit)
+        };
         let is_header = named(&options.page_column)
             || named(&options.op_column)
             || !reader.record.get(reader.page).is_some_and(digits);
@@ -367,6 +374,8 @@ mod tests {
         let two = read("op,Page\nread,1\nSTORE,2\n,3\n", None, None);
         assert_eq!(two.unwrap(), [(1, R), (2, W), (3, U)]);
         assert_eq!(read("1\n2\n", None, None).unwrap(), [(1, U), (2, U)]);
+        // No header, and no page.
+        assert!(read("-5\n1\n2\n", None, None).is_err());
         assert_eq!(read("id\n2\n", None, None).unwrap(), [(2, U)]);
         assert_eq!(read("\n", None, None).unwrap(), []);
         let error = read("time,lbn\n1,2\n", None, None).unwrap_err().to_string();

@@ -17,6 +17,7 @@ use ::parquet::errors::{ParquetError, Result as ParquetResult};
 use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::ChunkReader;
 use bytes::Bytes;
+use flate2::Crc;
 use flate2::read::MultiGzDecoder;
 
 use super::{Chunks, general};
@@ -83,6 +84,12 @@ impl Header {
 
     fn flag(&self, structure: usize, field: usize) -> Option<bool> {
         self.0[structure][field].map(|flag| flag != 0)
+    }
+
+    /// The CRC-32 of the page as it is stored, which few writers add.
+    fn checksum(&self) -> Option<u32> {
+        let number = i32::try_from(self.0[PAGE][4]?).ok()?;
+        Some(number.cast_unsigned())
     }
 }
 
@@ -251,6 +258,15 @@ impl Pages {
         let start = self.offset_bytes;
         self.pass(stored_bytes)?;
         let stored = self.chunks.get_bytes(start, stored_bytes)?;
+        if let Some(expected) = header.checksum() {
+            let mut found = Crc::new();
+            found.update(&stored);
+            if found.sum() != expected {
+                return Err(general(format!(
+                    "a page at byte {start} is damaged: its checksum is another"
+                )));
+            }
+        }
         if self.compression == Compression::UNCOMPRESSED || !compressed {
             return Ok(stored);
         }
@@ -525,6 +541,26 @@ mod tests {
         let bytes = page(0, 8, 8, &[1, 0, 3, 3], &[7; 8]);
         let page = first(&bytes, "int64", Compression::UNCOMPRESSED).unwrap();
         assert_eq!((page.num_values(), &page.buffer()[..]), (1, &[7; 8][..]));
+    }
+
+    #[test]
+    fn a_page_with_a_checksum_is_checked() {
+        let body = [7; 8];
+        let mut crc = Crc::new();
+        crc.update(&body);
+        for (checksum, is_right) in [(crc.sum(), true), (crc.sum() ^ 1, false)] {
+            let zigzag = (checksum.cast_signed() << 1) ^ (checksum.cast_signed() >> 31);
+            let head = integers(&[0, 8, 8]);
+            let checksum = [vec![0x15], varint(zigzag.cast_unsigned().into())].concat();
+            // Field 5, the one after the checksum.
+            let data = [vec![0x1c], integers(&[1, 0, 3, 3]), vec![0, 0]].concat();
+            let bytes = [head, checksum, data, body.to_vec()].concat();
+            let page = first(&bytes, "int64", Compression::UNCOMPRESSED);
+            match page {
+                Ok(page) => assert!(is_right && page.buffer()[..] == body),
+                Err(error) => assert!(!is_right && error.contains("is damaged"), "{error}"),
+            }
+        }
     }
 
     #[test]
