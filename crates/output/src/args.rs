@@ -112,8 +112,8 @@ impl OutputArgs {
     pub fn check(&self) -> anyhow::Result<()> {
         let ending = self.path().and_then(Path::extension);
         let is_foreign = |ending: &&OsStr| {
-            let is = |foreign: &&str| ending.eq_ignore_ascii_case(foreign);
-            FOREIGN_ENDINGS.iter().any(|foreign| is(&foreign))
+            let mut foreign = FOREIGN_ENDINGS.iter();
+            foreign.any(|foreign| ending.eq_ignore_ascii_case(foreign))
         };
         if let (None, Some(ending)) = (self.output, ending.filter(is_foreign)) {
             let ending = ending.display();

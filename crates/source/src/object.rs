@@ -40,6 +40,14 @@ const ANSWER_BYTES_MAX: u64 = 2 * PART_BYTES;
 /// Time limits: until there is a connection, and for an answer.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 const ANSWER_MAX: Duration = Duration::from_mins(1);
+/// Variables of which each says where the keys are, or that none is needed; without one the host's metadata service is asked.
+const CREDENTIALS: [&str; 5] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SKIP_SIGNATURE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+];
 /// Repetitions of a request that failed by no fault of its own, and the time for all of them.
 const RETRIES_MAX: usize = 4;
 const RETRY_MAX: Duration = Duration::from_mins(2);
@@ -75,7 +83,9 @@ impl Object {
         let key = object_store::path::Path::parse(key)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         let mut builder = AmazonS3Builder::new();
+        let mut has_credentials = false;
         for (name, value) in variables {
+            has_credentials |= CREDENTIALS.iter().any(|credential| name == *credential);
             if let (Some(name), Some(value)) = (name.to_str(), value.to_str())
                 && name.starts_with("AWS_")
                 && let Ok(key) = name.to_ascii_lowercase().parse()
@@ -110,7 +120,13 @@ impl Object {
                     "the AWS_ variables make no valid request: check AWS_ENDPOINT_URL (https://HOST), AWS_REGION and the keys",
                 )
             })?
-            .map_err(io_error)?;
+            .map_err(|error| match error {
+                object_store::Error::Generic { .. } if !has_credentials => io::Error::other(format!(
+                    "no keys are set (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a public bucket AWS_SKIP_SIGNATURE=true), so \
+                     the host's metadata service was asked for them: {error}"
+                )),
+                error => io_error(error),
+            })?;
         Ok(Self {
             store,
             key,
@@ -495,6 +511,19 @@ pub(crate) mod tests {
             error.to_string(),
             "the object was replaced while it was read"
         );
+    }
+
+    #[test]
+    fn without_keys_the_error_names_them() {
+        let store = store(contents(), Fault::None);
+        let without = variables(&store).filter(|(name, _)| name != "AWS_ACCESS_KEY_ID");
+        let metadata = (
+            "AWS_METADATA_ENDPOINT".into(),
+            store.endpoint.clone().into(),
+        );
+        let opened = Object::open(ADDRESS, without.chain([metadata]));
+        let error = opened.map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("no keys are set"), "{error}");
     }
 
     #[test]

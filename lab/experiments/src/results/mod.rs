@@ -345,6 +345,10 @@ impl ResultSet {
         text
     }
 
+    fn values(&self) -> usize {
+        self.measurements.iter().map(|one| one.values.len()).sum()
+    }
+
     fn csv(&self) -> String {
         let mut text = format!("item,what,of,unit,{},value\n", self.repetition.name());
         for one in &self.measurements {
@@ -366,7 +370,8 @@ impl ResultSet {
 }
 
 impl KeepArgs {
-    /// Writes the set to the directory, or its Markdown to `out`.
+    /// Writes the set to the directory, or its Markdown to `out`: also if the directory has one of the same name with more values,
+    /// which that of a `--quick` run must not replace.
     ///
     /// # Errors
     ///
@@ -381,6 +386,16 @@ impl KeepArgs {
             out.write_all(set.markdown().as_bytes())?;
             return Ok(());
         };
+        let json = folder.join(format!("{}.json", set.name));
+        if json.exists() && ResultSet::read(&json)?.values() > set.values() {
+            out.write_all(set.markdown().as_bytes())?;
+            let path = json.display();
+            writeln!(
+                out,
+                "\nnot kept: {path} has more values; remove it to keep these"
+            )?;
+            return Ok(());
+        }
         fs::create_dir_all(folder)
             .with_context(|| format!("cannot create '{}'", folder.display()))?;
         for (name, chart) in charts {
@@ -394,10 +409,7 @@ impl KeepArgs {
         let path = |ending: &str| folder.join(format!("{}.{ending}", set.name));
         write_file(&path("csv"), set.csv().as_bytes())?;
         write_file(&path("md"), set.markdown().as_bytes())?;
-        write_file(
-            &path("json"),
-            (serde_json::to_string(&set)? + "\n").as_bytes(),
-        )?;
+        write_file(&json, (serde_json::to_string(&set)? + "\n").as_bytes())?;
         writeln!(
             out,
             "kept in {}: {} measurements, {} charts",
@@ -456,6 +468,16 @@ pub(super) mod tests {
             "{text}"
         );
         assert_eq!(fs::read_to_string(path("csv")).unwrap().lines().count(), 4);
+
+        let mut fewer = example("one");
+        fewer.measurements[0].values.pop();
+        let mut said = Vec::new();
+        keep.keep(fewer, Vec::new(), &mut said).unwrap();
+        assert!(String::from_utf8(said).unwrap().contains("not kept: "));
+        assert_eq!(fs::read_to_string(path("md")).unwrap(), text);
+        keep.keep(example("one"), Vec::new(), &mut Vec::new())
+            .unwrap();
+
         fs::write(path("json"), "{}").unwrap();
         let error = ResultSet::read(&path("json")).unwrap_err();
         assert!(error.to_string().contains("one.json"), "{error}");
