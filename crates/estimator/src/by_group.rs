@@ -2,13 +2,18 @@
 //!
 //! References of several thousand groups alternate, and an estimator is slow if it gets one at a time. They are
 //! therefore collected by group and handed on in stretches of [`STRETCH`]. Groups are independent, so the order among
-//! them does not matter, and each curve is the one that its references would give alone.
+//! them does not matter, and each curve is the one that its references would give alone. When [`READY`] stretches are there, each
+//! processor hands on some of the groups.
 //!
 //! A group gets its estimator with its first stretch. One that is shorter gets it in the end, when each group's is dropped before
 //! the next one's is made: most groups of a trace are short, and their estimators then use the same memory, in the caches.
 //!
-//! Cost: one store per reference beside the estimators' own; up to `8 STRETCH` bytes for each group beside their memory.
+//! Cost: one store per reference beside the estimators' own; up to `8 STRETCH` bytes for each group, and `8 STRETCH READY` for all,
+//! beside their memory.
 //! Not here: the numbers of the groups, which the source assigns.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use plimsoll_flow::PageNumber;
 
@@ -18,10 +23,39 @@ use crate::estimator::Estimator;
 /// displace the tables of an estimator from the caches, so they should serve many references at once.
 const STRETCH: usize = 8192;
 
+/// Number of stretches that are collected before they are handed on: much more work than starting threads.
+const READY: usize = 32;
+
+/// How many groups are handed on at a time.
+#[must_use]
+pub fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Calls `each` for all items, on as many threads as there are processors.
+fn for_each<T>(items: impl Iterator<Item = T> + Send, each: impl Fn(T) + Sync) {
+    let left = Mutex::new(items);
+    let work = || {
+        loop {
+            let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(item) = next else { return };
+            each(item);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads() {
+            scope.spawn(work);
+        }
+        work();
+    });
+}
+
 /// An estimator for each group.
 pub struct ByGroup<M> {
     make: M,
     groups: Vec<Group>,
+    /// Stretches that are not handed on yet.
+    ready: usize,
 }
 
 /// The references of one group.
@@ -44,12 +78,13 @@ impl Group {
     }
 }
 
-impl<M: FnMut() -> Box<dyn Estimator>> ByGroup<M> {
+impl<M: Fn() -> Box<dyn Estimator> + Sync> ByGroup<M> {
     /// Groups whose estimators `make` makes, all alike.
     pub fn new(make: M) -> Self {
         Self {
             make,
             groups: Vec::new(),
+            ready: 0,
         }
     }
 
@@ -67,22 +102,37 @@ impl<M: FnMut() -> Box<dyn Estimator>> ByGroup<M> {
             }
             let group = &mut self.groups[index];
             group.pending.push(page);
-            if group.pending.len() == STRETCH {
-                group.hand_on(&mut self.make);
+            if group.pending.len().is_multiple_of(STRETCH) {
+                self.ready += 1;
+                if self.ready == READY {
+                    self.hand_on();
+                }
             }
         }
     }
 
-    /// The groups by number: how many references each has, and its estimator, to which all were handed on. To be dropped before
-    /// the next one.
-    pub fn finish(self) -> impl Iterator<Item = (u64, Box<dyn Estimator>)> {
-        let mut make = self.make;
-        self.groups.into_iter().map(move |group| {
-            let mut estimator = group.estimator.unwrap_or_else(&mut make);
+    fn hand_on(&mut self) {
+        self.ready = 0;
+        let groups = self.groups.iter_mut();
+        for_each(
+            groups.filter(|group| group.pending.len() >= STRETCH),
+            |group| group.hand_on(&self.make),
+        );
+    }
+
+    /// What `each` makes of the groups, by number: of how many references each has, and of its estimator, to which all were
+    /// handed on.
+    pub fn finish<T: Send>(self, each: impl Fn(u64, &mut dyn Estimator) -> T + Sync) -> Vec<T> {
+        let make = self.make;
+        let mut made: Vec<Option<T>> = Vec::new();
+        made.resize_with(self.groups.len(), || None);
+        for_each(self.groups.into_iter().zip(&mut made), |(group, made)| {
+            let mut estimator = group.estimator.unwrap_or_else(&make);
             estimator.observe(&group.pending);
             let references = group.references + group.pending.len() as u64;
-            (references, estimator)
-        })
+            *made = Some(each(references, &mut *estimator));
+        });
+        made.into_iter().flatten().collect()
     }
 
     /// Bytes of heap allocated now.
@@ -110,7 +160,7 @@ mod tests {
         fn every_group_has_the_curve_of_its_references_alone(
             // Some groups are longer than a stretch, others are not, and some are empty.
             references in prop::collection::vec((0_u64..80, 0_u32..9), 1..3_000),
-            times in 1_usize..16,
+            times in 1_usize..150,
             batch in 1_usize..9_000,
             sampled in any::<bool>(),
         ) {
@@ -127,13 +177,14 @@ mod tests {
             for (pages, groups) in pages.chunks(batch).zip(groups.chunks(batch)) {
                 all.observe(pages, groups);
             }
-            for (number, (count, mut estimator)) in all.finish().enumerate() {
+            let found = all.finish(|count, estimator| (count, estimator.curve()));
+            for (number, (count, curve)) in found.into_iter().enumerate() {
                 let of_group = references.clone().filter(|&(_, of)| of as usize == number);
                 let pages: Vec<_> = of_group.map(|(page, _)| page).collect();
                 let mut alone = make();
                 alone.observe(&pages);
                 prop_assert_eq!(count, pages.len() as u64);
-                prop_assert_eq!(estimator.curve(), alone.curve());
+                prop_assert_eq!(curve, alone.curve());
             }
         }
     }

@@ -52,7 +52,7 @@ pub mod registry;
 pub mod simulation;
 pub mod working_set;
 
-pub use by_group::ByGroup;
+pub use by_group::{ByGroup, threads as group_threads};
 pub use curve::aet::{Aet, ReuseTimes, SpatialAet};
 pub use curve::counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,

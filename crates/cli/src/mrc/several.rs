@@ -10,7 +10,7 @@ use std::io::Write;
 use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_estimator::registry::BuiltEstimator;
-use plimsoll_estimator::{ByGroup, Estimator};
+use plimsoll_estimator::{ByGroup, Estimator, group_threads};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Columns, Format, Side, bail_usage, csv, grouped, printable};
@@ -142,7 +142,7 @@ pub(super) fn run(
     several.write(view, out)
 }
 
-type Make<'a> = dyn Fn() -> anyhow::Result<BuiltEstimator> + 'a;
+type Make<'a> = dyn Fn() -> anyhow::Result<BuiltEstimator> + Sync + 'a;
 
 impl Several<'_> {
     fn by_device(mut self, make: &Make, view: &ViewArgs) -> anyhow::Result<Self> {
@@ -156,17 +156,18 @@ impl Several<'_> {
             all.observe(batch.pages(), &batch.details().groups);
         })?;
         let held_bytes = all.memory_bytes();
-        let names = source.groups();
-        for ((references, mut estimator), name) in all.finish().zip(names) {
-            // Of those that are made in the end there is one at a time.
-            let bytes = held_bytes + estimator.memory_bytes();
-            self.memory_bytes = self.memory_bytes.max(bytes);
+        let page_size = self.trace.page_bytes;
+        let found = all.finish(|references, estimator| {
             // A device without references was in requests that made none.
-            if references > 0 {
-                let page_size = self.trace.page_bytes;
-                let part = Part::new(name, None, references, &mut *estimator, view, page_size)?;
-                self.parts.push(part);
-            }
+            let part = (references > 0)
+                .then(|| Part::new(String::new(), None, references, estimator, view, page_size));
+            (part.transpose(), estimator.memory_bytes())
+        });
+        // Of those that are made in the end there is one at a time on each thread.
+        let largest = found.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0);
+        self.memory_bytes = held_bytes + group_threads() * largest;
+        for ((part, _), name) in found.into_iter().zip(source.groups()) {
+            self.parts.extend(part?.map(|part| Part { name, ..part }));
         }
         self.parts
             .sort_by_key(|part| std::cmp::Reverse(part.references));
