@@ -242,7 +242,13 @@ impl Follower {
                 TrapError::Interrupted(Refusal::MemoryTransfer { why })
             });
         }
-        if !matches!(error, TrapError::Call { .. } | TrapError::GroupCall { .. }) {
+        // While such a thread ends the first one, into which calls are injected, that cannot be traced.
+        let is_of_thread = matches!(
+            error,
+            TrapError::Injection { .. } | TrapError::Refused(Refusal::NoPrivilege { .. })
+        );
+        let may_execute = is_of_thread && self.target.vm().is_none() && self.periods > 0;
+        if !may_execute && !matches!(error, TrapError::Call { .. }) {
             return error;
         }
         // First, so that the VM can continue.
