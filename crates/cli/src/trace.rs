@@ -8,8 +8,9 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _};
@@ -20,10 +21,10 @@ use plimsoll_source::{
 };
 use serde::Serialize;
 
-use crate::trace_args::{TraceArgs, format_parser, parse_page_size, reading_bar};
+use crate::trace_args::{TraceArgs, format_parser, is_same_file, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{
-    TextFormat, TextFormatArg, bail_usage, or_empty, printable_path, write_file,
+    TextFormat, TextFormatArg, bail_usage, or_empty, printable_path, stop_flag, write_file,
 };
 
 /// Inspect, convert and generate traces.
@@ -251,12 +252,12 @@ impl ConvertArgs {
 }
 
 fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let canonical = |path: &Path| path.canonicalize().ok();
-    if canonical(&args.out).is_some_and(|out| canonical(&args.trace.trace) == Some(out)) {
+    if is_same_file(&args.out, &args.trace.trace) {
         bail_usage!("input and output of a conversion must be different files");
     }
     let mut trace = args.open()?;
     let mut bar = reading_bar(trace.progress());
+    let stop = stop_flag()?;
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
@@ -266,6 +267,7 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
             printable_path(&args.out)
         )
     })? {
+        go_on(&stop, &args.out)?;
         writer.write(&batch)?;
         references += batch.len() as u64;
         bar.update(references);
@@ -278,7 +280,7 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let usage = |error: SourceError| UsageError(error.to_string());
     let mut source = workload.source().map_err(usage)?;
     if let (Some(out), Some(curve)) = (&args.out, &args.curve)
-        && place(out) == place(curve)
+        && is_same_file(out, curve)
     {
         bail_usage!("--curve and --out name one file: one of them would be lost");
     }
@@ -295,25 +297,24 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(path) = &args.out else {
         return Ok(());
     };
+    let stop = stop_flag()?;
     let mut writer = trace_writer(path, args.to, args.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     while source.next_batch(&mut batch)? {
+        go_on(&stop, path)?;
         writer.write(&batch)?;
     }
     Ok(writer.finish()?)
 }
 
-/// Where a file is or will be, however it is named.
-fn place(path: &Path) -> PathBuf {
-    let in_directory = || {
-        let directory = match path.parent() {
-            Some(directory) if directory != Path::new("") => directory,
-            _ => Path::new("."),
-        };
-        Some(directory.canonicalize().ok()?.join(path.file_name()?))
-    };
-    let place = path.canonicalize().ok().or_else(in_directory);
-    place.unwrap_or_else(|| path.to_owned())
+/// Refuses to go on if the command was interrupted: what was written of the trace is then removed.
+fn go_on(stop: &AtomicBool, path: &Path) -> anyhow::Result<()> {
+    let name = printable_path(path);
+    ensure!(
+        !stop.load(Ordering::Relaxed),
+        "interrupted: no whole trace was written to '{name}'"
+    );
+    Ok(())
 }
 
 /// Opens a trace for writing, which is `out` if its path is `-`.

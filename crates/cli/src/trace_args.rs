@@ -20,9 +20,10 @@ pub(crate) fn reading_bar(progress: Progress) -> ReadingBar<impl Fn() -> u64> {
     ReadingBar::new(progress.total_bytes(), move || progress.read_bytes())
 }
 
-/// Whether both are one regular file, however it is named; it need not exist yet.
+/// Whether both are one regular file, however it is named; it need not exist yet. `-` is none.
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     let place = |path: &Path| match path.canonicalize() {
+        _ if path == Path::new("-") => None,
         Ok(path) => path.is_file().then_some(path),
         Err(_) => {
             let directory = path
@@ -190,6 +191,8 @@ mod tests {
         assert!(!is_same_file(&at("none/new"), &at("none/new")));
         let null = Path::new("/dev/null");
         assert!(!is_same_file(null, null));
+        let dash = Path::new("-");
+        assert!(!is_same_file(dash, dash));
     }
 
     #[test]

@@ -5,8 +5,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use plimsoll_protocol::curve_json::CurveJson;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// A folder with traces whose curves are known, and the program.
@@ -384,6 +387,28 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
     let output = program.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn a_trace_whose_writing_is_interrupted_leaves_nothing() {
+    let desk = Desk::new();
+    let files = || fs::read_dir(desk.0.path()).unwrap().count();
+    let before = files();
+    let program = desk
+        .command("trace generate uniform --pages 9 --references 1000000000000 --out long.ids")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    while files() == before {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let pid = Pid::from_child(&program);
+    kill_process(pid, Signal::INT).unwrap();
+    let output = program.wait_with_output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let expected = "plimsoll: error: interrupted: no whole trace was written to 'long.ids'\n";
+    assert_eq!((output.status.code(), &*complaint), (Some(1), expected));
+    assert_eq!(files(), before);
 }
 
 #[test]
