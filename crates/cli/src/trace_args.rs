@@ -10,7 +10,7 @@ use plimsoll_flow::PageSize;
 use plimsoll_observe::wss::begins_as_page_log;
 use plimsoll_output::ReadingBar;
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{printable, printable_path};
+use plimsoll_output::{directory_of, printable, printable_path};
 use plimsoll_source::{BlockEvent, Column, Format, Options, Progress, SourceError, Trace};
 
 use plimsoll_protocol::size::ByteSize;
@@ -26,10 +26,7 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
         _ if path == Path::new("-") => None,
         Ok(path) => path.is_file().then_some(path),
         Err(_) => {
-            let directory = path
-                .parent()
-                .filter(|directory| *directory != Path::new(""));
-            let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
+            let directory = directory_of(path).canonicalize().ok()?;
             Some(directory.join(path.file_name()?))
         }
     };
@@ -82,16 +79,17 @@ impl TraceArgs {
     ///
     /// Those of [`open`](Self::open).
     pub(crate) fn open_with(&self, options: &Options) -> anyhow::Result<Trace<'static>> {
-        match plimsoll_source::open(&self.trace, options) {
-            Err(error @ SourceError::OptionNotUsed { .. }) => {
-                Err(UsageError(error.to_string()).into())
-            }
-            Err(SourceError::UnknownFormat { .. }) if self.made_by_us().is_some() => {
-                let what = self.made_by_us().unwrap_or_default();
-                Err(UsageError(format!("'{}' is no trace but {what}", self.label())).into())
-            }
-            trace => Ok(trace?),
-        }
+        plimsoll_source::open(&self.trace, options).map_err(|error| {
+            let usage = match &error {
+                SourceError::OptionNotUsed { .. } => Some(error.to_string()),
+                SourceError::UnknownFormat { .. } => {
+                    let what = self.made_by_us();
+                    what.map(|what| format!("'{}' is no trace but {what}", self.label()))
+                }
+                _ => None,
+            };
+            usage.map_or_else(|| error.into(), |usage| UsageError(usage).into())
+        })
     }
 
     /// What else the file is that Plimsoll writes, and which verb reads it.

@@ -120,7 +120,8 @@ fn cannot_write(path: &Path) -> String {
 }
 
 /// The directory that holds `path`.
-pub(crate) fn directory_of(path: &Path) -> &Path {
+#[must_use]
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),

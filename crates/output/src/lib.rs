@@ -28,7 +28,7 @@ pub mod watch;
 
 pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
 pub use columns::{Columns, CsvColumn, Side, csv, csv_table};
-pub use file::{AtomicFile, write_file};
+pub use file::{AtomicFile, directory_of, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::{ignore_suspension, stop_flag};
 pub use text::{

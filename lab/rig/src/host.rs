@@ -169,7 +169,8 @@ pub fn installed(programs: &[(&str, &str)]) -> Result<(), String> {
 }
 
 /// Whether QEMU may never connect a disk again whose daemon dies before the guest's driver uses it: while the VM boots or is
-/// stopped, or while QEMU connects the disk. QEMU 7.2 does so, and 10 does not; its developers mended it in 8.2.
+/// stopped, or while QEMU connects the disk. QEMU 7.2 does so, and 10 does not; its developers mended it in 8.2, and all of 8 are taken
+/// for such.
 #[must_use]
 pub fn qemu_may_lose_disks() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
