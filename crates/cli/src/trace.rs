@@ -280,7 +280,7 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let usage = |error: SourceError| UsageError(error.to_string());
     let mut source = workload.source().map_err(usage)?;
     if let (Some(out), Some(curve)) = (&args.out, &args.curve)
-        && is_same_file(out, curve)
+        && (out == curve || is_same_file(out, curve))
     {
         bail_usage!("--curve and --out name one file: one of them would be lost");
     }
