@@ -126,7 +126,6 @@ enum Outstanding {
         pieces: Vec<Piece>,
         ticket: Ticket,
         offset: u64,
-        durable: bool,
     },
     /// A sync, for these flushes.
     Sync {

@@ -72,7 +72,6 @@ enum Step {
     Write {
         offset: u64,
         done: usize,
-        durable: bool,
     },
     Sync,
     Discard,
@@ -220,17 +219,9 @@ impl Storage {
                 ring.read(file, offset, buffer, 0, token)?;
                 Step::Read { offset, done: 0 }
             }
-            Action::Write {
-                offset,
-                buffer,
-                durable,
-            } => {
-                ring.write(file, offset, buffer, 0, durable, token)?;
-                Step::Write {
-                    offset,
-                    done: 0,
-                    durable,
-                }
+            Action::Write { offset, buffer } => {
+                ring.write(file, offset, buffer, 0, token)?;
+                Step::Write { offset, done: 0 }
             }
             Action::Sync => {
                 ring.sync(file, token)?;
@@ -284,23 +275,12 @@ impl Storage {
                 };
                 ring.read(&self.file, *offset + *done as u64, part, *done, token)
             }
-            Step::Write {
-                offset,
-                done,
-                durable,
-            } => {
+            Step::Write { offset, done } => {
                 *done += moved;
                 let Some(part) = buffer.take_if(|buffer| *done < buffer.len() && !ended) else {
                     return Ok(Some(carried_out(ended, None)));
                 };
-                ring.write(
-                    &self.file,
-                    *offset + *done as u64,
-                    part,
-                    *done,
-                    *durable,
-                    token,
-                )
+                ring.write(&self.file, *offset + *done as u64, part, *done, token)
             }
             Step::WriteZeros { range, done } => {
                 *done += moved as u64;
@@ -365,7 +345,7 @@ impl Storage {
         token: u64,
     ) -> io::Result<()> {
         zeros.set_len((range.bytes - done).min(ZEROS_BYTES) as usize);
-        ring.write(&self.file, range.offset + done, zeros, 0, false, token)
+        ring.write(&self.file, range.offset + done, zeros, 0, token)
     }
 
     fn allocate(

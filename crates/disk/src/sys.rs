@@ -352,8 +352,7 @@ impl Ring {
         self.push(entry, flight)
     }
 
-    /// Writes the buffer from its byte `from` on, whose position in the file is `offset`; `durable` requests stable
-    /// storage (`RWF_DSYNC`).
+    /// Writes the buffer from its byte `from` on, whose position in the file is `offset`.
     ///
     /// # Errors
     /// If the kernel accepts no submissions; the buffer is lost.
@@ -366,21 +365,17 @@ impl Ring {
         offset: u64,
         buffer: Buffer,
         from: usize,
-        durable: bool,
         token: u64,
     ) -> io::Result<()> {
-        /// `RWF_DSYNC` of `pwritev2(2)`.
-        const DSYNC: i32 = 2;
         let rest = &buffer[from..];
         let len = u32::try_from(rest.len()).map_err(io::Error::other)?;
         let (fd, start) = (types::Fd(file.as_raw_fd()), rest.as_ptr());
-        let flags = if durable { DSYNC } else { 0 };
         let entry = if buffer.is_of(self.arena.as_ref()) {
             let write = opcode::WriteFixed::new(fd, start, len, 0);
-            write.offset(offset).rw_flags(flags).build()
+            write.offset(offset).build()
         } else {
             let write = opcode::Write::new(fd, start, len);
-            write.offset(offset).rw_flags(flags).build()
+            write.offset(offset).build()
         };
         let flight = Flight {
             buffer: Some(buffer),

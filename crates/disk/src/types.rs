@@ -203,8 +203,6 @@ pub enum Action {
         offset: u64,
         /// The data.
         buffer: Buffer,
-        /// Whether it must be on stable storage when it is carried out.
-        durable: bool,
     },
     /// Make everything carried out so far stable.
     Sync,

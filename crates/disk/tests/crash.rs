@@ -844,18 +844,8 @@ impl World {
             Action::Write {
                 offset,
                 buffer: from,
-                durable,
             } => {
-                let first = sector(offset);
-                let lies = self.counts.lies;
-                let result = self.store(first, &from);
-                if durable && result.is_ok() && self.counts.lies == lies {
-                    for sector in first..first + (from.len() / SECTOR) as u64 {
-                        self.storage.unsynced.remove(&sector);
-                        self.storage.stable[sector as usize] =
-                            self.storage.current[sector as usize];
-                    }
-                }
+                let result = self.store(sector(offset), &from);
                 buffer = Some(from);
                 result
             }

@@ -616,7 +616,6 @@ impl World {
             Action::Write {
                 offset,
                 buffer: from,
-                durable,
             } => {
                 let to = offset as usize;
                 // A write that fails may have been done in part.
@@ -626,9 +625,6 @@ impl World {
                     from.len()
                 };
                 self.storage[to..to + bytes].copy_from_slice(&from[..bytes]);
-                if durable && !fails {
-                    self.stable[to..to + bytes].copy_from_slice(&from[..bytes]);
-                }
                 buffer = Some(from);
             }
             Action::Sync => {

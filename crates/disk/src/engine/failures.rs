@@ -94,16 +94,7 @@ impl Engine {
         buffer: Option<Buffer>,
     ) -> Option<(Outstanding, Option<Buffer>)> {
         let action = match (&outstanding, buffer) {
-            (
-                &Outstanding::Write {
-                    offset, durable, ..
-                },
-                Some(buffer),
-            ) => Action::Write {
-                offset,
-                buffer,
-                durable,
-            },
+            (&Outstanding::Write { offset, .. }, Some(buffer)) => Action::Write { offset, buffer },
             (
                 &Outstanding::Change {
                     zeroed: Some((range, unmap)),

@@ -26,6 +26,10 @@ impl Engine {
         segments: &[Segment],
         durable: bool,
     ) {
+        if durable {
+            // By a sync, which learns of all failures: the kernel may tell one of several writes of one.
+            self.want_flush(request);
+        }
         let mut parts = Vec::new();
         let mut run = Run::new(offset);
         let mut cursor = Cursor::new(offset, segments);
@@ -52,17 +56,14 @@ impl Engine {
             if delay {
                 match self.write_dirty(location, &**ram, &parts, within.start, frame) {
                     Ok(true) => {
-                        if durable {
-                            self.want_flush(request);
-                        }
-                        self.write_run(request, disk, ram, &mut run, within.end(), durable);
+                        self.write_run(request, disk, ram, &mut run, within.end());
                         continue;
                     }
                     // The log does not take it.
                     Ok(false) => {}
                     Err(_) => {
                         self.fail(request);
-                        self.write_run(request, disk, ram, &mut run, within.end(), durable);
+                        self.write_run(request, disk, ram, &mut run, within.end());
                         continue;
                     }
                 }
@@ -73,10 +74,10 @@ impl Engine {
             }
             run.add(location, &parts, frame);
             if run.bytes >= SUBMISSION_BYTES_MAX {
-                self.write_run(request, disk, ram, &mut run, within.end(), durable);
+                self.write_run(request, disk, ram, &mut run, within.end());
             }
         }
-        self.write_run(request, disk, ram, &mut run, 0, durable);
+        self.write_run(request, disk, ram, &mut run, 0);
     }
 
     /// Writes a block, or from `start` on a part of a dirty one, into the log. Returns whether that was done;
@@ -138,7 +139,6 @@ impl Engine {
         ram: &Arc<dyn GuestData>,
         run: &mut Run,
         next: u64,
-        durable: bool,
     ) {
         let mut run = std::mem::replace(run, Run::new(next));
         if run.bytes == 0 {
@@ -166,14 +166,12 @@ impl Engine {
         let action = Action::Write {
             offset: run.offset,
             buffer,
-            durable,
         };
         let outstanding = Outstanding::Write {
             request,
             pieces: run.pieces,
             ticket,
             offset: run.offset,
-            durable,
         };
         self.submit_io(disk, action, outstanding);
     }

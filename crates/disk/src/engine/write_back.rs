@@ -108,7 +108,6 @@ impl Engine {
         let action = Action::Write {
             offset: first.block() * BLOCK,
             buffer,
-            durable: false,
         };
         self.submit_io(disk, action, Outstanding::WriteBack { disk, blocks });
     }
