@@ -310,18 +310,22 @@ impl Engine {
         self.stats.forgotten += 1;
     }
 
+    /// How many blocks of a disk are in the log and not yet on storage.
+    #[must_use]
+    pub fn dirty_pages(&self, disk: DiskNumber) -> u64 {
+        self.dirty.of_disk(disk) as u64
+    }
+
     /// Drops everything cached of a disk and its frame entries: the guest is gone, and others may write to its storage.
-    /// Returns how many blocks could not be dropped because they are not on storage yet: an earlier flush failed.
-    pub fn forget_disk(&mut self, disk: DiskNumber) -> u64 {
+    /// What is not on storage yet stays.
+    pub fn forget_disk(&mut self, disk: DiskNumber) {
         self.frames.forget_where(|location| location.disk() == disk);
-        let left = self.dirty.of_disk(disk) as u64;
         if let Some(cache) = &self.cache {
             cache.drop_range(disk, 0, Location::BLOCKS_MAX - 1);
         }
         if let Some(observer) = &mut self.observer {
             observer.cleared();
         }
-        left
     }
 
     /// Processes the result of a submission. A transfer that moved fewer bytes than requested has failed.

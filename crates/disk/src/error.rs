@@ -81,13 +81,32 @@ pub enum DiskError {
     /// The kernel has no `io_uring`, or refuses its use. Requests in flight are not completed.
     #[error("io_uring (needs Linux 5.13, and /proc/sys/kernel/io_uring_disabled 0)")]
     Ring(#[source] io::Error),
-    /// The last writes may not be on storage, because the final flush failed.
-    #[error("image {} could not be flushed; what was written since the last flush may be lost", image.display())]
-    NotFlushed { image: PathBuf },
+    /// The last writes may not be on storage, because the final flushes failed.
+    #[error("{}", not_flushed(images, *log_pages))]
+    NotFlushed {
+        images: Vec<PathBuf>,
+        /// How many pages of these images are in the dirty log.
+        log_pages: u64,
+    },
     /// The cache was not resized and is unchanged.
     #[error("cache not resized")]
     Resize(#[source] plimsoll_hcache::Error),
     /// The machine has ended.
     #[error("the disks are no longer served")]
     Ended,
+}
+
+fn not_flushed(images: &[PathBuf], log_pages: u64) -> String {
+    let images: Vec<_> = images
+        .iter()
+        .map(|image| image.display().to_string())
+        .collect();
+    let images = images.join(", ");
+    let kept = match log_pages {
+        0 => String::new(),
+        pages => format!("; {pages} pages stay in the dirty log, and the next daemon writes them"),
+    };
+    format!(
+        "image {images} could not be flushed; what was written through since the last flush may be lost{kept}"
+    )
 }

@@ -16,7 +16,7 @@ mod recovery;
 mod requests;
 mod token;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -142,8 +142,8 @@ pub struct Machine {
     /// Resizes of the cache: the first is in progress.
     resizes: VecDeque<Resize>,
     stopping: bool,
-    /// Image whose last flush failed.
-    not_flushed: Option<PathBuf>,
+    /// Disks whose last flush failed.
+    not_flushed: BTreeSet<DiskNumber>,
 }
 
 impl Machine {
@@ -304,7 +304,7 @@ impl Machine {
             handle,
             resizes: VecDeque::new(),
             stopping: false,
-            not_flushed: None,
+            not_flushed: BTreeSet::new(),
         };
         machine.watch(streams).map_err(DiskError::Ring)?;
         Ok(machine)
@@ -333,8 +333,16 @@ impl Machine {
         self.resizes.clear();
         self.devices.clear();
         ran?;
-        if let Some(image) = self.not_flushed.take() {
-            return Err(DiskError::NotFlushed { image });
+        if !self.not_flushed.is_empty() {
+            let image = |disk: &DiskNumber| self.storages[usize::from(disk.0)].path.clone();
+            let log_pages = self
+                .not_flushed
+                .iter()
+                .map(|disk| self.engine.dirty_pages(*disk));
+            return Err(DiskError::NotFlushed {
+                images: self.not_flushed.iter().map(image).collect(),
+                log_pages: log_pages.sum(),
+            });
         }
         if let Some(log) = self.log.as_ref().and_then(|log| log.lock().take()) {
             // What stays of it is empty, and the next daemon's.

@@ -393,6 +393,32 @@ fn blocks_without_room_hold_nobody_back_and_stay_dirty_over_restarts() {
 }
 
 #[test]
+fn what_a_guest_left_is_flushed_at_the_end_or_said_to_be_missing() {
+    for has_room in [false, true] {
+        let Some(small) = SmallTmpfs::new(2) else {
+            return;
+        };
+        let mut running = MachineThread::at(thin(delayed(), &small));
+        let filled = fill(small.path());
+        let mut disk = connect(&running.place);
+        disk.write(12 * 4096, &[2; 8 * 4096]).unwrap();
+        drop(disk);
+        running.wait_for("an idle disk", |stats| !stats.disks[0].connected);
+        if has_room {
+            fs::remove_file(filled).unwrap();
+            running.end().unwrap();
+            let image = running.place.image(0);
+            assert!((12..20).all(|block| block_of(&image, block) == 2));
+        } else {
+            let error = running.end().unwrap_err().to_string();
+            let missing = "image0 could not be flushed; what was written through since the last flush may be lost; \
+                           4 pages stay in the dirty log, and the next daemon writes them";
+            assert!(error.ends_with(missing), "{error}");
+        }
+    }
+}
+
+#[test]
 fn errors_are_counted_by_kind_and_blocks_are_written_when_there_is_room() {
     let Some(small) = SmallTmpfs::new(2) else {
         return;

@@ -16,7 +16,7 @@ use super::token::{LAST_FLUSH, Token};
 use super::{Machine, TURN};
 
 use crate::vhost::{Vhost, needs_quiet};
-use crate::{Operation, Request, RingMemory, Status, Tag};
+use crate::{DiskNumber, Operation, Request, RingMemory, Status, Tag};
 
 /// Maximum time to receive the rest of a message once it has begun.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -220,13 +220,7 @@ impl Machine {
         match &mut device.link {
             Link::Leaving { flushing: false } if device.in_flight == 0 => match device.disk {
                 Some(disk) => {
-                    device.link = Link::Leaving { flushing: true };
-                    self.engine.submit(Request {
-                        disk,
-                        tag: Tag(LAST_FLUSH | index as u64),
-                        operation: Operation::Flush,
-                        ram: Arc::new(NoRam),
-                    });
+                    self.flush_last(index, disk);
                     Ok(())
                 }
                 None => {
@@ -241,11 +235,31 @@ impl Machine {
                 }
             },
             Link::Idle if self.stopping => {
-                device.link = Link::Over;
+                match device.disk {
+                    // Nobody else writes what an earlier guest or daemon left.
+                    Some(disk)
+                        if self.engine.dirty_pages(disk) > 0
+                            || self.not_flushed.contains(&disk) =>
+                    {
+                        self.flush_last(index, disk);
+                    }
+                    _ => device.link = Link::Over,
+                }
                 Ok(())
             }
             _ => Ok(()),
         }
+    }
+
+    /// Submits the flush after which a disk has no frontend.
+    fn flush_last(&mut self, index: usize, disk: DiskNumber) {
+        self.devices[index].link = Link::Leaving { flushing: true };
+        self.engine.submit(Request {
+            disk,
+            tag: Tag(LAST_FLUSH | index as u64),
+            operation: Operation::Flush,
+            ram: Arc::new(NoRam),
+        });
     }
 
     fn left(&mut self, index: usize) -> io::Result<()> {
@@ -259,16 +273,13 @@ impl Machine {
         let Some(disk) = self.devices[index].disk else {
             return Ok(());
         };
-        let image = &self.storages[usize::from(disk.0)].path;
         if status == Status::Ok {
             self.engine.forget_disk(disk);
-            if self.not_flushed.as_ref() == Some(image) {
-                self.not_flushed = None;
-            }
+            self.not_flushed.remove(&disk);
         } else {
             // Its pages are still valid: nobody else writes to an image that is locked.
             self.engine.forget_frames();
-            self.not_flushed = Some(image.clone());
+            self.not_flushed.insert(disk);
         }
         self.left(index)
     }

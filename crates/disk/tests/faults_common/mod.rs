@@ -195,8 +195,13 @@ impl MachineThread {
 
     /// Ends the machine, which must have run well.
     pub fn stop(&mut self) {
+        self.end().unwrap();
+    }
+
+    /// Ends the machine.
+    pub fn end(&mut self) -> Result<(), DiskError> {
         self.handle.stop().unwrap();
-        self.thread.take().unwrap().join().unwrap().unwrap();
+        self.thread.take().unwrap().join().unwrap()
     }
 }
 
