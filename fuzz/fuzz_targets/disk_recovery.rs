@@ -54,6 +54,7 @@ fn options(folder: &Path) -> MachineOptions {
         observer: None,
         victim_cache: None,
         state: Some(folder.join("state")),
+        socket_mode: 0o600,
         sweep: true,
     }
 }

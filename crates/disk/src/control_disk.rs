@@ -248,7 +248,7 @@ impl ControlDisk {
 
     /// Statistics of the pools.
     #[must_use]
-    pub fn victim_cache_stats(&self) -> VictimCacheStats {
+    pub fn victim_cache_stats(&mut self) -> VictimCacheStats {
         self.pools.stats()
     }
 }

@@ -71,7 +71,7 @@ pub enum DirtyLogError {
         source: io::Error,
     },
     /// Another daemon has locked it.
-    #[error("the dirty log {} is in use by another daemon: stop that one first", path.display())]
+    #[error("the dirty log {} is in use by another daemon: give this VM another --name or --state, or stop that one", path.display())]
     InUse { path: PathBuf },
     /// The file is not a dirty log, or one of another version.
     #[error(
@@ -144,7 +144,8 @@ impl DiskIdentity {
             .saturating_add(metadata.mtime_nsec());
         Ok(Self {
             disk: disk.0,
-            image: image.display().to_string(),
+            // A relative one names another image in another directory.
+            image: std::path::absolute(image)?.display().to_string(),
             device,
             inode,
             size_bytes,

@@ -101,6 +101,8 @@ pub struct MachineOptions {
     pub victim_cache: Option<Box<dyn VictimCache>>,
     /// Directory of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
     pub state: Option<PathBuf>,
+    /// Permissions of the sockets made at paths.
+    pub socket_mode: u32,
     /// Whether page-table entries of the mapping of guest RAM are dropped periodically, so that the VM can be traced.
     pub sweep: bool,
 }
@@ -203,6 +205,7 @@ impl Machine {
             };
             let (device, stream) = Device::new(
                 disk.socket,
+                options.socket_mode,
                 Some(DiskNumber(number)),
                 geometry,
                 &disk.serial,
@@ -222,6 +225,7 @@ impl Machine {
             };
             let (device, stream) = Device::new(
                 socket,
+                options.socket_mode,
                 None,
                 geometry,
                 "plimsoll-control",
@@ -668,7 +672,9 @@ impl Machine {
                 control_used: control.map(|_| self.control_runs),
                 ..control.map(ControlDisk::ring_stats).unwrap_or_default()
             },
-            victim_cache: control
+            victim_cache: self
+                .control
+                .as_mut()
                 .map(ControlDisk::victim_cache_stats)
                 .unwrap_or_default(),
         }

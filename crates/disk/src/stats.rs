@@ -53,7 +53,7 @@ pub struct EngineStats {
     pub storage_read_bytes: u64,
     /// Write submissions to storage.
     pub storage_writes: u64,
-    /// Bytes written to storage.
+    /// Bytes of writes to storage, failed ones included.
     pub storage_written_bytes: u64,
     /// I/O submissions that failed.
     pub storage_errors: u64,
@@ -153,6 +153,9 @@ pub struct RingStats {
 pub struct VictimCacheStats {
     /// Whether there is an hcache behind it.
     pub available: bool,
+    /// Whether that is in reach.
+    #[serde(default)]
+    pub in_reach: bool,
     /// Pools open now.
     pub pools: u64,
     /// Pages put.

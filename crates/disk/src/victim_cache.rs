@@ -43,6 +43,9 @@ pub enum GuestPool {
 /// After an error it is unknown whether the call took effect; the pool is then only closed. A store that did not answer
 /// in time gives [`TimedOut`](io::ErrorKind::TimedOut).
 pub trait VictimCache: Send {
+    /// Whether the store is in reach, as far as is known without waiting.
+    fn is_in_reach(&mut self) -> bool;
+
     /// Opens a pool and returns its number, which is never reused: after a store was unreachable, calls with an
     /// earlier number fail. A private pool is empty.
     ///
@@ -298,8 +301,12 @@ impl Pools {
 
     /// Statistics of the pools.
     #[must_use]
-    pub fn stats(&self) -> VictimCacheStats {
-        self.stats.clone()
+    pub fn stats(&mut self) -> VictimCacheStats {
+        let store = self.store.as_mut();
+        VictimCacheStats {
+            in_reach: store.is_some_and(|store| store.is_in_reach()),
+            ..self.stats.clone()
+        }
     }
 
     /// Calls the store for an open pool that has not failed. After an error the pool counts as failed.

@@ -419,6 +419,14 @@ fn what_a_guest_left_is_flushed_at_the_end_or_said_to_be_missing() {
 }
 
 #[test]
+fn an_image_is_the_same_from_every_directory() {
+    let image = fs::File::open("Cargo.toml").unwrap();
+    let identity = DiskIdentity::of(DiskNumber(0), Path::new("Cargo.toml"), &image, 1).unwrap();
+    let here = std::env::current_dir().unwrap().join("Cargo.toml");
+    assert_eq!(identity.image, here.display().to_string());
+}
+
+#[test]
 fn errors_are_counted_by_kind_and_blocks_are_written_when_there_is_room() {
     let Some(small) = SmallTmpfs::new(2) else {
         return;

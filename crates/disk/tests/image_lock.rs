@@ -44,6 +44,7 @@ fn serve(image: &Path, read_only: bool) -> Result<Machine, DiskError> {
         observer: None,
         victim_cache: None,
         state: None,
+        socket_mode: 0o600,
         sweep: true,
     })
 }

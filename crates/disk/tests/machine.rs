@@ -1,6 +1,7 @@
 //! Opening and closing a machine: images, locks, sockets, and the errors returned.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -37,6 +38,7 @@ fn options(image: &Path, socket: &Path) -> MachineOptions {
         observer: None,
         victim_cache: None,
         state: None,
+        socket_mode: 0o600,
         sweep: true,
     }
 }
@@ -58,12 +60,17 @@ fn a_machine_answers_until_it_is_stopped_and_leaves_no_socket() {
     let mut options = options(&image, &socket);
     options.control = Some(Socket::Path(folder.path().join("control")));
     options.state = Some(memory.path().join("state"));
+    options.socket_mode = 0o660;
     let mut machine = Machine::new(options).expect("a machine");
     let handle = machine.handle();
     let served = thread::spawn(move || machine.run());
     let stats = handle.stats().expect("an answer");
     assert_eq!((stats.disks.len(), stats.disks[0].size_bytes), (1, 1 << 20));
     assert_eq!(stats.engine.cache_bytes, 4 << 20);
+    for socket in [&socket, &folder.path().join("control")] {
+        let mode = fs::metadata(socket).expect("a socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+    }
     handle.resize(6 << 20).expect("a larger cache");
     assert_eq!(
         handle.stats().expect("an answer").engine.cache_bytes,

@@ -94,6 +94,7 @@ impl Guest {
             observer: None,
             victim_cache: Some(Box::new(LocalStore::new(store))),
             state: None,
+            socket_mode: 0o600,
             sweep: false,
         })
         .unwrap();

@@ -44,7 +44,8 @@ impl Default for ClientLimits {
             floor_bytes: 0,
             ceiling_bytes: None,
             max_clients: 64,
-            max_pools: 16,
+            // As many as a guest's module may have.
+            max_pools: 32,
         }
     }
 }

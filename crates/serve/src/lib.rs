@@ -18,6 +18,8 @@ pub mod disk;
 pub mod hcache;
 pub mod launch;
 
+mod descriptors;
 mod host_memory;
 mod oom_score;
 mod prediction;
+mod socket_mode;

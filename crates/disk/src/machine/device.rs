@@ -1,13 +1,17 @@
 //! One disk of a machine: its listening socket, its storage, and the connection of its frontend.
 
+use std::fs::Permissions;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use std::{fs, io};
 
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::{QUEUES_MAX, Socket};
@@ -82,7 +86,7 @@ pub(super) fn lock(vhost: &Mutex<Vhost>) -> MutexGuard<'_, Vhost> {
 }
 
 impl Listener {
-    fn at(path: &Path) -> Result<Self, DiskError> {
+    fn at(path: &Path, mode: u32) -> Result<Self, DiskError> {
         let failed = |source| DiskError::Socket {
             socket: path.display().to_string(),
             source,
@@ -108,8 +112,15 @@ impl Listener {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        let listener = UnixListener::bind(path).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = socket.map_err(|error| failed(error.into()))?;
+        let bound = SocketAddrUnix::new(path).and_then(|address| bind(&socket, &address));
+        bound.map_err(|error| failed(error.into()))?;
+        // Nobody can connect before it listens, so the mode that the umask left is harmless.
+        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
+        listen(&socket, 128).map_err(|error| failed(error.into()))?;
+        let listener = UnixListener::from(socket);
         let inode = fs::symlink_metadata(path).map_err(failed)?.ino();
         Ok(Self {
             listener,
@@ -131,6 +142,7 @@ impl Drop for Listener {
 impl Device {
     pub(super) fn new(
         socket: Socket,
+        mode: u32,
         disk: Option<DiskNumber>,
         geometry: Geometry,
         serial: &str,
@@ -145,7 +157,11 @@ impl Device {
             .ok_or(DiskError::Options("a serial number has at most 20 bytes"))?
             .copy_from_slice(serial.as_bytes());
         let (socket, listener, stream) = match socket {
-            Socket::Path(path) => (path.display().to_string(), Some(Listener::at(&path)?), None),
+            Socket::Path(path) => (
+                path.display().to_string(),
+                Some(Listener::at(&path, mode)?),
+                None,
+            ),
             Socket::Fd(fd) => {
                 let name = format!("descriptor {}", std::os::fd::AsRawFd::as_raw_fd(&fd));
                 let failed = |source| DiskError::Socket {

@@ -140,6 +140,7 @@ fn options(folder: &Path, state: &Path, setup: &Setup) -> MachineOptions {
         observer: None,
         victim_cache: None,
         state: Some(state.to_owned()),
+        socket_mode: 0o600,
         sweep: true,
     }
 }

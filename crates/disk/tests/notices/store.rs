@@ -50,6 +50,10 @@ fn handle(pool: PoolId, block: u64) -> Handle {
 }
 
 impl VictimCache for LocalStore {
+    fn is_in_reach(&mut self) -> bool {
+        !self.away.load(Relaxed)
+    }
+
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
         if self.away.load(Relaxed) {
             return Err(io::ErrorKind::ConnectionRefused.into());

@@ -13,7 +13,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,12 +59,15 @@ pub trait Daemon: Send + Sync {
 #[derive(Debug)]
 pub struct Admin {
     path: PathBuf,
+    inode: u64,
 }
 
 impl Drop for Admin {
     fn drop(&mut self) {
-        // It may have been removed on purpose.
-        let _ = fs::remove_file(&self.path);
+        // It may have been removed on purpose, and another daemon's be there.
+        if fs::symlink_metadata(&self.path).is_ok_and(|now| now.ino() == self.inode) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -80,6 +83,7 @@ impl Admin {
         let listener = listen(path).with_context(failed)?;
         let admin = Self {
             path: path.to_owned(),
+            inode: fs::symlink_metadata(path).with_context(failed)?.ino(),
         };
         let clients = Arc::new(AtomicUsize::new(0));
         let accept = move || {

@@ -29,6 +29,7 @@ const GAUGES: &[MachineFamily] = families! { m =>
     guest_memory_bytes: m.ring.guest_memory_pages.saturating_mul(PAGE_BYTES as u64),
         "Memory of the guest as it reports it; 0 if it does not.";
     hcache_available: m.victim_cache.available.into(), "Whether a second-level cache is configured.";
+    hcache_in_reach: m.victim_cache.in_reach.into(), "Whether the second-level cache is in reach.";
     hcache_pools: m.victim_cache.pools, "Open pools of the second-level cache.";
 };
 
@@ -40,14 +41,14 @@ const COUNTERS: &[MachineFamily] = families! { m =>
     read_parts: m.engine.read_parts, "Reads of less than a block.";
     written_blocks: m.engine.written_blocks, "Whole blocks written.";
     written_parts: m.engine.written_parts, "Writes of less than a block.";
-    delayed_blocks: m.engine.delayed_blocks, "Blocks written into the cache only.";
+    delayed_blocks: m.engine.delayed_blocks, "Blocks whose writes were delayed.";
     written_back_blocks: m.engine.written_back_blocks, "Dirty blocks written back.";
     write_back_errors: m.engine.write_back_errors, "Write-backs that failed.";
-    flushes: m.engine.flushes, "Completed flushes.";
+    flushes: m.engine.flushes, "Flushes begun, the own ones of the daemon included.";
     storage_reads: m.engine.storage_reads, "Reads of storage.";
     storage_read_bytes: m.engine.storage_read_bytes, "Bytes read from storage.";
     storage_writes: m.engine.storage_writes, "Writes to storage.";
-    storage_written_bytes: m.engine.storage_written_bytes, "Bytes written to storage.";
+    storage_written_bytes: m.engine.storage_written_bytes, "Bytes of writes to storage, failed ones included.";
     storage_errors: m.engine.storage_errors, "Storage requests that failed.";
     evictions: m.engine.evictions, "Evictions reported by the guest.";
     admitted: m.engine.admitted, "Evicted pages that were admitted to the cache.";

@@ -9,6 +9,7 @@ pub mod report;
 pub mod serve;
 pub mod table;
 
+pub(crate) mod state;
 mod trouble;
 mod victim_cache;
 

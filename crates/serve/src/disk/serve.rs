@@ -1,10 +1,9 @@
 //! The disk server: a VM's disks over vhost-user, and the cache under them.
 
-use std::fs;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read as _, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
@@ -21,8 +20,8 @@ use plimsoll_output::{bail_usage, stop_flag};
 use plimsoll_protocol::size::ByteSize;
 use rustix::fs::{FileType, fstat};
 use rustix::process::{
-    Pid, PidfdFlags, PidfdGetfdFlags, Resource, Rlimit, Signal, getpid, getppid, getrlimit,
-    pidfd_getfd, pidfd_open, set_parent_process_death_signal, setrlimit,
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, getpid, getppid, pidfd_getfd, pidfd_open,
+    set_parent_process_death_signal,
 };
 use serde_json::{Value, json};
 
@@ -31,14 +30,14 @@ use super::ghosts::{Ghosts, Prediction};
 use super::options::{CacheArgs, DiskSpec, name, name_of};
 use super::recorder::{Observers, Recorder};
 use super::report::{RecordReport, Report};
+use super::state::StateDirectory;
 use super::trouble::{Journal, Pause};
 use super::victim_cache::HcacheClient;
+use crate::socket_mode::mode;
 
 /// Interval at which signals are polled; each second, the ghost list follows the guest's memory.
 const TURN: Duration = Duration::from_millis(100);
 const TURNS_OF_A_SECOND: u32 = 10;
-/// Default parent directory of the state of VMs.
-const STATE_DIRECTORY: &str = "/run/plimsoll";
 /// The capabilities of this program for management software (vhost-user.json of QEMU).
 const CAPABILITIES: &str =
     "{\n  \"type\": \"block\",\n  \"features\": [\"read-only\", \"blk-file\"]\n}\n";
@@ -61,6 +60,9 @@ pub struct Args {
     /// Name of the VM [default: that of the first image, without its extension]
     #[arg(long, value_parser = name)]
     name: Option<String>,
+    /// Permissions of the sockets of --disk and --control, in octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    mode: u32,
     #[command(flatten)]
     cache: CacheArgs,
     /// Guest memory size, if the guest's module does not report it; lower end of the curve
@@ -122,26 +124,23 @@ impl Args {
         self.name.clone().unwrap_or_else(made)
     }
 
-    /// The directory for delayed writes. If an earlier daemon of this VM may have left some, they are restored
-    /// even if this one delays none.
-    fn state(&self, name: &str) -> anyhow::Result<Option<PathBuf>> {
-        let default = Path::new(STATE_DIRECTORY).join(name);
-        let state = match &self.cache.state {
-            Some(state) => state.clone(),
-            None if self.cache.delayed() || default.is_dir() => default,
-            None => return Ok(None),
+    /// The directory of this VM's state. Without one nothing is remembered over a restart; that is allowed if none was named
+    /// and no writes are delayed, and `out` gets a line that says so.
+    fn state(&self, name: &str, out: &mut dyn Write) -> anyhow::Result<Option<StateDirectory>> {
+        let made = match &self.cache.state {
+            Some(path) => StateDirectory::at(path),
+            None => StateDirectory::of(name),
         };
-        let made = fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&state);
-        made.with_context(|| {
-            format!(
-                "cannot create the directory {}: see --state",
-                state.display()
-            )
-        })?;
-        Ok(Some(state))
+        match made {
+            Err(error) if self.cache.state.is_none() && !self.cache.delayed() => {
+                writeln!(
+                    out,
+                    "disk: a restart will not know of failed syncs or of a VM that is paused: {error:#}"
+                )?;
+                Ok(None)
+            }
+            made => made.map(Some),
+        }
     }
 }
 
@@ -168,19 +167,6 @@ fn served(disk: &DiskSpec, socket: Socket) -> DiskOptions {
     }
 }
 
-/// Raises the limit of open descriptors to its maximum: each queue of each disk takes three.
-fn allow_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    // If that is refused, the earlier limit holds.
-    let _ = setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            ..limit
-        },
-    );
-}
-
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
@@ -193,10 +179,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let engine = args.cache.engine()?;
     args.cache.check_monitor()?;
+    if args.cache.hcache.is_some() && args.control.is_none() {
+        bail_usage!("--hcache needs --control, the disk through which the guest reaches it");
+    }
     let disks = args.disks()?;
     let name = args.name();
     let stop = stop_flag()?;
-    allow_descriptors();
+    crate::descriptors::allow_descriptors();
     crate::oom_score::lower_oom_score();
     if let Some(parent) = args.parent {
         end_with(parent)?;
@@ -229,7 +218,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         None => (None, None),
     };
-    let state = args.state(&name)?;
+    let directory = args.state(&name, out)?;
+    let state = directory
+        .as_ref()
+        .map(|directory| directory.path().to_owned());
     let pause = args
         .cache
         .monitor
@@ -248,6 +240,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             None => None,
         },
         state,
+        socket_mode: args.mode,
         sweep: true,
     };
 
@@ -275,8 +268,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let ended = joined(serving);
         drop(served);
         result.and(ended)
-    })?;
-    recording.map_or(Ok(()), Recorder::finish)
+    })
+    // A trace is whole whatever became of the disks.
+    .and(recording.map_or(Ok(()), Recorder::finish))
 }
 
 fn joined(thread: ScopedJoinHandle<'_, anyhow::Result<()>>) -> anyhow::Result<()> {
@@ -410,6 +404,12 @@ impl AdminState {
                 },
                 disk.socket,
             )?;
+            if is_qcow2(&disk.image) {
+                writeln!(
+                    out,
+                    "disk: {number} begins as a qcow2 image does, and is served as raw: the guest sees and changes its tables"
+                )?;
+            }
         }
         let engine = &stats.engine;
         let cache = ByteSize(engine.cache_bytes).rounded();
@@ -435,6 +435,13 @@ impl AdminState {
     }
 }
 
+/// Whether the image begins as files of that format do.
+fn is_qcow2(image: &str) -> bool {
+    let mut magic = [0; 4];
+    let read = File::open(image).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"QFI\xfb"
+}
+
 impl Daemon for AdminState {
     fn answer(&self, request: Request) -> anyhow::Result<Value> {
         Ok(match request {
@@ -454,6 +461,10 @@ impl Daemon for AdminState {
                 json!(prediction.and_then(|prediction| prediction.curve_json(&self.vm, &stats)))
             }
             Request::Resize { cache_bytes } => {
+                anyhow::ensure!(
+                    self.handle.stats()?.engine.mode != CacheMode::None,
+                    "there is no cache: it is served with --cache-mode none"
+                );
                 self.handle.resize(cache_bytes)?;
                 Value::Null
             }

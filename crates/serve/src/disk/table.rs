@@ -231,10 +231,10 @@ impl Table<'_> {
         let _ = writeln!(
             text,
             "hcache    {}, {} pools; {} put, {} stored, {} ns a put; {} got, {} hit, {} ns a get; {} flushed, {} errors, {} of them timeouts",
-            if now.available {
-                "available"
+            if now.in_reach {
+                "in reach"
             } else {
-                "unavailable"
+                "out of reach"
             },
             now.pools,
             short(puts as f64),

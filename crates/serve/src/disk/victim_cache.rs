@@ -206,6 +206,10 @@ impl Link {
 }
 
 impl VictimCache for HcacheClient {
+    fn is_in_reach(&mut self) -> bool {
+        self.connected().is_ok()
+    }
+
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
         let options = match pool {
             PoolRequest::Private => PoolOptions::private(),

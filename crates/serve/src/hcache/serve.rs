@@ -22,6 +22,7 @@ use plimsoll_ring::{ClientLimits, ConnectOptions, Server, ServerOptions};
 use super::ghosts::{GhostPlan, Ghosts};
 use super::report::{Report, Surroundings};
 use crate::host_memory::check_sizes;
+use crate::socket_mode::mode;
 
 /// Interval at which the memory of rings is counted in the store's capacity and signals are polled; each second, ghost
 /// lists follow the clients.
@@ -110,12 +111,6 @@ fn eviction_names() -> PossibleValuesParser {
     PossibleValuesParser::new(EVICTION_POLICIES.map(value))
 }
 
-fn mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok();
-    mode.filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| format!("'{text}' is not a mode: write it in octal, such as 600 or 660"))
-}
-
 fn weight(text: &str) -> Result<(u32, u32), String> {
     let parsed = text.split_once('=').and_then(|(uid, weight)| {
         let weight = weight.parse().ok();
@@ -142,6 +137,7 @@ fn weight(text: &str) -> Result<(u32, u32), String> {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let max_capacity = args.check()?;
     let stop = stop_flag()?;
+    crate::descriptors::allow_descriptors();
     crate::oom_score::lower_oom_score();
     let ghosts = args.ghosts(max_capacity)?.map(Arc::new);
     let mut options = StoreOptions::new(args.capacity.0);

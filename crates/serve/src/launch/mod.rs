@@ -9,7 +9,6 @@ mod memory;
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -20,12 +19,11 @@ use plimsoll_vm::{CommandLine, escape_commas};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::disk::options::{CacheArgs, DiskSpec, WriteError, name, name_of};
+use crate::disk::state::{create, directories};
 use memory::Memory;
 
 pub use daemon::{Daemon, TURN};
 
-/// Where sockets and state of VMs are, for root; else a directory of the user's own.
-const DIRECTORY: &str = "/run/plimsoll";
 /// Longest path of a Unix socket.
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -91,7 +89,7 @@ impl Plan {
         }
         let memory = Memory::of(&line)?;
         let memory_phrase = memory.add_to(&mut added);
-        let own_directory = user_directory().join(&name);
+        let own_directory = directories().join(&name);
         let state = args.cache.state.as_deref();
         let daemon = if has_daemon {
             args.cache.engine()?;
@@ -128,18 +126,9 @@ fn daemon_arguments(
     line: &[String],
     added: &mut Vec<OsString>,
 ) -> anyhow::Result<Vec<OsString>> {
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory);
-    let directory = made
-        .and_then(|()| fs::canonicalize(directory))
-        .with_context(|| {
-            format!(
-                "cannot create the directory {}: see --state",
-                directory.display()
-            )
-        })?;
+    create(directory)?;
+    let directory = fs::canonicalize(directory)
+        .with_context(|| format!("cannot find the directory {}", directory.display()))?;
     let socket = |name: &str| -> anyhow::Result<String> {
         let path = directory.join(name);
         match path.into_os_string().into_string() {
@@ -187,15 +176,6 @@ fn daemon_arguments(
     arguments.extend(cache.arguments());
     arguments.extend(["--parent".into(), std::process::id().to_string().into()]);
     Ok(arguments)
-}
-
-/// Where the directories of VMs are.
-fn user_directory() -> PathBuf {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|own| !own.is_empty());
-    match own {
-        Some(own) if !rustix::process::geteuid().is_root() => PathBuf::from(own).join("plimsoll"),
-        _ => PathBuf::from(DIRECTORY),
-    }
 }
 
 /// Sends a signal to a child process.

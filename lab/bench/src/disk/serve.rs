@@ -56,6 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         observer: None,
         victim_cache: None,
         state: None,
+        socket_mode: 0o600,
         sweep: true,
     })?;
     let handle = machine.handle();

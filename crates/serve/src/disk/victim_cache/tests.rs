@@ -256,6 +256,7 @@ impl Guest {
             observer: None,
             victim_cache: Some(Box::new(HcacheClient::new(hcache, "test"))),
             state: None,
+            socket_mode: 0o600,
             sweep: false,
         })
         .unwrap();
