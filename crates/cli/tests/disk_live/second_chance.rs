@@ -135,14 +135,18 @@ fn a_page_cache_flushed_at_once_is_kept() {
             of_target(&told, "puts"),
             of_target(&told, "refused_no_room"),
         );
+        let others = ["busy", "doubted", "not_uptodate", "closed"];
+        let others = others.map(|why| of_target(&told, &format!("refused_{why}")));
         println!(
-            "{how}: {puts} pages put, {lost} found no slot; {} waits, {} in vain; {:?}",
+            "{how}: {puts} pages put, {lost} found no slot, {others:?} were not offered; \
+             {} waits, {} in vain; {:?}",
             of_module(&told, "waits"),
             of_module(&told, "waits_in_vain"),
             report.machine.victim_cache
         );
-        // 48 MiB, before each of three rounds and before the end.
-        assert!(puts + lost >= 4 * 48 * 256, "{puts} and {lost}");
+        // 48 MiB, before each of three rounds and before the end. Some may be busy, or in doubt if the host is late.
+        let dropped = puts + lost + others.iter().sum::<u64>();
+        assert!(dropped >= 4 * 48 * 256, "{puts}, {lost}, {others:?}");
         // On a host that runs the daemon at all; at times all are kept.
         assert!(puts > lost, "{puts} put, {lost} lost");
         // What the discards covered, and no more than the disk.

@@ -87,7 +87,7 @@ fn run_in(
             return None;
         }
     };
-    let _turn = host::turn();
+    let _turn = host::shared_turn();
     let config = GuestConfig {
         accelerator: AcceleratorChoice::Tcg,
         memory_mib: 768,
