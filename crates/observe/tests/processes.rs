@@ -16,6 +16,8 @@ use plimsoll_vm::Target;
 const PAGES: &str = "PLIMSOLL_TEST_WRITES_PAGES";
 /// Set if it is to do so until it is killed.
 const FOREVER: &str = "PLIMSOLL_TEST_WRITES_FOREVER";
+/// What it does otherwise: `anew` frees its pages and maps others in each round, `reads` writes nothing after the start.
+const WAY: &str = "PLIMSOLL_TEST_WRITES_WAY";
 const PAGE_BYTES: usize = 4096;
 
 /// A workload that writes all its pages until its input ends, and then, if it is told another number of pages, executes
@@ -26,14 +28,25 @@ fn a_workload_for_the_other_tests() {
         return;
     };
     let pages: usize = pages.parse().unwrap();
-    let mut memory = vec![1_u8; pages * PAGE_BYTES];
+    let way = std::env::var(WAY).unwrap_or_default();
+    let made = |value: u8| vec![value; pages * PAGE_BYTES];
+    // Zeros are mapped, and not written.
+    let mut memory = made(u8::from(way != "reads"));
     println!("ready");
     let input = std::thread::spawn(|| {
         let mut next = String::new();
         std::io::stdin().read_to_string(&mut next).map(|_| next)
     });
     while !input.is_finished() || std::env::var_os(FOREVER).is_some() {
+        if way == "anew" {
+            drop(std::mem::take(&mut memory));
+            memory = made(1);
+        }
         for page in memory.chunks_mut(PAGE_BYTES) {
+            if way == "reads" {
+                std::hint::black_box(page[0]);
+                continue;
+            }
             page[0] = std::hint::black_box(page[0].wrapping_add(1));
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -60,7 +73,12 @@ struct Workload {
 
 impl Workload {
     fn start(pages: usize) -> Self {
+        Self::in_a_way(pages, "")
+    }
+
+    fn in_a_way(pages: usize, way: &str) -> Self {
         let mut command = workload(&pages.to_string());
+        command.env(WAY, way);
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -127,6 +145,41 @@ fn written(observer: &mut Observer) -> PageCount {
 /// Whether a size is that of an array, give or take the program's own pages.
 fn is_about(found: PageCount, pages: u64) -> bool {
     (pages..pages + 200).contains(&found.0)
+}
+
+#[test]
+fn what_is_mapped_anew_while_a_period_runs_is_observed() {
+    // So many that the allocator maps and unmaps them.
+    let pages = 9000;
+    let workload = Workload::in_a_way(pages, "anew");
+    let target = workload.target();
+    let Some(mut observer) = observe_writes(&target) else {
+        return;
+    };
+    // A period that begins while nothing is mapped finds nothing.
+    let found = (0..6).map(|_| {
+        let period = observer.period(&AtomicBool::new(false)).unwrap();
+        period.period.distinct_pages
+    });
+    let found: Vec<_> = found.collect();
+    let all = |&found: &u64| is_about(PageCount(found), pages as u64);
+    assert!(found.iter().any(all), "{found:?}");
+    observer.detach().unwrap();
+    assert!(target.refreshed().is_ok());
+}
+
+#[test]
+fn zeros_that_are_only_read_are_not_written() {
+    let workload = Workload::in_a_way(3000, "reads");
+    let Some(mut observer) = observe_writes(&workload.target()) else {
+        return;
+    };
+    for _ in 0..2 {
+        let period = observer.period(&AtomicBool::new(false)).unwrap();
+        let touched = period.period.distinct_pages;
+        assert!(touched < 200, "{touched} pages");
+    }
+    observer.detach().unwrap();
 }
 
 #[test]

@@ -134,12 +134,18 @@ impl TracedProcess {
 
     /// Gives the RAM back to the kernel, unless the process ends anyway.
     pub fn unregister(&self, userfault: &Userfault) -> Result<(), TrapError> {
-        match userfault
-            .unregister()
-            .map_err(self.failed("giving its RAM back"))
-        {
-            Err(TrapError::VmGone { .. }) => Ok(()),
-            other => other,
+        match userfault.unregister() {
+            // Parts of a process's memory are unmapped at any time.
+            Err(error)
+                if !self.is_vm
+                    && matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM)) =>
+            {
+                Ok(())
+            }
+            other => match other.map_err(self.failed("giving its RAM back")) {
+                Err(TrapError::VmGone { .. }) => Ok(()),
+                other => other,
+            },
         }
     }
 

@@ -332,7 +332,9 @@ mod tests {
                 PageQuery::Present => pages[index].present,
                 PageQuery::Swapped => pages[index].swapped,
                 PageQuery::Accessed => pages[index].present && !pages[index].protected,
-                PageQuery::Written => unreachable!("reads are observed as well"),
+                PageQuery::Written | PageQuery::WrittenPrivate => {
+                    unreachable!("reads are observed as well")
+                }
             };
             let indexes: Vec<usize> = Self::indexes(range).filter(is_asked).collect();
             for run in indexes.chunk_by(|index, next| index + 1 == *next) {

@@ -125,8 +125,10 @@ const PROTECT: u64 = 1;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_ACCESSED: u64 = 1 << 9;
 
 /// The purpose of a userfaultfd.
@@ -183,6 +185,8 @@ pub enum PageQuery {
     /// Written since they were protected against writes ([`UserfaultPurpose::AsyncWriteProtect`]); they are protected again in
     /// the same step.
     Written,
+    /// The same of private memory, where pages that were only read are told by what they hold: zeros, or a file's page.
+    WrittenPrivate,
     /// Present.
     Present,
     /// Swapped out.
@@ -305,11 +309,20 @@ pub fn pagemap_scan(
     query: PageQuery,
     regions: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
-    let (flags, mask) = match query {
-        PageQuery::Written => (PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC, PAGE_IS_WRITTEN),
-        PageQuery::Present => (0, PAGE_IS_PRESENT),
-        PageQuery::Swapped => (0, PAGE_IS_SWAPPED),
-        PageQuery::Accessed => (0, PAGE_IS_PRESENT | PAGE_IS_ACCESSED),
+    let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
+    // A page has all categories of `mask`, none of `without`, and one of `any_of` unless that is 0.
+    let (flags, mask, without, any_of) = match query {
+        PageQuery::Written => (protect, PAGE_IS_WRITTEN, 0, 0),
+        // The kernel also calls what was never there written.
+        PageQuery::WrittenPrivate => (
+            protect,
+            PAGE_IS_WRITTEN,
+            PAGE_IS_PFNZERO | PAGE_IS_FILE,
+            PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+        ),
+        PageQuery::Present => (0, PAGE_IS_PRESENT, 0, 0),
+        PageQuery::Swapped => (0, PAGE_IS_SWAPPED, 0, 0),
+        PageQuery::Accessed => (0, PAGE_IS_PRESENT | PAGE_IS_ACCESSED, 0, 0),
     };
     let mut request = PmScanArg {
         size: size_of::<PmScanArg>() as u64,
@@ -320,9 +333,9 @@ pub fn pagemap_scan(
         regions: regions.as_mut_ptr().expose_provenance() as u64,
         regions_len: regions.len() as u64,
         max_pages: 0,
-        category_inverted: 0,
-        category_mask: mask,
-        category_anyof_mask: 0,
+        category_inverted: without,
+        category_mask: mask | without,
+        category_anyof_mask: any_of,
         return_mask: mask,
     };
     // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `request` and writes at most

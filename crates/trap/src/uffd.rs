@@ -117,6 +117,22 @@ impl Userfault {
         Ok(())
     }
 
+    /// Registers one range, which may be registered already.
+    ///
+    /// # Errors
+    ///
+    /// The system call's: EBUSY if another userfaultfd is registered on it, EINVAL or ENOMEM if it is not mapped any more,
+    /// ESRCH if the address space is gone.
+    pub fn add(&self, range: AddressRange) -> io::Result<()> {
+        sys::uffd_register(self.as_fd(), range, self.purpose)
+    }
+
+    /// Lets these ranges, each of which was registered or is gone, be the ones to give back. What is left out is given back when
+    /// the descriptor closes, in one piece.
+    pub fn set_ranges(&mut self, ranges: impl IntoIterator<Item = AddressRange>) {
+        self.ranges = ranges.into_iter().collect();
+    }
+
     /// Returns the accesses that began to wait; never waits itself.
     ///
     /// # Errors

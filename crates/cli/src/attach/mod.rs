@@ -133,6 +133,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         is_limit_shown: false,
     };
     report.begin(format, &observer, rows)?;
+    let mut failure = None;
     let ended = loop {
         if stop.load(Ordering::Relaxed) || args.periods == Some(report.totals.periods) {
             break None;
@@ -147,7 +148,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                     Refusal::MemoryTransfer { .. } | Refusal::UserfaultInUse,
                 )),
             ) => break Some(end),
-            Err(error) => return Err(error).context(format!("{target} is no longer traced")),
+            Err(error) => {
+                failure = Some(
+                    anyhow::Error::new(error).context(format!("{target} is no longer traced")),
+                );
+                break None;
+            }
         }
     };
     let (curve, curves) = (observer.curve(), observer.curves());
@@ -155,11 +161,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match ended {
         // What was seen stands; there is nothing to detach from.
         Some(end) => eprintln!("plimsoll: {end}"),
-        None => observer.detach()?,
+        None if failure.is_none() => observer.detach()?,
+        None => drop(observer),
     }
-    report.end(format, curve.as_ref(), compared, rows)?;
+    if failure.is_none() || report.totals.periods > 0 {
+        report.end(format, curve.as_ref(), compared, rows)?;
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
     if picture {
-        let none = || format!("no page was used twice while {target} was traced: no curve");
+        let none = || format!("no curve: {}", report.no_curve());
         let curve = curve.with_context(none)?;
         let svg = report.chart(&curve, compared).to_svg();
         args.output.write(&encode(svg, format)?, out)?;
