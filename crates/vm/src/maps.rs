@@ -8,7 +8,9 @@
 //!
 //! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 use plimsoll_flow::{RamBacking, RamMapping};
 
@@ -239,21 +241,56 @@ pub fn process_ram(
     largest_bytes: u64,
 ) -> ProcessRam {
     let mut ram = ProcessRam::default();
-    let mut shared = BTreeSet::new();
+    let mut shared = Vec::new();
     for entry in entries {
         let Some(backing) = memory_of(entry, file_systems) else {
             continue;
         };
-        // A part that is mapped twice is observed by its first mapping.
-        let is_first =
-            !entry.is_shared || shared.insert((entry.device, entry.inode, entry.offset_bytes));
         if entry.len_bytes() > largest_bytes {
             ram.left_out_bytes = ram.left_out_bytes.saturating_add(entry.len_bytes());
-        } else if is_first {
+        } else if entry.is_shared {
+            shared.push((entry, backing));
+        } else {
             ram.mappings.push(mapping(entry, backing));
         }
     }
+    // A part that is mapped several times is observed by one mapping, by which most of it is likely to be used.
+    shared.sort_by_key(|(entry, _)| (!entry.is_writable, Reverse(entry.len_bytes())));
+    let mut known = BTreeMap::new();
+    for (entry, backing) in shared {
+        let known: &mut Vec<Range<u64>> = known.entry((entry.device, entry.inode)).or_default();
+        let whole = entry.offset_bytes..entry.offset_bytes.saturating_add(entry.len_bytes());
+        let parts = without(whole, known);
+        ram.mappings.extend(parts.iter().map(|part| RamMapping {
+            address: entry.start + (part.start - entry.offset_bytes),
+            len_bytes: part.end - part.start,
+            file_offset_bytes: part.start,
+            backing: backing.clone(),
+        }));
+        known.extend(parts);
+        known.sort_by_key(|range| range.start);
+    }
+    ram.mappings.sort_by_key(|mapping| mapping.address);
     ram
+}
+
+/// What of a range is in none of the others, which are in order and do not overlap.
+fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut parts = Vec::new();
+    let mut start = range.start;
+    for other in others {
+        if other.end <= start || other.start >= range.end {
+            continue;
+        }
+        if start < other.start {
+            parts.push(start..other.start);
+        }
+        start = other.end;
+    }
+    if start < range.end {
+        parts.push(start..range.end);
+    }
+    parts
 }
 
 /// The backing of a mapping that is memory of a process; `None` if it is none.
@@ -485,6 +522,39 @@ mod tests {
             ]
         );
         assert_eq!(ram.left_out_bytes, 0xd0_0000_0000);
+    }
+
+    #[test]
+    fn each_part_of_shared_memory_is_observed_once_by_the_mapping_most_likely_used() {
+        let of = |maps: &str| {
+            let entries = parse_maps(maps).unwrap();
+            let ram = process_ram(&entries, &FileSystems::parse(MOUNTS), 1 << 36);
+            let parts = ram.mappings.iter();
+            let part = |ram: &RamMapping| (ram.address, ram.len_bytes, ram.file_offset_bytes);
+            parts.map(part).collect::<Vec<_>>()
+        };
+        let header_first = "\
+1000-2000 rw-s 00000000 00:01 9 /memfd:a (deleted)
+8000-18000 rw-s 00000000 00:01 9 /memfd:a (deleted)
+";
+        assert_eq!(of(header_first), [(0x8000, 0x1_0000, 0)]);
+        let code = "\
+10000-20000 r-xs 00000000 00:01 9 /memfd:a (deleted)
+30000-38000 rw-s 00004000 00:01 9 /memfd:a (deleted)
+";
+        let apart = [
+            (0x1_0000, 0x4000, 0),
+            (0x1_c000, 0x4000, 0xc000),
+            (0x3_0000, 0x8000, 0x4000),
+        ];
+        assert_eq!(of(code), apart);
+        let overlapping = "\
+10000-20000 rw-s 00000000 00:01 9 /memfd:a (deleted)
+30000-3f000 rw-s 00001000 00:01 9 /memfd:a (deleted)
+50000-52000 rw-s 0000f000 00:01 9 /memfd:a (deleted)
+";
+        let once = [(0x1_0000, 0x1_0000, 0), (0x5_1000, 0x1000, 0x1_0000)];
+        assert_eq!(of(overlapping), once);
     }
 
     #[test]
