@@ -32,6 +32,7 @@ mod vcpu_share;
 mod writes;
 pub mod wss;
 
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ use plimsoll_trap::{
     Assessment, Backend, BackendRow, Choice, GroupTarget, Observation, Refusal, Scan, TouchCost,
     TraceConfig, TraceTarget, TrapError, Yield,
 };
-use plimsoll_vm::{MemoryGroup, MemoryProcess, RamState, Target, VmError};
+use plimsoll_vm::{HostKernel, MemoryGroup, MemoryProcess, RamState, Target, VmError};
 
 pub use limits::FullTracingLimit;
 pub use writes::{ObservedWrites, writes};
@@ -115,6 +116,8 @@ pub struct Observer {
     has_reach: bool,
     /// Whether the target may grow up to the host's memory, so that curves end where they no longer fall.
     is_open_ended: bool,
+    /// Whether uses of page cache by `read(2)` are not seen.
+    is_cache_hidden: bool,
     vcpus: VcpuShare,
     heat: Option<Heat>,
     /// `None` if tracing never rests.
@@ -200,6 +203,17 @@ impl Curves {
     }
 }
 
+/// Whether this backend sees no uses of the target's page cache by `read(2)`: on a kernel that reclaims by generations, they leave a
+/// page idle.
+#[must_use]
+pub fn is_cache_hidden(target: &Target, backend: &BackendRow) -> bool {
+    let is_by_idle_marks = matches!(backend.method, TraceMethod::IdlePages | TraceMethod::Damon);
+    let is_group = matches!(target, Target::Group(_));
+    is_group
+        && is_by_idle_marks
+        && HostKernel::read(Path::new("/")).reclaims_by_generations() == Some(true)
+}
+
 /// What a live estimator takes of an observation.
 #[must_use]
 pub fn input_of<'a>(seen: &Observation<'a>) -> LiveInput<'a> {
@@ -245,6 +259,7 @@ impl Observer {
             observer.intermittence = rests.then(|| Intermittence::new(vm, row, config));
         }
         observer.is_open_ended = target.vm().is_none();
+        observer.is_cache_hidden = is_cache_hidden(&target, row);
         Ok(observer)
     }
 
@@ -258,6 +273,7 @@ impl Observer {
             compared: None,
             has_reach: options.reach.is_some(),
             is_open_ended: false,
+            is_cache_hidden: false,
             vcpus: VcpuShare::default(),
             heat: None,
             intermittence: None,
@@ -407,7 +423,13 @@ impl Observer {
             let other = compared.other.close_window(&window);
             compared.curves(curve.clone(), other)
         });
-        let working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
+        let mut working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
+        if let Some(set) = &mut working_set
+            && self.is_cache_hidden
+            && period.scans.cache_pages > 0
+        {
+            set.bound = WorkingSetBound::AtLeast;
+        }
         let working_set_band = curve.as_ref().and_then(working_set_band);
         let curve = if self.has_reach {
             estimator

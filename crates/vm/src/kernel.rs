@@ -90,6 +90,15 @@ impl HostKernel {
         let mut next = || numbers.next()?.parse().ok();
         Some((next()?, next()?))
     }
+
+    /// Whether memory is reclaimed by generations (MGLRU); `None` if what the kernel shows cannot be parsed, or it has none.
+    /// Then `read(2)` does not mark a page of the page cache as in use, so that it stays idle (`folio_mark_accessed`).
+    #[must_use]
+    pub fn reclaims_by_generations(&self) -> Option<bool> {
+        let enabled = self.lru_generations.as_deref()?;
+        let parts = u32::from_str_radix(enabled.trim_start_matches("0x"), 16).ok()?;
+        Some(parts & 1 != 0)
+    }
 }
 
 /// A host's files under a root directory.

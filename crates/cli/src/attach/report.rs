@@ -7,7 +7,7 @@ use plimsoll_flow::{
     Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, ScanCounts,
     TraceMethod, WorkingSet,
 };
-use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
+use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer, is_cache_hidden};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
@@ -136,6 +136,30 @@ impl Report<'_> {
         CurveJson::new(&self.target.id().0, PageSize::FOUR_KIB, self.ram(), &curve)
     }
 
+    /// Whether a period without a working set shows that no memory was used.
+    fn is_idle(&self, period: &Period) -> bool {
+        let touches = period.references() + period.distinct_pages;
+        self.backend.sees_reads && period.tracked_pages > 0 && touches == 0
+    }
+
+    /// Why there is no curve.
+    pub(super) fn no_curve(&self) -> String {
+        let (target, backend) = (self.target, self.backend.name());
+        if self.backend.yields == Yield::Sample {
+            return format!("the backend {backend} gives working sets alone");
+        }
+        let used = if self.backend.sees_reads {
+            "use"
+        } else {
+            "write"
+        };
+        if self.totals.traps + self.totals.touches == 0 {
+            format!("no {used} of a page was observed while {target} was traced")
+        } else {
+            format!("no two {used}s of a page were told apart while {target} was traced")
+        }
+    }
+
     pub(super) fn begin(
         &self,
         format: Format,
@@ -177,6 +201,13 @@ impl Report<'_> {
                     writeln!(
                         rows,
                         "Only writes are observed: what is only read is in no working set and in no curve below."
+                    )?;
+                }
+                if is_cache_hidden(self.target, self.backend) {
+                    writeln!(
+                        rows,
+                        "This kernel reclaims by generations (MGLRU): page cache that is read by read(2) looks idle, and working sets with \
+                         page cache are lower bounds."
                     )?;
                 }
                 let (period, budget) = (&tracing.period, &tracing.budget);
@@ -301,7 +332,7 @@ impl Report<'_> {
                     rows,
                     "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{more}",
                     report.index,
-                    working_set(period.working_set),
+                    working_set(period.working_set, self.is_idle(report)),
                     report.scale,
                     grouped(report.tracked_pages as f64),
                     report.references() as f64 / seconds,
@@ -436,11 +467,7 @@ impl Report<'_> {
                 self.costs(rows)?;
                 match chosen {
                     Some(curve) => self.curve_table(curve, compared, rows)?,
-                    None => writeln!(
-                        rows,
-                        "\nNo curve: no page was used twice while {} was traced.",
-                        self.target
-                    )?,
+                    None => writeln!(rows, "\nNo curve: {}.", self.no_curve())?,
                 }
                 if let Some(distance) = distance {
                     writeln!(
@@ -672,9 +699,10 @@ fn misses(misses: Option<MissesPerSecond>) -> String {
 }
 
 /// A working set for a reader, with the sign of a bound.
-fn working_set(set: Option<WorkingSet>) -> String {
+fn working_set(set: Option<WorkingSet>, is_idle: bool) -> String {
     let Some(set) = set else {
-        return "idle".to_owned();
+        let why = if is_idle { "idle" } else { "unknown" };
+        return why.to_owned();
     };
     format!("{}{}", set.bound.sign(), size(set.size))
 }

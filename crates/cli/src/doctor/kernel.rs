@@ -186,14 +186,17 @@ fn multi_generational_lru(host: &HostKernel) -> Finding {
     let Some(enabled) = &host.lru_generations else {
         return Finding::no(subject, "not in this kernel", advice);
     };
-    match u32::from_str_radix(enabled.trim_start_matches("0x"), 16) {
-        Ok(0) => Finding::limited(
+    match host.reclaims_by_generations() {
+        Some(false) => Finding::limited(
             subject,
             "built in but switched off",
-            "write y to /sys/kernel/mm/lru_gen/enabled",
+            "write y to /sys/kernel/mm/lru_gen/enabled to see generations; idle and damon then miss page cache that is read by read(2)",
         ),
-        Ok(_) => Finding::ok(subject, "switched on"),
-        Err(_) => Finding::limited(subject, format!("enabled reads '{enabled}'"), advice),
+        Some(true) => Finding::ok(
+            subject,
+            "switched on: idle and damon miss page cache that is read by read(2)",
+        ),
+        None => Finding::limited(subject, format!("enabled reads '{enabled}'"), advice),
     }
 }
 
