@@ -17,6 +17,9 @@ use plimsoll_vm::QemuVm;
 
 use crate::choose;
 
+/// How far the inverse of a rate may be from a whole number, as a share of it: 0.33 is meant for 1/3.
+const RATE_SLACK: f64 = 0.02;
+
 /// How to trace; shared by all verbs that do.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TracingArgs {
@@ -125,7 +128,8 @@ impl std::str::FromStr for Budget {
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(share) => write!(f, "{} %", share * 100.0),
+            // Rounded to what was meant: 0.07 is no binary fraction.
+            Some(share) => write!(f, "{} %", (share * 1e8).round() / 1e6),
             None => f.write_str("none"),
         }
     }
@@ -228,6 +232,12 @@ impl TracingArgs {
         let scale = (1.0 / self.rate.get()).round();
         if scale > f64::from(SCALE_MAX) {
             bail_usage!("--rate {}: the minimum is 1/{SCALE_MAX}", self.rate);
+        }
+        if (1.0 / self.rate.get() - scale).abs() > RATE_SLACK * scale {
+            bail_usage!(
+                "--rate {}: of so many pages one is tracked, so it must be 1 over a whole number, such as 1/{scale}",
+                self.rate
+            );
         }
         if self.budget.0.is_none() && self.rate_rule == Rule::Budget {
             bail_usage!(

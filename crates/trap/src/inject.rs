@@ -13,7 +13,7 @@
 //! would continue with borrowed registers. So a child process does it, which outlives us and restores the thread
 //! whatever happens to us; only an event that kills every process of ours at once can prevent that.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -300,11 +300,11 @@ fn pidfd_getfd(pidfd: BorrowedFd<'_>, remote: u64) -> io::Result<OwnedFd> {
 }
 
 /// Refuses a process into which no calls should be injected: one in a user namespace of its own, unless
-/// `allow_namespaced`, and one whose filter of system calls might end it. Changes nothing in it.
+/// `allow_namespaced`, one of 32 bits, and one whose filter of system calls might end it. Changes nothing in it.
 ///
 /// # Errors
 ///
-/// [`Refusal::ForeignUserNamespace`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides
+/// [`Refusal::ForeignUserNamespace`], [`Refusal::NarrowProgram`], [`Refusal::SeccompFilter`], and [`Refusal::NoPrivilege`] if the process hides
 /// these.
 pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal> {
     if SYSCALL_INSTRUCTION.is_none() {
@@ -321,7 +321,18 @@ pub fn assess_injection(pid: u32, allow_namespaced: bool) -> Result<(), Refusal>
             return Err(Refusal::ForeignUserNamespace { pid });
         }
     }
+    if is_narrow(pid) {
+        return Err(Refusal::NarrowProgram { pid });
+    }
     seccomp::check(pid)
+}
+
+/// Whether the process runs a 32-bit program, as far as its file can be read.
+fn is_narrow(pid: u32) -> bool {
+    let mut header = [0; 5];
+    let read =
+        File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && header == *b"\x7fELF\x01"
 }
 
 /// Refuses a process in which no userfaultfd can be opened, neither by the device nor by its own privilege. Changes

@@ -81,6 +81,9 @@ pub enum Refusal {
         "process {pid} has a seccomp filter that could end it for the system calls by which a tracer attaches"
     )]
     SeccompFilter { pid: u32 },
+    /// A program in whose mode system calls have other numbers.
+    #[error("process {pid} runs a 32-bit program, in which a tracer makes no system calls")]
+    NarrowProgram { pid: u32 },
     /// No system call can be made in another process on this processor.
     #[error("attaching makes system calls in the process, which is supported on x86-64 only")]
     NoInjection,
@@ -200,7 +203,7 @@ impl Refusal {
                  daemon's unit, where the filter can be suspended"
                     .to_owned()
             }
-            Self::NoInjection => {
+            Self::NarrowProgram { .. } | Self::NoInjection => {
                 "use --backend scan, idle, damon or sample, which make no calls in it".to_owned()
             }
             Self::Debugged { tracer, .. } => {
@@ -248,6 +251,7 @@ impl Refusal {
             Self::UserfaultInUse => "userfault-in-use",
             Self::ForeignUserNamespace { .. } => "foreign-user-namespace",
             Self::SeccompFilter { .. } => "seccomp-filter",
+            Self::NarrowProgram { .. } => "32-bit-program",
             Self::NoInjection => "no-injection",
             Self::Debugged { .. } => "debugged",
             Self::NoUserfaultfd { .. } => "no-userfaultfd",
@@ -300,6 +304,7 @@ mod tests {
             Refusal::UserfaultInUse,
             Refusal::ForeignUserNamespace { pid: 42 },
             Refusal::SeccompFilter { pid: 42 },
+            Refusal::NarrowProgram { pid: 42 },
             Refusal::NoInjection,
             Refusal::Debugged {
                 pid: 42,

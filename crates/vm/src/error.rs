@@ -20,6 +20,9 @@ pub enum VmError {
         "process {pid} ({name}) has no memory of its own: it is a thread of the kernel, or about to end"
     )]
     NoMemory { pid: u32, name: String },
+    /// The number of a thread, whose memory is its process's.
+    #[error("{pid} is a thread of process {process}: name the process")]
+    Thread { pid: u32, process: u32 },
     /// There is no control group with this path.
     #[error("there is no control group {path:?}; looked in {}", list(looked_in))]
     NoSuchGroup {

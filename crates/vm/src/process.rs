@@ -201,12 +201,20 @@ impl MemoryProcess {
     ///
     /// # Errors
     ///
-    /// [`VmError::NoSuchProcess`]; [`VmError::NoMemory`] for a thread of the kernel; [`VmError::NotPermitted`] if this
+    /// [`VmError::NoSuchProcess`]; [`VmError::NoMemory`] for a thread of the kernel, [`VmError::Thread`] for one of a process, other
+    /// than its first; [`VmError::NotPermitted`] if this
     /// user may not read the map.
     pub fn of_pid(pid: u32) -> Result<Self, VmError> {
         let id = ProcessId::of_pid(pid).ok_or(VmError::NoSuchProcess { pid })?;
         let process = Process { pid };
         let name = process.read("comm")?.trim_end().to_owned();
+        let status = process.read("status")?;
+        let of = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        if let Some(process) = of.and_then(|number| number.trim().parse().ok())
+            && process != pid
+        {
+            return Err(VmError::Thread { pid, process });
+        }
         let entries = parse_maps(&process.read("maps")?)?;
         if entries.is_empty() {
             return Err(VmError::NoMemory { pid, name });

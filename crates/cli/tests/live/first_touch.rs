@@ -34,10 +34,14 @@ fn the_working_set_and_the_curve_of_even_references_are_found() {
             line.working_set(),
             line.number("overhead_ratio")
         );
-        assert!(line.number("overhead_ratio") < 0.075, "{}", line.json);
         assert!(line.json.get("scans").is_none() && line.json.get("hot_set_pages").is_none());
         assert_eq!(line.json["heat_pages"].as_array().unwrap().len(), 16);
     }
+    // A period in which the curve is computed may take more than its share, which those after it make up for.
+    let overheads = periods.iter().map(|line| line.number("overhead_ratio"));
+    let mean = overheads.clone().sum::<f64>() / periods.len() as f64;
+    assert!(mean < 0.06, "{mean}");
+    assert!(overheads.fold(0.0, f64::max) < 0.1, "{ended:?}");
     // The working set is the size at which 5 % miss.
     let truth = (96 * MIB) as f64 * 0.95;
     let found = median(periods[5..].iter().filter_map(|line| line.estimate()));
