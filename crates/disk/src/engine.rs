@@ -98,10 +98,18 @@ struct PendingRequest {
     /// Submissions it waits for, plus 1 while it is being inspected.
     left: u32,
     failed: bool,
-    /// Whether all dirty blocks must be on storage before it completes.
-    flush: bool,
+    /// Which dirty blocks of the disk must be stable before it completes, with all that was written through.
+    flush: Option<FlushOf>,
     /// Whether it reads blocks from storage.
     reads_storage: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum FlushOf {
+    /// All that there are when the rest of the request is done.
+    All,
+    /// Those up to this write.
+    Upto(WriteNumber),
 }
 
 /// A request that waits for dirty blocks.
@@ -241,7 +249,7 @@ impl Engine {
             tag,
             left: 1,
             failed: false,
-            flush: false,
+            flush: None,
             reads_storage: false,
         };
         self.requests.insert(id, running);
@@ -254,7 +262,7 @@ impl Engine {
             } => self.write(id, disk, &ram, offset, &segments, durable),
             Operation::Flush => {
                 self.stats.flushes += 1;
-                self.want_flush(id);
+                self.want_flush(id, FlushOf::All);
             }
             Operation::Discard(ranges) => {
                 for range in ranges {
@@ -270,7 +278,7 @@ impl Engine {
                     self.zero(id, disk, range, unmap);
                 }
                 if durable {
-                    self.want_flush(id);
+                    self.want_flush(id, FlushOf::All);
                 }
             }
         }
@@ -554,11 +562,17 @@ impl Engine {
             return;
         }
         let disk = running.disk;
-        if running.flush && !running.failed {
-            running.flush = false;
+        if let Some(flush) = running.flush.take()
+            && !running.failed
+        {
             running.left = 1;
-            let upto = self.dirty.last();
-            self.dirty.retry(Some(disk));
+            let upto = match flush {
+                FlushOf::All => {
+                    self.dirty.retry(Some(disk));
+                    self.dirty.last()
+                }
+                FlushOf::Upto(upto) => upto,
+            };
             self.flushes.push(Flush {
                 request,
                 disk,
@@ -581,9 +595,9 @@ impl Engine {
         self.completed.push_back(result);
     }
 
-    fn want_flush(&mut self, request: RequestId) {
+    fn want_flush(&mut self, request: RequestId, flush: FlushOf) {
         if let Some(running) = self.requests.get_mut(&request) {
-            running.flush = true;
+            running.flush = Some(flush);
         }
     }
 

@@ -99,7 +99,8 @@ pub struct MachineOptions {
     pub observer: Option<Box<dyn Observer>>,
     /// Page store of the guest's device-mapper target.
     pub victim_cache: Option<Box<dyn VictimCache>>,
-    /// Directory of the dirty log, on tmpfs. Without one, delayed writes do not survive the daemon's death.
+    /// Directory of what outlives the daemon: which disks failed to sync, and the dirty log, for which it must be on tmpfs. Without
+    /// one, neither does.
     pub state: Option<PathBuf>,
     /// Permissions of the sockets made at paths.
     pub socket_mode: u32,
@@ -245,6 +246,8 @@ impl Machine {
         if let Some(log) = &log {
             engine.set_dirty_log(Box::new(log.clone()));
         }
+        // Once they are written, they are to be stable too.
+        let not_flushed = kept.iter().map(|location| location.disk()).collect();
         for location in kept {
             if !engine.restore(location) {
                 return Err(DiskError::NotRecovered {
@@ -308,7 +311,7 @@ impl Machine {
             handle,
             resizes: VecDeque::new(),
             stopping: false,
-            not_flushed: BTreeSet::new(),
+            not_flushed,
         };
         machine.watch(streams).map_err(DiskError::Ring)?;
         Ok(machine)

@@ -203,10 +203,15 @@ impl Curves {
     }
 }
 
+/// What is known of a working set from a part of the uses.
+fn without_hidden_cache(set: WorkingSet) -> Option<WorkingSet> {
+    let bound = WorkingSetBound::AtLeast;
+    (set.bound != WorkingSetBound::AtMost).then_some(WorkingSet { bound, ..set })
+}
+
 /// Whether this backend sees no uses of the target's page cache by `read(2)`: on a kernel that reclaims by generations, they leave a
 /// page idle.
-#[must_use]
-pub fn is_cache_hidden(target: &Target, backend: &BackendRow) -> bool {
+fn is_cache_hidden(target: &Target, backend: &BackendRow) -> bool {
     let is_by_idle_marks = matches!(backend.method, TraceMethod::IdlePages | TraceMethod::Damon);
     let is_group = matches!(target, Target::Group(_));
     is_group
@@ -310,6 +315,12 @@ impl Observer {
         self.heat = options.heat_cells.map(|cells| Heat::new(ram, cells));
         self.estimator = chosen.map(|row| (row.make)(&live));
         self.sampled = SampledShare::default();
+    }
+
+    /// Whether uses of page cache by `read(2)` are not seen, so that working sets with page cache are lower bounds.
+    #[must_use]
+    pub fn is_cache_hidden(&self) -> bool {
+        self.is_cache_hidden
     }
 
     /// Cost to the VM of an observed touch on this host: a trap, or a minor fault.
@@ -424,11 +435,8 @@ impl Observer {
             compared.curves(curve.clone(), other)
         });
         let mut working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
-        if let Some(set) = &mut working_set
-            && self.is_cache_hidden
-            && period.scans.cache_pages > 0
-        {
-            set.bound = WorkingSetBound::AtLeast;
+        if self.is_cache_hidden && period.scans.cache_pages > 0 {
+            working_set = working_set.and_then(without_hidden_cache);
         }
         let working_set_band = curve.as_ref().and_then(working_set_band);
         let curve = if self.has_reach {

@@ -104,7 +104,8 @@ impl TracedProcess {
         Ok(userfault)
     }
 
-    fn unregistrable(&self, purpose: UserfaultPurpose, source: io::Error) -> TrapError {
+    /// Why memory cannot be registered.
+    pub fn unregistrable(&self, purpose: UserfaultPurpose, source: io::Error) -> TrapError {
         match source.raw_os_error() {
             Some(libc::EBUSY) => Refusal::UserfaultInUse.into(),
             // A mapping is no longer there, which a VM's RAM is.

@@ -332,7 +332,7 @@ mod tests {
                 PageQuery::Present => pages[index].present,
                 PageQuery::Swapped => pages[index].swapped,
                 PageQuery::Accessed => pages[index].present && !pages[index].protected,
-                PageQuery::Written | PageQuery::WrittenPrivate => {
+                PageQuery::Written(_) | PageQuery::Unregistered => {
                     unreachable!("reads are observed as well")
                 }
             };

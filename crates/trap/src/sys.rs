@@ -24,7 +24,7 @@ pub fn usize_of(value: u64) -> usize {
 }
 
 /// A range of addresses in the process that a call works on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct AddressRange {
     /// First address, page-aligned.
@@ -125,6 +125,7 @@ const PROTECT: u64 = 1;
 const PM_SCAN_WP_MATCHING: u64 = 1;
 const PM_SCAN_CHECK_WPASYNC: u64 = 1 << 1;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
+const PAGE_IS_WPALLOWED: u64 = 1 << 0;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -184,9 +185,9 @@ impl UserfaultPurpose {
 pub enum PageQuery {
     /// Written since they were protected against writes ([`UserfaultPurpose::AsyncWriteProtect`]); they are protected again in
     /// the same step.
-    Written,
-    /// The same of private memory, where pages that were only read are told by what they hold: zeros, or a file's page.
-    WrittenPrivate,
+    Written(WrittenMemory),
+    /// Present in memory that is not registered for that.
+    Unregistered,
     /// Present.
     Present,
     /// Swapped out.
@@ -194,6 +195,16 @@ pub enum PageQuery {
     /// Present, and accessed since they were protected against every access ([`UserfaultPurpose::AsyncAccessProtect`]) or
     /// populated since.
     Accessed,
+}
+
+/// Memory of which the pages written are asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WrittenMemory {
+    /// Private memory, where pages that were only read are told by what they hold: zeros, or a file's page. A huge page of zeros
+    /// is not, by kernels before 6.17.
+    pub is_private: bool,
+    /// All of it is registered, and the query fails with EPERM if not. Otherwise, what is not registered is passed over.
+    pub is_registered: bool,
 }
 
 /// One message of a userfaultfd, in bytes.
@@ -309,17 +320,36 @@ pub fn pagemap_scan(
     query: PageQuery,
     regions: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
-    let protect = PM_SCAN_WP_MATCHING | PM_SCAN_CHECK_WPASYNC;
     // A page has all categories of `mask`, none of `without`, and one of `any_of` unless that is 0.
     let (flags, mask, without, any_of) = match query {
-        PageQuery::Written => (protect, PAGE_IS_WRITTEN, 0, 0),
-        // The kernel also calls what was never there written.
-        PageQuery::WrittenPrivate => (
-            protect,
-            PAGE_IS_WRITTEN,
-            PAGE_IS_PFNZERO | PAGE_IS_FILE,
-            PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        ),
+        PageQuery::Written(WrittenMemory {
+            is_private,
+            is_registered,
+        }) => {
+            let check = if is_registered {
+                PM_SCAN_CHECK_WPASYNC
+            } else {
+                0
+            };
+            let unwritten = if is_private {
+                PAGE_IS_PFNZERO | PAGE_IS_FILE
+            } else {
+                0
+            };
+            // The kernel also calls what was never there written, unless it was protected before.
+            let there = if is_private || !is_registered {
+                PAGE_IS_PRESENT | PAGE_IS_SWAPPED
+            } else {
+                0
+            };
+            (
+                PM_SCAN_WP_MATCHING | check,
+                PAGE_IS_WRITTEN,
+                unwritten,
+                there,
+            )
+        }
+        PageQuery::Unregistered => (0, PAGE_IS_PRESENT, PAGE_IS_WPALLOWED, 0),
         PageQuery::Present => (0, PAGE_IS_PRESENT, 0, 0),
         PageQuery::Swapped => (0, PAGE_IS_SWAPPED, 0, 0),
         PageQuery::Accessed => (0, PAGE_IS_PRESENT | PAGE_IS_ACCESSED, 0, 0),

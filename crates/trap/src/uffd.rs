@@ -14,7 +14,7 @@ use plimsoll_flow::AccessKind;
 use crate::ram::PAGE_BYTES;
 use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
-pub use crate::sys::{AddressRange, PageQuery, UserfaultPurpose};
+pub use crate::sys::{AddressRange, PageQuery, UserfaultPurpose, WrittenMemory};
 
 /// Number of messages taken by one read: usually more than a VM has CPUs that wait at once.
 const MESSAGES: usize = 64;
@@ -223,7 +223,7 @@ impl Userfault {
     ///
     /// # Errors
     ///
-    /// The last system call's that failed; every range was tried.
+    /// The first system call's that failed; every range was tried.
     pub fn unregister(&self) -> io::Result<()> {
         if !self.is_registered.swap(false, Ordering::Relaxed) {
             return Ok(());

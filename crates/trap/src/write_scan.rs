@@ -18,6 +18,7 @@
 //!
 //! Not here: reads, and how often a page was written.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ use crate::ram::{PAGE_BYTES, Presence, RamLayout};
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
-use crate::sys::AddressRange;
+use crate::sys::{AddressRange, WrittenMemory};
 use crate::target::TraceTarget;
 use crate::trial::{TouchCost, Toucher, measure_write_fault_cost};
 use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
@@ -68,10 +69,12 @@ pub const ROW: BackendRow = BackendRow {
 struct WriteScanner {
     process: TracedProcess,
     layout: RamLayout,
-    /// How each mapping of the layout is asked.
-    queries: Vec<PageQuery>,
-    /// Pages of a VM are numbered through its RAM, those of a process by address, so that a page keeps its number.
-    by_address: bool,
+    /// Of each range of the layout.
+    memory: Vec<WrittenMemory>,
+    /// Mappings of a process that are registered.
+    registered: HashSet<AddressRange>,
+    /// Pages of a process are numbered by address, so that a page keeps its number, those of a VM through its RAM.
+    is_vm: bool,
     presence: Presence,
     userfault: Userfault,
     written: PageScan,
@@ -91,43 +94,95 @@ impl WriteScanner {
             measure_write_fault_cost(Toucher::Thread)?;
         }
         let mut process = TracedProcess::open(target)?;
-        let ranges = target.layout();
         let purpose = UserfaultPurpose::AsyncWriteProtect;
-        let userfault = process.userfault(config, purpose, ranges.ranges())?;
-        Self::protect(process, userfault, target, config)
+        // What a process has mapped is registered one by one, because some of it may be gone by then, or cannot be.
+        let at_once = RamLayout::new(target.layout().ranges().filter(|_| target.is_vm));
+        let userfault = process.userfault(config, purpose, at_once.ranges())?;
+        let mut scanner = Self::new(process, userfault, target, config)?;
+        if target.is_vm {
+            scanner.protect(target.layout(), memory_of(target))?;
+        } else {
+            let added = scanner.add(target);
+            added.map_err(|source| scanner.process.unregistrable(purpose, source))?;
+        }
+        Ok(scanner)
     }
 
-    fn protect(
+    /// A scanner of nothing yet.
+    fn new(
         process: TracedProcess,
         userfault: Userfault,
         target: &TraceTarget,
         config: &TraceConfig,
     ) -> Result<Self, TrapError> {
-        let (layout, presence) = (target.layout(), target.presence()?);
-        let queries = queries_of(target);
-        for (range, query) in layout.ranges().zip(&queries) {
-            // A page of shared memory that another process has written may be read first; others show what they hold.
-            if *query == PageQuery::Written {
-                let protected = userfault.protect(range);
-                protected.map_err(process.failed("write-protecting its RAM"))?;
-            }
-        }
+        let presence = target.presence()?;
         let touch_cost = TouchCost::measure(target.pid, measure_write_fault_cost)?;
         Ok(Self {
             process,
-            queries,
-            by_address: !target.is_vm,
+            layout: RamLayout::new([]),
+            memory: Vec::new(),
+            registered: HashSet::new(),
+            is_vm: target.is_vm,
             presence,
             userfault,
             written: PageScan::new(),
             touch_cost,
-            touched: PageBits::new(layout.pages()),
+            touched: PageBits::new(0),
             distinct_pages: 0,
             batch: ReferenceBatch::new(),
             periods: 0,
             config: config.clone(),
-            layout,
         })
+    }
+
+    /// Takes over a layout that is registered.
+    fn protect(&mut self, layout: RamLayout, memory: Vec<WrittenMemory>) -> Result<(), TrapError> {
+        for (range, memory) in layout.ranges().zip(&memory) {
+            // A page of shared memory may have been there before it is read; pages of private memory show what they hold.
+            if !memory.is_private {
+                let protected = self.userfault.protect(range);
+                protected.map_err(self.process.failed("write-protecting its RAM"))?;
+            }
+        }
+        self.touched = PageBits::new(layout.pages());
+        (self.layout, self.memory) = (layout, memory);
+        Ok(())
+    }
+
+    /// Registers what a process has mapped by now and had not before, and takes over its layout.
+    ///
+    /// # Errors
+    ///
+    /// ESRCH if the process executes another program, EBUSY if another userfaultfd is registered.
+    fn add(&mut self, target: &TraceTarget) -> io::Result<()> {
+        let (mappings, memory) = (target.layout(), memory_of(target));
+        let mut ranges: HashSet<AddressRange> = mappings.ranges().collect();
+        let known = std::mem::take(&mut self.registered);
+        for (range, memory) in mappings.ranges().zip(&memory) {
+            if known.contains(&range) {
+                continue;
+            }
+            match self.userfault.add(range) {
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EBUSY)) => {
+                    return Err(error);
+                }
+                // It is unmapped again, or nobody may write to it.
+                Err(_) => {
+                    ranges.remove(&range);
+                }
+                Ok(()) if !memory.is_private => {
+                    // If this fails, pages that are only read count as written.
+                    let _ = self.userfault.protect(range);
+                }
+                Ok(()) => {}
+            }
+        }
+        self.userfault.set_ranges(ranges.iter().copied());
+        self.registered = ranges;
+        let (layout, memory) = joined(mappings.ranges().zip(memory));
+        self.touched = PageBits::new(layout.pages());
+        (self.layout, self.memory) = (layout, memory);
+        Ok(())
     }
 
     /// Collects the pages of `sample` that were written since the scan before; returns how many pages were in all.
@@ -135,49 +190,72 @@ impl WriteScanner {
         self.process.check_alive()?;
         self.batch.advance();
         let mut written = 0;
-        for ((first_place, range), &query) in self.layout.mappings().zip(&self.queries) {
-            let first_page = if self.by_address {
-                range.start / PAGE_BYTES
-            } else {
+        for ((first_place, range), &memory) in self.layout.mappings().zip(&self.memory) {
+            let pagemap = self.presence.pagemap();
+            let failed = self.process.failed("ioctl(PAGEMAP_SCAN)");
+            if !memory.is_registered {
+                let mut is_mapped_anew = false;
+                let asked = self
+                    .written
+                    .scan(pagemap, range, PageQuery::Unregistered, |_| {
+                        is_mapped_anew = true;
+                    });
+                asked.map_err(failed)?;
+                if is_mapped_anew {
+                    // If it cannot be, it is passed over.
+                    let _ = self.userfault.add(range);
+                }
+            }
+            let first_page = if self.is_vm {
                 first_place
+            } else {
+                range.start / PAGE_BYTES
             };
-            let (batch, touched, distinct_pages) =
-                (&mut self.batch, &mut self.touched, &mut self.distinct_pages);
-            let mut visit = |run: AddressRange| {
+            let visit = |run: AddressRange| {
                 let first = first_page + (run.start - range.start) / PAGE_BYTES;
                 let pages = first..first + run.len_bytes / PAGE_BYTES;
                 written += pages.end - pages.start;
                 for page in sample.runs_in(pages).flatten() {
-                    batch.push(PageNumber(page), AccessKind::Write);
+                    self.batch.push(PageNumber(page), AccessKind::Write);
                     let place = page - first_page + first_place;
-                    *distinct_pages += u64::from(touched.set(place, true));
+                    self.distinct_pages += u64::from(self.touched.set(place, true));
                 }
             };
-            let pagemap = self.presence.pagemap();
-            let mut scanned = self.written.scan(pagemap, range, query, &mut visit);
-            let is_mapped_anew = |error: &io::Error| error.raw_os_error() == Some(libc::EPERM);
-            if self.by_address && scanned.as_ref().is_err_and(is_mapped_anew) {
-                scanned = match self.userfault.add(range) {
-                    Ok(()) => self.written.scan(pagemap, range, query, &mut visit),
-                    // The end of the process is noticed by the next scan; what is not mapped was not written.
-                    Err(_) => Ok(()),
-                };
-                if scanned.as_ref().is_err_and(is_mapped_anew) {
-                    // Mapped anew once more.
-                    scanned = Ok(());
-                }
-            }
-            scanned.map_err(self.process.failed("ioctl(PAGEMAP_SCAN)"))?;
+            let query = PageQuery::Written(memory);
+            let scanned = self.written.scan(pagemap, range, query, visit);
+            scanned.map_err(failed)?;
         }
         Ok(written)
     }
 }
 
+/// Joins neighbours that are asked alike: a scan costs a call to the kernel for each range.
+fn joined(
+    mappings: impl Iterator<Item = (AddressRange, WrittenMemory)>,
+) -> (RamLayout, Vec<WrittenMemory>) {
+    let mut ranges: Vec<AddressRange> = Vec::new();
+    let mut memory = Vec::new();
+    for (range, of) in mappings {
+        match (ranges.last_mut(), memory.last()) {
+            (Some(last), Some(&other))
+                if last.start + last.len_bytes == range.start && other == of =>
+            {
+                last.len_bytes += range.len_bytes;
+            }
+            _ => {
+                ranges.push(range);
+                memory.push(of);
+            }
+        }
+    }
+    (RamLayout::new(ranges), memory)
+}
+
 /// How each mapping of the layout is asked for pages written.
-fn queries_of(target: &TraceTarget) -> Vec<PageQuery> {
-    let of_mapping = |mapping: &RamMapping| match mapping.backing {
-        RamBacking::Private => PageQuery::WrittenPrivate,
-        _ => PageQuery::Written,
+fn memory_of(target: &TraceTarget) -> Vec<WrittenMemory> {
+    let of_mapping = |mapping: &RamMapping| WrittenMemory {
+        is_private: mapping.backing == RamBacking::Private,
+        is_registered: target.is_vm,
     };
     target.ram.iter().map(of_mapping).collect()
 }
@@ -272,32 +350,8 @@ impl Backend for WriteScanner {
     }
 
     fn follow(&mut self, target: &TraceTarget) -> Result<bool, TrapError> {
-        if target.is_vm {
-            return Ok(false);
-        }
-        let layout = target.layout();
-        let queries = queries_of(target);
-        for (range, query) in layout.ranges().zip(&queries) {
-            if self.layout.ranges().any(|known| known == range) {
-                continue;
-            }
-            match self.userfault.add(range) {
-                // A mapping that is gone again has no pages.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOMEM)) => {
-                }
-                // Of another address space, or another's: attaching tells.
-                Err(_) => return Ok(false),
-                Ok(()) if *query == PageQuery::Written => {
-                    // If this fails, pages that are only read count as written.
-                    let _ = self.userfault.protect(range);
-                }
-                Ok(()) => {}
-            }
-        }
-        self.userfault.set_ranges(layout.ranges());
-        self.touched = PageBits::new(layout.pages());
-        (self.layout, self.queries) = (layout, queries);
-        Ok(true)
+        // If not, the process executes another program, or another userfaultfd is registered: attaching tells.
+        Ok(!target.is_vm && self.add(target).is_ok())
     }
 }
 
@@ -334,8 +388,11 @@ mod tests {
             ..TraceConfig::default()
         };
         let process = TracedProcess::open(&target).unwrap();
-        let mut scanner: Box<dyn Backend> =
-            Box::new(WriteScanner::protect(process, userfault, &target, &config).unwrap());
+        let mut scanner = WriteScanner::new(process, userfault, &target, &config).unwrap();
+        scanner
+            .protect(target.layout(), memory_of(&target))
+            .unwrap();
+        let mut scanner: Box<dyn Backend> = Box::new(scanner);
         let rounds: [Vec<usize>; 4] = [
             vec![],
             (0..PAGES).step_by(2).collect(),

@@ -256,41 +256,50 @@ pub fn process_ram(
     }
     // A part that is mapped several times is observed by one mapping, by which most of it is likely to be used.
     shared.sort_by_key(|(entry, _)| (!entry.is_writable, Reverse(entry.len_bytes())));
-    let mut known = BTreeMap::new();
+    let mut known = KnownParts::default();
     for (entry, backing) in shared {
-        let known: &mut Vec<Range<u64>> = known.entry((entry.device, entry.inode)).or_default();
-        let whole = entry.offset_bytes..entry.offset_bytes.saturating_add(entry.len_bytes());
-        let parts = without(whole, known);
-        ram.mappings.extend(parts.iter().map(|part| RamMapping {
-            address: entry.start + (part.start - entry.offset_bytes),
-            len_bytes: part.end - part.start,
-            file_offset_bytes: part.start,
-            backing: backing.clone(),
-        }));
-        known.extend(parts);
-        known.sort_by_key(|range| range.start);
+        let parts = known.add(entry);
+        ram.mappings
+            .extend(parts.into_iter().map(|part| RamMapping {
+                address: entry.start + (part.start - entry.offset_bytes),
+                len_bytes: part.end - part.start,
+                file_offset_bytes: part.start,
+                backing: backing.clone(),
+            }));
     }
     ram.mappings.sort_by_key(|mapping| mapping.address);
     ram
 }
 
-/// What of a range is in none of the others, which are in order and do not overlap.
-fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut parts = Vec::new();
-    let mut start = range.start;
-    for other in others {
-        if other.end <= start || other.start >= range.end {
-            continue;
+/// Parts of files that are observed: by device, inode and first byte, the byte after the last.
+#[derive(Default)]
+struct KnownParts(BTreeMap<((u32, u32), u64, u64), u64>);
+
+impl KnownParts {
+    /// Adds what a mapping has of its file; returns what of it was not known.
+    fn add(&mut self, entry: &MapEntry) -> Vec<Range<u64>> {
+        let key = |start| (entry.device, entry.inode, start);
+        let (mut start, end) = (
+            entry.offset_bytes,
+            entry.offset_bytes.saturating_add(entry.len_bytes()),
+        );
+        let mut parts = Vec::new();
+        if let Some((_, &before)) = self.0.range(key(0)..=key(start)).next_back() {
+            start = start.max(before);
         }
-        if start < other.start {
-            parts.push(start..other.start);
+        for (&(_, _, other), &other_end) in self.0.range(key(start)..key(end.max(start))) {
+            if start < other {
+                parts.push(start..other);
+            }
+            start = other_end;
         }
-        start = other.end;
+        if start < end {
+            parts.push(start..end);
+        }
+        let added = parts.iter().map(|part| (key(part.start), part.end));
+        self.0.extend(added);
+        parts
     }
-    if start < range.end {
-        parts.push(start..range.end);
-    }
-    parts
 }
 
 /// The backing of a mapping that is memory of a process; `None` if it is none.

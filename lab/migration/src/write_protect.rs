@@ -9,7 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use plimsoll_flow::PageNumber;
-use plimsoll_trap::uffd::{AddressRange, PageQuery, PageScan, Userfault, UserfaultPurpose};
+use plimsoll_trap::uffd::{
+    AddressRange, PageQuery, PageScan, Userfault, UserfaultPurpose, WrittenMemory,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::tiny::Machine;
@@ -233,14 +235,18 @@ impl Tracker for AsyncWriteProtect {
     fn round(&mut self) -> Result<Round, KvmError> {
         let mut pages = Vec::new();
         let slots = self.protected.machine.slots().iter();
+        let query = PageQuery::Written(WrittenMemory {
+            is_private: false,
+            is_registered: true,
+        });
         for (slot, &range) in slots.zip(&self.protected.ranges) {
-            let scanned =
-                self.written
-                    .scan(self.pagemap.as_fd(), range, PageQuery::Written, |run| {
-                        // The kernel answers within the range that it was given.
-                        let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
-                        pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));
-                    });
+            let scanned = self
+                .written
+                .scan(self.pagemap.as_fd(), range, query, |run| {
+                    // The kernel answers within the range that it was given.
+                    let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
+                    pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));
+                });
             scanned.map_err(KvmError::call("PAGEMAP_SCAN"))?;
         }
         pages.sort_unstable();

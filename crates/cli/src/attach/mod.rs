@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions, choose};
@@ -130,6 +130,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         backend,
         choice: choice.as_ref(),
         totals: Totals::default(),
+        is_cache_hidden: observer.is_cache_hidden(),
         is_limit_shown: false,
     };
     report.begin(format, &observer, rows)?;
@@ -161,20 +162,21 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match ended {
         // What was seen stands; there is nothing to detach from.
         Some(end) => eprintln!("plimsoll: {end}"),
-        None if failure.is_none() => observer.detach()?,
+        None if failure.is_none() => failure = observer.detach().err().map(Into::into),
         None => drop(observer),
     }
     if failure.is_none() || report.totals.periods > 0 {
         report.end(format, curve.as_ref(), compared, rows)?;
     }
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
     if picture {
-        let none = || format!("no curve: {}", report.no_curve());
-        let curve = curve.with_context(none)?;
-        let svg = report.chart(&curve, compared).to_svg();
-        args.output.write(&encode(svg, format)?, out)?;
+        match curve {
+            Some(curve) => {
+                let svg = report.chart(&curve, compared).to_svg();
+                args.output.write(&encode(svg, format)?, out)?;
+            }
+            None if failure.is_none() => bail!("no curve: {}", report.no_curve()),
+            None => {}
+        }
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
 }

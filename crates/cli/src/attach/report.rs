@@ -7,7 +7,7 @@ use plimsoll_flow::{
     Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, ScanCounts,
     TraceMethod, WorkingSet,
 };
-use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer, is_cache_hidden};
+use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
 use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
@@ -32,6 +32,8 @@ pub(super) struct Report<'a> {
     pub(super) choice: Option<&'a Choice>,
     pub(super) totals: Totals,
     /// Whether the limit of full tracing was printed.
+    /// Whether uses of page cache by `read(2)` are not seen.
+    pub(super) is_cache_hidden: bool,
     pub(super) is_limit_shown: bool,
 }
 
@@ -139,7 +141,8 @@ impl Report<'_> {
     /// Whether a period without a working set shows that no memory was used.
     fn is_idle(&self, period: &Period) -> bool {
         let touches = period.references() + period.distinct_pages;
-        self.backend.sees_reads && period.tracked_pages > 0 && touches == 0
+        let is_hidden = self.is_cache_hidden && period.scans.cache_pages > 0;
+        !is_hidden && self.backend.sees_reads && period.tracked_pages > 0 && touches == 0
     }
 
     /// Why there is no curve.
@@ -203,7 +206,7 @@ impl Report<'_> {
                         "Only writes are observed: what is only read is in no working set and in no curve below."
                     )?;
                 }
-                if is_cache_hidden(self.target, self.backend) {
+                if self.is_cache_hidden {
                     writeln!(
                         rows,
                         "This kernel reclaims by generations (MGLRU): page cache that is read by read(2) looks idle, and working sets with \

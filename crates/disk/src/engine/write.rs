@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, copy_from_stretches, frame_of, index};
-use super::{Engine, OBSERVED_BLOCKS_MAX, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
+use super::{Engine, FlushOf, OBSERVED_BLOCKS_MAX, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
+use crate::dirty::WriteNumber;
 use crate::frames::{FrameContents, Ticket};
 use crate::segments::Cursor;
 use crate::{
@@ -28,7 +29,7 @@ impl Engine {
     ) {
         if durable {
             // By a sync, which learns of all failures: the kernel may tell one of several writes of one.
-            self.want_flush(request);
+            self.want_flush(request, FlushOf::Upto(WriteNumber::default()));
         }
         let mut parts = Vec::new();
         let mut run = Run::new(offset);
@@ -56,6 +57,9 @@ impl Engine {
             if delay {
                 match self.write_dirty(location, &**ram, &parts, within.start, frame) {
                     Ok(true) => {
+                        if durable {
+                            self.want_flush(request, FlushOf::Upto(self.dirty.last()));
+                        }
                         self.write_run(request, disk, ram, &mut run, within.end());
                         continue;
                     }

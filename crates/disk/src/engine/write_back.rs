@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::transfer::BLOCK;
-use super::{Engine, Outstanding, RequestId};
+use super::{Engine, Flush, Outstanding, RequestId};
 
 use crate::dirty::WriteBackResult;
 use crate::{Action, DiskNumber, Location, PAGE_BYTES, Page};
@@ -140,10 +140,10 @@ impl Engine {
 
     /// Fails the disk's flushes that wait for blocks.
     pub(super) fn fail_flushes(&mut self, disk: DiskNumber) {
-        let failed = self
-            .flushes
-            .extract_if(.., |flush| flush.disk == disk)
-            .collect::<Vec<_>>();
+        let dirty = &self.dirty;
+        let waits =
+            |flush: &mut Flush| flush.disk == disk && !dirty.is_written(flush.disk, flush.upto);
+        let failed: Vec<_> = self.flushes.extract_if(.., waits).collect();
         for flush in failed {
             self.part_done(flush.request, false);
         }

@@ -117,15 +117,15 @@ impl Listener {
         let socket = socket.map_err(|error| failed(error.into()))?;
         let bound = SocketAddrUnix::new(path).and_then(|address| bind(&socket, &address));
         bound.map_err(|error| failed(error.into()))?;
+        let inode = fs::symlink_metadata(path).map_err(failed)?.ino();
+        let listener = Self {
+            listener: UnixListener::from(socket),
+            path: Some((path.to_owned(), inode)),
+        };
         // Nobody can connect before it listens, so the mode that the umask left is harmless.
         fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
-        listen(&socket, 128).map_err(|error| failed(error.into()))?;
-        let listener = UnixListener::from(socket);
-        let inode = fs::symlink_metadata(path).map_err(failed)?.ino();
-        Ok(Self {
-            listener,
-            path: Some((path.to_owned(), inode)),
-        })
+        listen(&listener.listener, 128).map_err(|error| failed(error.into()))?;
+        Ok(listener)
     }
 }
 

@@ -42,6 +42,8 @@ pub(super) struct Recorder {
     pub(super) trace: PathBuf,
     /// References that could not be recorded.
     pub(super) lost: Arc<AtomicU64>,
+    /// Tells the thread that the trace is to get its name; dropped, that what was written is to be removed.
+    keep: mpsc::SyncSender<()>,
     thread: thread::JoinHandle<anyhow::Result<()>>,
 }
 
@@ -54,10 +56,12 @@ impl Recorder {
         let (begun, beginning) = mpsc::sync_channel(1);
         let path = trace.to_owned();
         let thread = thread::Builder::new().name("record".into());
-        let thread = thread.spawn(move || record(&path, misses, &begun))?;
+        let (keep, kept) = mpsc::sync_channel(1);
+        let thread = thread.spawn(move || record(&path, misses, &begun, &kept))?;
         let recorder = Self {
             trace: trace.to_owned(),
             lost,
+            keep,
             thread,
         };
         match beginning.recv() {
@@ -68,13 +72,20 @@ impl Recorder {
 
     /// Ends the trace, whose observer must have been dropped, and gives it its name.
     pub(super) fn finish(self) -> anyhow::Result<()> {
+        // It may have failed, which its result says.
+        let _ = self.keep.send(());
         self.thread
             .join()
             .unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 }
 
-fn record(path: &Path, mut misses: Misses, begun: &mpsc::SyncSender<()>) -> anyhow::Result<()> {
+fn record(
+    path: &Path,
+    mut misses: Misses,
+    begun: &mpsc::SyncSender<()>,
+    kept: &mpsc::Receiver<()>,
+) -> anyhow::Result<()> {
     let format = Format::of_name(path).unwrap_or(Format::PLIMSOLL);
     let mut trace = plimsoll_source::create(path, Some(format), PageSize::FOUR_KIB)?;
     begun.send(())?;
@@ -82,5 +93,8 @@ fn record(path: &Path, mut misses: Misses, begun: &mpsc::SyncSender<()>) -> anyh
     while misses.next_batch(&mut batch)? {
         trace.write(&batch)?;
     }
-    Ok(trace.finish()?)
+    match kept.recv() {
+        Ok(()) => Ok(trace.finish()?),
+        Err(_) => Ok(()),
+    }
 }

@@ -1,5 +1,6 @@
 //! The disk server: a VM's disks over vhost-user, and the cache under them.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read as _, Write};
 use std::os::fd::OwnedFd;
@@ -200,6 +201,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             Some(Ghosts::new(direct, cache, beyond).context("no curve")?)
         }
     };
+    let directory = args.state(&name, out)?;
+    let state = directory
+        .as_ref()
+        .map(|directory| directory.path().to_owned());
     let recorder = args
         .cache
         .record
@@ -218,10 +223,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         None => (None, None),
     };
-    let directory = args.state(&name, out)?;
-    let state = directory
-        .as_ref()
-        .map(|directory| directory.path().to_owned());
     let pause = args
         .cache
         .monitor
@@ -244,7 +245,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         sweep: true,
     };
 
-    thread::scope(|scope| {
+    let has_begun = Cell::new(false);
+    let result = thread::scope(|scope| {
         let (started, starting) = mpsc::sync_channel(1);
         let serving = scope.spawn(move || -> anyhow::Result<()> {
             let mut machine = Machine::new(options)?;
@@ -255,6 +257,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let Ok((handle, recovery)) = starting.recv() else {
             return joined(serving);
         };
+        has_begun.set(true);
         tell_recovery(&recovery, out)?;
         let served = AdminState {
             vm: name,
@@ -268,9 +271,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let ended = joined(serving);
         drop(served);
         result.and(ended)
-    })
-    // A trace is whole whatever became of the disks.
-    .and(recording.map_or(Ok(()), Recorder::finish))
+    });
+    match recording {
+        // The trace is whole whatever became of the disks then.
+        Some(recording) if has_begun.get() => result.and(recording.finish()),
+        _ => result,
+    }
 }
 
 fn joined(thread: ScopedJoinHandle<'_, anyhow::Result<()>>) -> anyhow::Result<()> {

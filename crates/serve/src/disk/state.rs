@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -43,18 +43,25 @@ impl StateDirectory {
     ///
     /// If it cannot be made, or another daemon uses it.
     pub(super) fn at(path: &Path) -> anyhow::Result<Self> {
-        create(path)?;
-        let name = path.display();
-        let lock = File::open(path).with_context(|| format!("cannot open the directory {name}"))?;
-        anyhow::ensure!(
-            locked(&lock).with_context(|| format!("cannot lock the directory {name}"))?,
-            "the state directory {name} is in use by another daemon: give this VM another --name or --state, or stop that one"
-        );
-        Ok(Self {
-            path: path.to_owned(),
-            is_default: false,
-            _lock: lock,
-        })
+        let begin = Instant::now();
+        loop {
+            create(path)?;
+            let name = path.display();
+            if let Some(lock) =
+                lock(path).with_context(|| format!("cannot lock the directory {name}"))?
+            {
+                return Ok(Self {
+                    path: path.to_owned(),
+                    is_default: false,
+                    _lock: lock,
+                });
+            }
+            anyhow::ensure!(
+                begin.elapsed() < ENDING_MAX,
+                "the state directory {name} is in use by another daemon: give this VM another --name or --state, or stop that one"
+            );
+            thread::sleep(Duration::from_millis(20));
+        }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -102,19 +109,20 @@ pub fn create(path: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// Whether the lock was taken.
-fn locked(directory: &File) -> io::Result<bool> {
-    let begin = Instant::now();
-    loop {
-        match flock(directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK) if begin.elapsed() < ENDING_MAX => {
-                thread::sleep(Duration::from_millis(20));
-            }
-            Err(Errno::WOULDBLOCK) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
+/// Locks the directory at this path; `None` if another daemon has it, or has just removed it.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let directory = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(error) => return Err(error.into()),
     }
+    let (ours, there) = (directory.metadata()?, fs::metadata(path));
+    let is_there = there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino()));
+    Ok(is_there.then_some(directory))
 }
 
 #[cfg(test)]
