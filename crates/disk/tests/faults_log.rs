@@ -419,6 +419,31 @@ fn what_a_guest_left_is_flushed_at_the_end_or_said_to_be_missing() {
 }
 
 #[test]
+fn a_block_without_room_fails_no_other_write_of_a_guest_that_knows_no_flush() {
+    let Some(small) = SmallTmpfs::new(2) else {
+        return;
+    };
+    let running = MachineThread::at(thin(delayed(), &small));
+    let filled = fill(small.path());
+    let mut disk = connect(&running.place);
+    write(&mut disk, 12, 2);
+    assert!(disk.flush().is_err());
+    drop(disk);
+    running.wait_for("an idle disk", |stats| !stats.disks[0].connected);
+    let options = DriverOptions {
+        flush: false,
+        ..DriverOptions::default()
+    };
+    let mut disk = running.connect(&ram(), 0, options);
+    write(&mut disk, 16, 3);
+    assert_eq!(block_of(&running.place.image(0), 16), 3);
+    assert!(disk.write(13 * 4096, &[3; 4096]).is_err(), "it has no room");
+    assert_eq!(running.stats().disks[0].unwritable_pages, 1);
+    fs::remove_file(filled).unwrap();
+    write(&mut disk, 13, 3);
+}
+
+#[test]
 fn an_image_is_the_same_from_every_directory() {
     let image = fs::File::open("Cargo.toml").unwrap();
     let identity = DiskIdentity::of(DiskNumber(0), Path::new("Cargo.toml"), &image, 1).unwrap();

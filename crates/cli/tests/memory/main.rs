@@ -54,11 +54,12 @@ fn run(name: &str, script: &str) -> Option<Vec<String>> {
 
 /// The same with these programs beside `plimsoll`.
 fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>> {
-    run_in(None, &[], programs, name, script)
+    run_in(host::shared_turn, None, &[], programs, name, script)
 }
 
-/// The same with a kernel of Debian, if one is given, and these arguments of QEMU.
+/// The same when it is its turn, with a kernel of Debian, if one is given, and these arguments of QEMU.
 fn run_in(
+    turn: fn() -> host::Turn,
     kernel: Option<GuestKernel>,
     arguments: &[&str],
     programs: &[&Path],
@@ -87,7 +88,7 @@ fn run_in(
             return None;
         }
     };
-    let _turn = host::shared_turn();
+    let _turn = turn();
     let config = GuestConfig {
         accelerator: AcceleratorChoice::Tcg,
         memory_mib: 768,

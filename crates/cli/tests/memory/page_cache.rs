@@ -5,7 +5,7 @@ use std::path::Path;
 
 use plimsoll_flow::{MissRatioCurve, PageCount};
 use plimsoll_protocol::tracer::TracerLine;
-use plimsoll_rig::{GuestKernel, make_image};
+use plimsoll_rig::{GuestKernel, host, make_image};
 use plimsoll_skip::{Lack, skip};
 
 use super::{V1, V2, between, run_in};
@@ -54,7 +54,14 @@ fn run(kernel: GuestKernel, name: &str, script: &str) -> Option<Vec<String>> {
     let drive = format!("file={},format=raw,if=none,id=cache", disk.display());
     let device = ["-drive", &drive, "-device", "nvme,drive=cache,serial=cache"];
     let script = format!("PAGES={PAGES}\n{FILES}{script}");
-    run_in(Some(kernel), &device, &[&reader], name, &script)
+    run_in(
+        host::shared_turn,
+        Some(kernel),
+        &device,
+        &[&reader],
+        name,
+        &script,
+    )
 }
 
 /// The curve that the script printed under a name.

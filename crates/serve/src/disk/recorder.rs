@@ -98,3 +98,30 @@ fn record(
         Err(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_not_start_leaves_an_earlier_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("t.ids");
+        fs::write(&trace, "7\n").unwrap();
+        let files = || fs::read_dir(folder.path()).unwrap().count();
+        let (recorder, observer) = Recorder::start(&trace).unwrap();
+        drop(observer);
+        drop(recorder);
+        while files() > 1 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(fs::read_to_string(&trace).unwrap(), "7\n");
+        let (recorder, observer) = Recorder::start(&trace).unwrap();
+        drop(observer);
+        recorder.finish().unwrap();
+        assert_eq!(fs::read_to_string(&trace).unwrap(), "");
+    }
+}

@@ -151,4 +151,23 @@ mod tests {
         drop(own(true));
         assert!(!path.exists());
     }
+
+    #[test]
+    fn a_directory_that_its_daemon_removes_meanwhile_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm");
+        let mut first = StateDirectory::at(&path).unwrap();
+        first.is_default = true;
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(first);
+        });
+        let second = StateDirectory::at(&path).unwrap();
+        ends.join().unwrap();
+        assert!(StateDirectory::at(&path).is_err(), "it is locked");
+        assert_eq!(
+            fs::metadata(second.path()).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
+    }
 }
