@@ -363,6 +363,14 @@ fn thin(mut setup: Setup, small: &SmallTmpfs) -> Place {
     place
 }
 
+/// A machine whose thin image has no room for more, and a guest; there is room again when the file is removed.
+fn full(small: &SmallTmpfs) -> (MachineThread, PathBuf, Driver) {
+    let running = MachineThread::at(thin(delayed(), small));
+    let filled = fill(small.path());
+    let disk = connect(&running.place);
+    (running, filled, disk)
+}
+
 #[test]
 fn blocks_without_room_hold_nobody_back_and_stay_dirty_over_restarts() {
     let Some(small) = SmallTmpfs::new(2) else {
@@ -398,9 +406,7 @@ fn what_a_guest_left_is_flushed_at_the_end_or_said_to_be_missing() {
         let Some(small) = SmallTmpfs::new(2) else {
             return;
         };
-        let mut running = MachineThread::at(thin(delayed(), &small));
-        let filled = fill(small.path());
-        let mut disk = connect(&running.place);
+        let (mut running, filled, mut disk) = full(&small);
         disk.write(12 * 4096, &[2; 8 * 4096]).unwrap();
         drop(disk);
         running.wait_for("an idle disk", |stats| !stats.disks[0].connected);
@@ -423,9 +429,7 @@ fn a_block_without_room_fails_no_other_write_of_a_guest_that_knows_no_flush() {
     let Some(small) = SmallTmpfs::new(2) else {
         return;
     };
-    let running = MachineThread::at(thin(delayed(), &small));
-    let filled = fill(small.path());
-    let mut disk = connect(&running.place);
+    let (running, filled, mut disk) = full(&small);
     write(&mut disk, 12, 2);
     assert!(disk.flush().is_err());
     drop(disk);
@@ -456,9 +460,7 @@ fn errors_are_counted_by_kind_and_blocks_are_written_when_there_is_room() {
     let Some(small) = SmallTmpfs::new(2) else {
         return;
     };
-    let mut running = MachineThread::at(thin(delayed(), &small));
-    let filled = fill(small.path());
-    let mut disk = connect(&running.place);
+    let (mut running, filled, mut disk) = full(&small);
     disk.write(12 * 4096, &[2; 8 * 4096]).unwrap();
     assert!(disk.flush().is_err());
     let stats = running.wait_for("four blocks without room", |stats| {

@@ -235,7 +235,7 @@ impl TracingArgs {
         }
         if (1.0 / self.rate.get() - scale).abs() > RATE_SLACK * scale {
             bail_usage!(
-                "--rate {}: of so many pages one is tracked, so it must be 1 over a whole number, such as 1/{scale}",
+                "--rate {}: expected 1 over a whole number, such as 1/{scale}",
                 self.rate
             );
         }

@@ -197,11 +197,11 @@ pub enum PageQuery {
     Accessed,
 }
 
-/// Memory of which the pages written are asked for.
+/// A kind of memory in which written pages are queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenMemory {
-    /// Private memory, where pages that were only read are told by what they hold: zeros, or a file's page. A huge page of zeros
-    /// is not, by kernels before 6.17.
+    /// Private memory, where pages that were only read are recognised by their contents: zeros, or a file's page. Kernels before
+    /// 6.17 do not recognise a huge page of zeros.
     pub is_private: bool,
     /// All of it is registered, and the query fails with EPERM if not. Otherwise, what is not registered is passed over.
     pub is_registered: bool,

@@ -68,13 +68,14 @@ pub const ROW: BackendRow = BackendRow {
 #[derive(Debug)]
 struct WriteScanner {
     process: TracedProcess,
+    /// Pages of a VM are numbered through its RAM, those of a process by address, so that a page keeps its number.
     layout: RamLayout,
+    /// Number of pages in the layout.
+    pages: u64,
     /// Of each range of the layout.
     memory: Vec<WrittenMemory>,
     /// Mappings of a process that are registered.
     registered: HashSet<AddressRange>,
-    /// Pages of a process are numbered by address, so that a page keeps its number, those of a VM through its RAM.
-    is_vm: bool,
     presence: Presence,
     userfault: Userfault,
     written: PageScan,
@@ -120,9 +121,9 @@ impl WriteScanner {
         Ok(Self {
             process,
             layout: RamLayout::new([]),
+            pages: 0,
             memory: Vec::new(),
             registered: HashSet::new(),
-            is_vm: target.is_vm,
             presence,
             userfault,
             written: PageScan::new(),
@@ -144,9 +145,15 @@ impl WriteScanner {
                 protected.map_err(self.process.failed("write-protecting its RAM"))?;
             }
         }
-        self.touched = PageBits::new(layout.pages());
-        (self.layout, self.memory) = (layout, memory);
+        self.observe(layout, memory);
         Ok(())
+    }
+
+    fn observe(&mut self, layout: RamLayout, memory: Vec<WrittenMemory>) {
+        let bytes: u64 = layout.ranges().map(|range| range.len_bytes).sum();
+        self.pages = bytes / PAGE_BYTES;
+        self.touched = PageBits::new(self.pages);
+        (self.layout, self.memory) = (layout, memory);
     }
 
     /// Registers what a process has mapped by now and had not before, and takes over its layout.
@@ -180,8 +187,7 @@ impl WriteScanner {
         self.userfault.set_ranges(ranges.iter().copied());
         self.registered = ranges;
         let (layout, memory) = joined(mappings.ranges().zip(memory));
-        self.touched = PageBits::new(layout.pages());
-        (self.layout, self.memory) = (layout, memory);
+        self.observe(layout, memory);
         Ok(())
     }
 
@@ -189,8 +195,8 @@ impl WriteScanner {
     fn scan(&mut self, sample: Sample) -> Result<u64, TrapError> {
         self.process.check_alive()?;
         self.batch.advance();
-        let mut written = 0;
-        for ((first_place, range), &memory) in self.layout.mappings().zip(&self.memory) {
+        let (mut written, mut first_place) = (0, 0);
+        for ((first_page, range), &memory) in self.layout.mappings().zip(&self.memory) {
             let pagemap = self.presence.pagemap();
             let failed = self.process.failed("ioctl(PAGEMAP_SCAN)");
             if !memory.is_registered {
@@ -206,11 +212,6 @@ impl WriteScanner {
                     let _ = self.userfault.add(range);
                 }
             }
-            let first_page = if self.is_vm {
-                first_place
-            } else {
-                range.start / PAGE_BYTES
-            };
             let visit = |run: AddressRange| {
                 let first = first_page + (run.start - range.start) / PAGE_BYTES;
                 let pages = first..first + run.len_bytes / PAGE_BYTES;
@@ -224,12 +225,13 @@ impl WriteScanner {
             let query = PageQuery::Written(memory);
             let scanned = self.written.scan(pagemap, range, query, visit);
             scanned.map_err(failed)?;
+            first_place += range.len_bytes / PAGE_BYTES;
         }
         Ok(written)
     }
 }
 
-/// Joins neighbours that are asked alike: a scan costs a call to the kernel for each range.
+/// Joins neighbours of one kind, numbered by address: a scan costs a call to the kernel for each range.
 fn joined(
     mappings: impl Iterator<Item = (AddressRange, WrittenMemory)>,
 ) -> (RamLayout, Vec<WrittenMemory>) {
@@ -248,10 +250,10 @@ fn joined(
             }
         }
     }
-    (RamLayout::new(ranges), memory)
+    (RamLayout::by_address(ranges), memory)
 }
 
-/// How each mapping of the layout is asked for pages written.
+/// The kind of memory of each mapping, in the order of the layout.
 fn memory_of(target: &TraceTarget) -> Vec<WrittenMemory> {
     let of_mapping = |mapping: &RamMapping| WrittenMemory {
         is_private: mapping.backing == RamBacking::Private,
@@ -314,8 +316,8 @@ impl Backend for WriteScanner {
             window,
             undisturbed: Undisturbed::whole(window),
             scale: self.config.scale,
-            populated_pages: self.layout.pages(),
-            tracked_pages: self.layout.pages() / u64::from(self.config.scale),
+            populated_pages: self.pages,
+            tracked_pages: self.pages / u64::from(self.config.scale),
             distinct_pages: self.distinct_pages,
             traps: TrapCounts::default(),
             scans: ScanCounts {
@@ -346,7 +348,7 @@ impl Backend for WriteScanner {
     }
 
     fn ram_pages(&self) -> u64 {
-        self.layout.pages()
+        self.pages
     }
 
     fn follow(&mut self, target: &TraceTarget) -> Result<bool, TrapError> {

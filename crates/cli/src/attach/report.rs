@@ -31,9 +31,9 @@ pub(super) struct Report<'a> {
     /// `None` if the user chose the backend.
     pub(super) choice: Option<&'a Choice>,
     pub(super) totals: Totals,
-    /// Whether the limit of full tracing was printed.
     /// Whether uses of page cache by `read(2)` are not seen.
     pub(super) is_cache_hidden: bool,
+    /// Whether the limit of full tracing was printed.
     pub(super) is_limit_shown: bool,
 }
 
@@ -159,7 +159,7 @@ impl Report<'_> {
         if self.totals.traps + self.totals.touches == 0 {
             format!("no {used} of a page was observed while {target} was traced")
         } else {
-            format!("no two {used}s of a page were told apart while {target} was traced")
+            format!("no two {used}s of a page could be distinguished while {target} was traced")
         }
     }
 

@@ -51,15 +51,14 @@ pub fn enable(args: &EnableArgs, out: &mut dyn Write) -> anyhow::Result<()> {
             "enabled: the cache, which had switched itself off: {why}"
         )?;
     }
-    let unsynced = || disks.iter().enumerate().filter(|(_, disk)| disk.unsynced);
-    for (number, disk) in unsynced() {
+    for (number, disk) in disks.iter().enumerate().filter(|(_, disk)| disk.unsynced) {
         writeln!(
             out,
             "enabled: flushes of disk {number} ({}); writes before the failed sync may be lost",
             disk.image
         )?;
     }
-    if engine.disabled.is_none() && unsynced().next().is_none() {
+    if engine.disabled.is_none() && disks.iter().all(|disk| !disk.unsynced) {
         writeln!(out, "nothing was switched off")?;
     }
     Ok(())

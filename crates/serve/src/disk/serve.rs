@@ -136,7 +136,7 @@ impl Args {
             Err(error) if self.cache.state.is_none() && !self.cache.delayed() => {
                 writeln!(
                     out,
-                    "disk: a restart will not know of failed syncs or of a VM that is paused: {error:#}"
+                    "disk: failed syncs, and that the VM is paused, will be forgotten at a restart: {error:#}"
                 )?;
                 Ok(None)
             }
