@@ -6,7 +6,7 @@
 //! weight * a / (a + c)        a = activity + IDLE,  c = min(mean of all a, BUSY)
 //! ```
 //!
-//! where activity is gets a second, decayed. A client whose share would exceed its ceiling gets its ceiling, and
+//! where activity is gets a second of pages that are charged to the client, decayed. A client whose share would exceed its ceiling gets its ceiling, and
 //! the others share the rest in the same proportion (water-filling), so the targets add up to the
 //! capacity unless all clients are at their ceilings. A floor above the ceiling counts as the ceiling.
 //! Floors that exceed the capacity together are scaled down in proportion.
@@ -21,6 +21,10 @@
 //!
 //! **Eviction.** From the client furthest above its target relative to the target. If no client is above its target,
 //! the oldest page of all clients is evicted.
+//!
+//! **Shared pools.** The pages of a shared pool are charged to one of its clients. That client's target is divided by the same
+//! formula, with equal weights, between its private pools together, which have its floor, and each such pool: others that fill
+//! the pool do not displace its private pages below that part.
 //!
 //! Source: \[M08\] §2 for allocation by activity and an administrator's parameters, §3 for eviction from one
 //! client or from all. It gives no formula; this one is ours.
@@ -165,24 +169,32 @@ fn hand_out_rest(capacity_bytes: u64, targets: &mut [u64], limits: impl Iterator
     }
 }
 
-/// Chooses the client to evict from, by position: of those above their target and their floor with an evictable
+/// What a client uses, or a part of its pools.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Use {
+    pub(crate) used_bytes: u64,
+    pub(crate) target_bytes: u64,
+    /// Where the floors together exceed the capacity the targets are below them, and this must be the lesser of both: else all
+    /// may stay below their floors and none can be chosen.
+    pub(crate) floor_bytes: u64,
+    /// Whether it has a page that can be evicted.
+    pub(crate) is_evictable: bool,
+}
+
+/// Chooses whose pages to evict, by position: of those above their target and their floor with an evictable
 /// page, the one that uses most for each byte of its target (if equal, the one that uses most). `None` if there is
-/// none: then the oldest page of all clients above their floors is to be evicted.
-///
-/// A client is (used bytes, target bytes, floor bytes, whether it has an evictable page). Where the floors
-/// together exceed the capacity the targets are below them, and the lesser of both is to be given as the
-/// floor: else all may stay below their floors and no client can be chosen.
-pub(crate) fn victim(clients: impl Iterator<Item = (u64, u64, u64, bool)>) -> Option<usize> {
-    clients
-        .enumerate()
-        .filter(|&(_, (used, target, floor, evictable))| evictable && used > target.max(floor))
-        .max_by(
-            |&(_, (left, left_target, ..)), &(_, (right, right_target, ..))| {
-                let left_ratio = u128::from(left) * u128::from(right_target);
-                let right_ratio = u128::from(right) * u128::from(left_target);
-                (left_ratio, left).cmp(&(right_ratio, right))
-            },
-        )
+/// none: then the oldest page of all above their floors is to be evicted.
+pub(crate) fn victim(uses: impl Iterator<Item = Use>) -> Option<usize> {
+    uses.enumerate()
+        .filter(|(_, one)| {
+            one.is_evictable && one.used_bytes > one.target_bytes.max(one.floor_bytes)
+        })
+        .max_by(|(_, left), (_, right)| {
+            let of = |one: &Use, other: &Use| {
+                u128::from(one.used_bytes) * u128::from(other.target_bytes)
+            };
+            (of(left, right), left.used_bytes).cmp(&(of(right, left), right.used_bytes))
+        })
         .map(|(index, _)| index)
 }
 
@@ -444,13 +456,24 @@ mod tests {
         assert!((none.rate - little.rate).abs() < 1e-6);
     }
 
+    /// Of (used bytes, target, floor, whether it has a page that can be evicted).
+    fn victim_of(uses: &[(u64, u64, u64, bool)]) -> Option<usize> {
+        let one = |&(used_bytes, target_bytes, floor_bytes, is_evictable): &_| Use {
+            used_bytes,
+            target_bytes,
+            floor_bytes,
+            is_evictable,
+        };
+        victim(uses.iter().map(one))
+    }
+
     #[test]
     fn the_victim_is_the_one_furthest_above_its_target_relative_to_it() {
         let above = [(300, 200, 0, true), (30, 10, 0, true), (500, 400, 0, true)];
-        assert_eq!(victim(above.into_iter()), Some(1));
+        assert_eq!(victim_of(&above), Some(1));
         let no_target = [(300, 1, 0, true), (3, 0, 0, true), (2, 0, 0, true)];
         assert_eq!(
-            victim(no_target.into_iter()),
+            victim_of(&no_target),
             Some(1),
             "the larger of two without a target"
         );
@@ -458,24 +481,18 @@ mod tests {
             (u64::MAX, u64::MAX - 1, 0, true),
             (u64::MAX, u64::MAX - 2, 0, true),
         ];
-        assert_eq!(victim(extreme.into_iter()), Some(1));
+        assert_eq!(victim_of(&extreme), Some(1));
     }
 
     #[test]
     fn no_victim_is_at_its_floor_or_its_target_or_has_only_pages_that_must_stay() {
+        assert_eq!(victim_of(&[(200, 200, 0, true), (0, 0, 0, true)]), None);
+        assert_eq!(victim_of(&[(200, 100, 200, true), (7, 0, 0, false)]), None);
         assert_eq!(
-            victim([(200, 200, 0, true), (0, 0, 0, true)].into_iter()),
-            None
-        );
-        assert_eq!(
-            victim([(200, 100, 200, true), (7, 0, 0, false)].into_iter()),
-            None
-        );
-        assert_eq!(
-            victim([(200, 100, 200, true), (201, 200, 200, true)].into_iter()),
+            victim_of(&[(200, 100, 200, true), (201, 200, 200, true)]),
             Some(1)
         );
-        assert_eq!(victim(std::iter::empty()), None);
+        assert_eq!(victim_of(&[]), None);
     }
 
     fn any_claim() -> impl Strategy<Value = Claim> {
@@ -606,7 +623,7 @@ mod tests {
             let candidates = || clients.iter().filter(|(used, target, floor, evictable)| {
                 used > target && used > floor && *evictable
             });
-            match victim(clients.iter().copied()) {
+            match victim_of(&clients) {
                 None => prop_assert_eq!(candidates().count(), 0),
                 Some(index) => {
                     prop_assert!(candidates().any(|client| *client == clients[index]));

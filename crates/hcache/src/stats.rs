@@ -54,7 +54,7 @@ impl Counters {
 pub struct PoolStats {
     pub id: PoolId,
     pub kind: PoolKind,
-    /// Number of clients that use it; it is charged to the one that joined first.
+    /// The clients that use it; its pages are charged to the first of them, which has been in it longest.
     pub members: Vec<ClientId>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,
@@ -91,7 +91,7 @@ pub struct ClientStats {
     pub outside_bytes: u64,
     /// Pages charged to it.
     pub pages: u64,
-    /// Gets a second, decayed.
+    /// Gets a second of pages that are charged to it, decayed.
     pub activity: f64,
     /// Time since its creation.
     pub age_seconds: f64,

@@ -30,7 +30,6 @@ use self::registry::{CLIENTS, ClientRecord, Registry};
 use crate::account::Account;
 use crate::contents::Contents;
 use crate::free::FreeFrames;
-use crate::schedule::Activity;
 use crate::shard::{CHUNK_PAGES, Common, Shard, hash_within};
 use crate::sync::{Arc, AtomicU32, AtomicU64, AtomicUsize, Mutex, MutexGuard, RwLock, lock};
 use crate::sys::Slab;
@@ -154,8 +153,6 @@ impl Store {
         let account = Arc::new(Account::new(id, options));
         let record = ClientRecord {
             account: account.clone(),
-            activity: Activity::default(),
-            gets: 0,
             operations: 0,
             created: registry.now,
             last_active: registry.now,

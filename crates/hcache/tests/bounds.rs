@@ -518,6 +518,66 @@ fn a_flood_takes_nothing_below_a_floor() {
 }
 
 #[test]
+fn others_that_fill_a_shared_pool_displace_no_more_than_its_part_of_private_pages() {
+    for options in configurations(32 * MIB) {
+        let store = Store::new(options).unwrap();
+        let (owner, private) = client(&store, ClientOptions::new("joins first"));
+        let shared = owner.create_pool(PoolOptions::shared(1)).unwrap();
+        let filler = store
+            .create_client(ClientOptions::new("fills the pool"))
+            .unwrap();
+        assert_eq!(filler.create_pool(PoolOptions::shared(1)), Ok(shared));
+        let private_pages = |busy: bool| {
+            let mut filled = 0;
+            for turn in 0..60 {
+                let few = turn * 60..turn * 60 + 200;
+                let few = few.map(|page| page % (4 * PAGES_IN_MIB));
+                few.filter(|_| busy)
+                    .for_each(|page| read(&owner, private, page));
+                store.turn(Duration::from_secs(turn));
+                fill(&filler, shared, filled..filled + PAGES_IN_MIB);
+                filled += PAGES_IN_MIB;
+            }
+            let pools = stats_of(&store, owner.id()).pools;
+            let of = |id| pools.iter().find(|pool| pool.id == id).unwrap().pages;
+            (of(private), of(shared))
+        };
+        fill(&owner, private, 0..4 * PAGES_IN_MIB);
+        // Neither pool has gets: both have half.
+        let (left, filled) = private_pages(false);
+        assert_eq!(left, 4 * PAGES_IN_MIB);
+        assert!(filled > 8 * PAGES_IN_MIB, "{filled}");
+        // What the owner used less often than others do the pool makes room; with gets of its own it has its part again.
+        let (left, filled) = private_pages(true);
+        assert_eq!(left, 4 * PAGES_IN_MIB);
+        assert!(filled > 8 * PAGES_IN_MIB, "{filled}");
+        // Without the pool, all is as with one pool.
+        filler.destroy_pool(shared).unwrap();
+        owner.destroy_pool(shared).unwrap();
+        fill(&owner, private, 0..64 * PAGES_IN_MIB);
+        assert!(stats_of(&store, owner.id()).pages > 24 * PAGES_IN_MIB);
+    }
+}
+
+#[test]
+fn a_shared_pool_has_what_private_pages_leave_idle() {
+    let store = store(32 * MIB);
+    let (owner, private) = client(&store, ClientOptions::new("idle"));
+    let shared = owner.create_pool(PoolOptions::shared(1)).unwrap();
+    let user = store.create_client(ClientOptions::new("user")).unwrap();
+    assert_eq!(user.create_pool(PoolOptions::shared(1)), Ok(shared));
+    fill(&owner, private, 0..24 * PAGES_IN_MIB);
+    for turn in 0..600 {
+        store.turn(Duration::from_secs(turn));
+        (0..200).for_each(|page| read(&user, shared, turn * 200 + page));
+    }
+    let pools = stats_of(&store, owner.id()).pools;
+    let pages = |id| pools.iter().find(|pool| pool.id == id).unwrap().pages;
+    assert!(pages(private) < PAGES_IN_MIB, "{}", pages(private));
+    assert!(pages(shared) > 24 * PAGES_IN_MIB, "{}", pages(shared));
+}
+
+#[test]
 fn no_client_is_above_its_ceiling() {
     for options in configurations(32 * MIB) {
         let store = Store::new(options).unwrap();

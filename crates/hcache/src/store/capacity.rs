@@ -4,16 +4,16 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::registry::{ClientRecord, PoolRecord, Registry};
+use super::registry::{Charged, ClientRecord, PoolRecord, Registry};
 use super::{FEWEST_SHARD_FRAMES, HEAP_RESERVE_BYTES, HUGE_FROM_BYTES, Inner, allowed_heap_bytes};
 
 use crate::account::{Account, Ages, OldestPage, PoolTotals};
 use crate::arena::NoFrame;
-use crate::schedule::Claim;
+use crate::schedule::{Claim, Use};
 use crate::shard::{EvictionGain, Goal, Magazine};
 use crate::sync::{Arc, Ordering, lock};
 use crate::sys::HUGE_PAGE_FRAMES;
-use crate::{ClientId, Error, PAGE_BYTES, StoreOptions, schedule, sync};
+use crate::{ClientId, Error, PAGE_BYTES, PoolId, StoreOptions, schedule, sync};
 
 /// How often a put tries to make room before it is refused.
 pub(super) const TRIES: usize = 16;
@@ -266,24 +266,34 @@ impl Inner {
         let accounts = registry.clients.values().map(|record| &record.account);
         let outside_bytes: u64 = accounts.map(|account| account.outside_bytes).sum();
         let capacity_bytes = frames_bytes.saturating_add(outside_bytes);
-        let claims: Vec<Claim> = registry.clients.values().map(ClientRecord::claim).collect();
+        let mut charged = registry.charged();
+        let clients = || registry.clients.iter();
+        let claims: Vec<Claim> = clients()
+            .map(|(id, record)| record.claim(charged.entry(*id).or_default().activity()))
+            .collect();
         let mut targets = Vec::new();
         schedule::targets(capacity_bytes, &claims, &mut targets);
-        for (record, target) in registry.clients.values().zip(targets) {
+        for ((id, record), target) in clients().zip(targets) {
             record.account.set_target_bytes(target);
+            if let Some(charged) = charged.get(id).filter(|one| !one.shared.is_empty()) {
+                divide_target(&record.account, charged);
+            }
         }
     }
 
     pub(super) fn turn(&self, now: Duration) {
-        let mut activity: HashMap<ClientId, (u64, u64)> = HashMap::new();
+        let mut operations: HashMap<ClientId, u64> = HashMap::new();
+        let mut gets: HashMap<PoolId, u64> = HashMap::new();
         for shard in 0..self.shards.len() {
             let mut shard = self.shard(shard);
             // Without the frames to do it, it waits for a later turn.
             let _ = shard.trim();
-            for member in shard.pools.iter().flatten().flat_map(|pool| pool.members()) {
-                let (gets, operations) = activity.entry(member.id).or_default();
-                *gets += member.counters.gets;
-                *operations += member.counters.gets + member.counters.puts;
+            for pool in shard.pools.iter().flatten() {
+                *gets.entry(pool.id).or_default() += pool.counters().gets;
+                for member in pool.members() {
+                    *operations.entry(member.id).or_default() +=
+                        member.counters.gets + member.counters.puts;
+                }
             }
         }
         let mut registry = lock(&self.registry);
@@ -292,15 +302,18 @@ impl Inner {
         let now = registry.now;
         registry.remember_age(self.common.clock.load(Ordering::Relaxed));
         for (id, record) in &mut registry.clients {
-            let (gets, operations) = activity.get(id).copied().unwrap_or_default();
-            // Counts fall when the client leaves a pool.
-            record
-                .activity
-                .update(gets.saturating_sub(record.gets), elapsed);
+            // It falls when the client leaves a pool.
+            let operations = operations.get(id).copied().unwrap_or_default();
             if operations > record.operations {
                 record.last_active = now;
             }
-            (record.gets, record.operations) = (gets, operations);
+            record.operations = operations;
+        }
+        for (id, record) in &mut registry.pools {
+            let gets = gets.get(id).copied().unwrap_or_default();
+            let since = gets.saturating_sub(record.gets);
+            record.activity.update(since, elapsed);
+            record.gets = gets;
         }
         self.retarget(&mut registry);
         drop(registry);
@@ -327,16 +340,16 @@ impl Inner {
     fn victim(&self, without: &[ClientId]) -> Option<Arc<Account>> {
         let accounts = lock(&self.accounts);
         let evictable = |account: &Account| account.has_pages() && !without.contains(&account.id);
-        let usage = accounts.iter().map(|account| {
-            let target = account.target_bytes();
-            (
-                account.used_bytes(),
-                target,
-                account.floor_bytes().min(target),
-                evictable(account),
-            )
+        let uses = accounts.iter().map(|account| {
+            let target_bytes = account.target_bytes();
+            Use {
+                used_bytes: account.used_bytes(),
+                target_bytes,
+                floor_bytes: account.floor_bytes().min(target_bytes),
+                is_evictable: evictable(account),
+            }
         });
-        if let Some(victim) = schedule::victim(usage) {
+        if let Some(victim) = schedule::victim(uses) {
             return Some(accounts[victim].clone());
         }
         let ages = self.common.ages();
@@ -409,5 +422,25 @@ impl Inner {
     /// Number of frames to free at once: few in a small store, where each counts.
     pub(super) fn batch(&self) -> usize {
         (self.common.top.load(Ordering::Relaxed) as usize / 8192).clamp(1, BATCH)
+    }
+}
+
+/// Divides the target of a client to whom the pages of shared pools are charged between these pools and its private ones.
+fn divide_target(account: &Account, charged: &Charged<'_>) {
+    let claim = |floor_bytes, activity| Claim {
+        weight: 1,
+        floor_bytes,
+        ceiling_bytes: None,
+        activity,
+    };
+    let mut claims = vec![claim(account.floor_bytes(), charged.private_activity)];
+    let shared = charged.shared.iter();
+    claims.extend(shared.map(|pool| claim(0, pool.activity.rate)));
+    let bytes = account.target_bytes().saturating_sub(account.outside_bytes);
+    let mut targets = Vec::new();
+    schedule::targets(bytes, &claims, &mut targets);
+    account.set_private_target_bytes(targets[0]);
+    for (pool, target) in charged.shared.iter().zip(&targets[1..]) {
+        pool.totals.set_target_bytes(*target);
     }
 }

@@ -5,6 +5,7 @@ use super::registry::{POOLS_PER_CLIENT, PoolRecord};
 
 use crate::account::{Account, PoolTotals};
 use crate::descriptor::POOLS;
+use crate::schedule::Activity;
 use crate::shard::Pool;
 use crate::sync::{Arc, lock};
 use crate::{Counters, Error, PoolId, PoolKind, PoolOptions};
@@ -45,6 +46,7 @@ impl Inner {
         };
         let totals = Arc::new(PoolTotals::new(
             id,
+            shared,
             options.capacity_pages,
             self.shards.len(),
         ));
@@ -65,9 +67,12 @@ impl Inner {
             group: account.group,
             domain,
             members: vec![account.id],
+            activity: Activity::default(),
+            gets: 0,
             created: registry.now,
         };
         registry.pools.insert(id, record);
+        self.retarget(&mut registry);
         Ok(id)
     }
 
@@ -116,6 +121,7 @@ impl Inner {
         if let Some(client) = registry.clients.get_mut(&account.id) {
             client.departed.add(&done);
         }
+        self.retarget(&mut registry);
         drop(registry);
         if let Some(heir) = heir {
             self.respect_ceiling(&heir);

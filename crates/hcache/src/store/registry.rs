@@ -1,6 +1,6 @@
 //! Clients and pools of a store, by number.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use crate::account::{Account, PoolTotals};
@@ -33,8 +33,6 @@ pub(super) struct Registry {
 
 pub(super) struct ClientRecord {
     pub(super) account: Arc<Account>,
-    pub(super) activity: Activity,
-    pub(super) gets: u64,
     pub(super) operations: u64,
     pub(super) created: Duration,
     pub(super) last_active: Duration,
@@ -49,22 +47,59 @@ pub(super) struct PoolRecord {
     pub(super) domain: u32,
     /// The client to whom it is charged first.
     pub(super) members: Vec<ClientId>,
+    pub(super) activity: Activity,
+    /// Gets up to the last turn.
+    pub(super) gets: u64,
     pub(super) created: Duration,
 }
 
 impl ClientRecord {
-    pub(super) fn claim(&self) -> Claim {
+    /// The claim of a client with so many gets a second.
+    pub(super) fn claim(&self, activity: f64) -> Claim {
         let options = lock(&self.account.options);
         Claim {
             weight: options.weight,
             floor_bytes: options.floor_bytes,
             ceiling_bytes: options.ceiling_bytes,
-            activity: self.activity.rate,
+            activity,
         }
     }
 }
 
+/// The pools whose pages are charged to a client.
+#[derive(Default)]
+pub(super) struct Charged<'a> {
+    /// Gets a second in its private ones, decayed.
+    pub(super) private_activity: f64,
+    pub(super) shared: Vec<&'a PoolRecord>,
+}
+
+impl Charged<'_> {
+    /// Gets a second of all of them, whoever makes them.
+    pub(super) fn activity(&self) -> f64 {
+        let shared = self.shared.iter().map(|pool| pool.activity.rate);
+        self.private_activity + shared.sum::<f64>()
+    }
+}
+
 impl Registry {
+    /// What is charged to each client.
+    pub(super) fn charged(&self) -> HashMap<ClientId, Charged<'_>> {
+        let mut charged: HashMap<ClientId, Charged<'_>> = HashMap::new();
+        for pool in self.pools.values() {
+            let Some(client) = pool.members.first() else {
+                continue;
+            };
+            let of_client = charged.entry(*client).or_default();
+            if pool.totals.shared {
+                of_client.shared.push(pool);
+            } else {
+                of_client.private_activity += pool.activity.rate;
+            }
+        }
+        charged
+    }
+
     /// A number that differs from all clients' numbers and all pools' domains.
     pub(super) fn next_number(&mut self) -> u32 {
         loop {

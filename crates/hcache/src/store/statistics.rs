@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::Inner;
-use super::registry::{ClientRecord, PoolRecord};
+use super::registry::{Charged, ClientRecord, PoolRecord};
 
 use crate::account::OldestPage;
 use crate::shard::Shard;
@@ -77,6 +77,7 @@ impl Inner {
             }
         };
         let since = |time| registry.now.saturating_sub(time).as_secs_f64();
+        let all_charged = registry.charged();
         let client = |(id, record): (&ClientId, &ClientRecord)| {
             let charged = registry
                 .pools
@@ -97,7 +98,7 @@ impl Inner {
                 used_bytes: record.account.used_bytes(),
                 outside_bytes: record.account.outside_bytes,
                 pages: pools.iter().map(|pool| pool.pages).sum(),
-                activity: record.activity.rate,
+                activity: all_charged.get(id).map_or(0.0, Charged::activity),
                 age_seconds: since(record.created),
                 idle_seconds: since(record.last_active),
                 counters,
@@ -111,6 +112,7 @@ impl Inner {
             .for_each(|pool| counters.add(&pool.counters));
         let clients: Vec<ClientStats> = registry.clients.iter().map(client).collect();
         let age_seconds = registry.now.as_secs_f64();
+        drop(all_charged);
         drop(registry);
         let heap_bytes = self.heap_bytes();
         let bound = lock(&self.bound);
