@@ -19,7 +19,7 @@
 
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 
 use crate::curve::shards::PagesSampled;
 use crate::curve::shards::bursts::Bursts;
@@ -88,6 +88,10 @@ impl Estimator for FixedSizeShards {
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         self.pages.curve()
     }
+
+    fn smallest_size(&self) -> PageCount {
+        self.pages.smallest_size()
+    }
 }
 
 #[cfg(test)]
@@ -95,7 +99,6 @@ mod tests {
     use super::*;
     use crate::curve::lru::ExactLru;
     use crate::parts::streams::{batch_of, curve_of, cycle, uniform, zipf};
-    use plimsoll_flow::PageCount;
     use proptest::prelude::*;
 
     fn fixed(max_samples: usize, seed: u64) -> FixedSizeShards {
@@ -131,6 +134,34 @@ mod tests {
             let size = curve_of(&mut shards, pages.iter().copied()).size_for(0.5);
             assert!(size.unwrap().0.abs_diff(50_000) <= 1_000, "{size:?}");
         }
+    }
+
+    /// A few hundred hot pages among so many others that no bursts can be used at the end.
+    #[test]
+    fn the_band_holds_small_sizes_where_the_sample_does_not_resolve_them() {
+        let (mut others, mut hot) = (uniform(200_000, 3), zipf(1_000, 1.3, 3));
+        let pages: Vec<_> = (0..2_000_000)
+            .map(|at| match at % 2 {
+                0 => hot.next().unwrap(),
+                _ => 1_000 + others.next().unwrap(),
+            })
+            .collect();
+        let exact = curve_of(&mut ExactLru::new(), pages.iter().copied());
+        let sizes = || (0..40).map(|step| PageCount(1.36_f64.powi(step) as u64));
+        let (mut coverage, mut error) = (0.0, 0.0);
+        for seed in 0..10 {
+            let mut shards = fixed(256, seed);
+            let curve = curve_of(&mut shards, pages.iter().copied());
+            assert!(shards.rate() < 1.0 / 512.0);
+            let smallest = shards.smallest_size();
+            assert_eq!(smallest.0, (0.5 / shards.rate()).ceil() as u64);
+            let near = curve.at(PageCount(300));
+            assert!(near.high - near.low > 0.1, "{near:?}");
+            coverage += curve.band_coverage(&exact, sizes()).unwrap() / 10.0;
+            let distance = curve.distance(&exact, sizes()).unwrap();
+            error += distance.mean_absolute_error / 10.0;
+        }
+        assert!(coverage >= 0.9 && error <= 0.12, "{coverage}, {error}");
     }
 
     #[test]

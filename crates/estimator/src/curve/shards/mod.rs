@@ -29,7 +29,8 @@
 //! directly. The stream is therefore divided into near references (distances up to 512 pages, more at low rates), whose
 //! share and sizes the bursts measure, and far ones, to which the sample and its correction apply. Where the sample
 //! estimates the share better, as in streams that change faster than bursts come, the two are weighted by
-//! their variances. Rates below 1/1024 have no bursts; the sample is then used alone.
+//! their variances. Rates below 1/1024 (below 1/256 at a fixed size) have no bursts; the sample is then used alone, and
+//! resolves nothing below half a quantum (`1 / 2R` pages), over which the band extends.
 //!
 //! Mean absolute error over 20 seeds of 100 000 pages in 2 million references, at 600 sizes up to 1.2 times the
 //! footprint, at the fixed rate of 1/100 and the fixed size of 1000 (`fixed_size`); *held* is the share of sizes
@@ -77,7 +78,7 @@ pub(crate) mod witness;
 pub use fixed_size::FixedSizeShards;
 pub(crate) use slice::{FixedRateSlice, FixedSizeSlice};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 
 use crate::curve::lru::count_reuse;
 use crate::error::EstimatorError;
@@ -127,6 +128,10 @@ impl Estimator for Shards {
 
     fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         self.pages.curve()
+    }
+
+    fn smallest_size(&self) -> PageCount {
+        self.pages.smallest_size()
     }
 }
 
@@ -525,6 +530,20 @@ impl PagesSampled {
         }
     }
 
+    /// Half a quantum, unless all pages are sampled or bursts measure smaller sizes.
+    pub(crate) fn smallest_size(&self) -> PageCount {
+        let scale = self.scale();
+        if scale.is_exact() || scale.near.is_some() {
+            return PageCount(0);
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "above 0, and a size beyond 2^64 pages is as good as 2^64"
+        )]
+        PageCount((scale.count / 2.0).ceil() as u64)
+    }
+
     pub(crate) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
         let NearReferences {
             reaching,
@@ -558,6 +577,7 @@ impl PagesSampled {
             let curves: Vec<_> = curves.flatten().collect();
             // A burst covers a share of the time, whatever the share of the pages.
             let has_bursts = self.burst_references > 0;
+            let has_bursts_now = self.scale().near.is_some();
             let unsampled = if has_bursts { 1.0 } else { 1.0 - rate };
             let spread = self.whole.spread(rate, pages);
             let mut from = 0;
@@ -566,12 +586,18 @@ impl PagesSampled {
             } else {
                 let effective = spread.effective_pages.min(effective);
                 steps.band_of(&curves, unsampled, effective);
-                from = self.bursts.distance_max() as u64;
+                // Since the rate fell below what bursts can be used at, near sizes were those of the sample.
+                from = if has_bursts_now {
+                    self.bursts.distance_max() as u64
+                } else {
+                    0
+                };
                 let share = self.burst_references as f64 / self.references as f64;
                 steps.widen_near(&self.bursts.unseen(), share, unknown);
                 if let Some((low, high)) = others {
                     let far = reaching[reaching.len() - 1];
-                    steps.widen_to(from, far, share * (far - low), share * (high - far));
+                    let near = self.bursts.distance_max() as u64;
+                    steps.widen_to(near, far, share * (far - low), share * (high - far));
                 }
             }
             let variance = spread.unexplained * (1.0 - rate) / rate;
@@ -813,6 +839,22 @@ mod tests {
         let mut shards = Shards::new(1e-12, 1).unwrap();
         shards.observe(&crate::parts::streams::batch_of(0..100));
         assert_eq!(shards.curve(), Err(CurveError::Empty));
+    }
+
+    #[test]
+    fn a_low_rate_resolves_nothing_below_half_a_quantum() {
+        let pages = batch_of(zipf(PAGES, 1.2, 1).take(REFERENCES));
+        for (rate, smallest) in [
+            (1.0, 0),
+            (0.01, 0),
+            (1.0 / 1024.0, 0),
+            (1.0 / 1026.0, 513),
+            (1e-4, 5000),
+        ] {
+            let mut shards = Shards::new(rate, 1).unwrap();
+            shards.observe(&pages);
+            assert_eq!(shards.smallest_size(), PageCount(smallest), "{rate}");
+        }
     }
 
     #[test]

@@ -58,6 +58,17 @@ struct Bucket {
     size_pages: f64,
 }
 
+impl Bucket {
+    /// Returns `share` times as many, of the same sizes.
+    fn scaled(self, share: f64) -> Self {
+        Self {
+            count: share * self.count,
+            covariance: share * self.covariance,
+            size_pages: share * self.size_pages,
+        }
+    }
+}
+
 /// Reuses of one size.
 #[derive(Debug, Clone, Copy)]
 struct AtSize {
@@ -245,6 +256,7 @@ impl Reuses {
         let mut known = stream.references as f64 - expected;
         let (mut far, mut covariance) = (estimated, self.covariance);
         let near = (stream.reaching.len() - 1) as f64;
+        let after_bursts = (others - stream.burst_references as f64) / expected.max(1.0);
         let mut steps = Steps::new();
         for (size, reuses) in self.by_size(stream, scale, shrink) {
             if reuses.is_far {
@@ -258,10 +270,12 @@ impl Reuses {
             } else {
                 covariance / self.covariance
             };
+            let sampled = far - surplus * share;
             let corrected = if size <= near && !reuses.is_far {
-                expected
+                // Bursts measure these sizes, but of the references while there were bursts alone.
+                expected + (sampled - expected) * after_bursts
             } else {
-                far - surplus * share
+                sampled
             };
             #[expect(
                 clippy::cast_possible_truncation,
@@ -300,13 +314,36 @@ impl Reuses {
         let far = buckets.map(move |bucket| {
             // The half page is not part of the distance.
             let size = (bucket.size_pages / bucket.count - 0.5) * shrink + 0.5;
-            let bucket = Bucket {
-                count: bucket.count * scale,
-                ..*bucket
-            };
-            let is_far = true;
+            (size, bucket.scaled(scale))
+        });
+        // After the bursts the sample does not resolve the sizes that they measured. As many of its references as were near
+        // ones then are distributed over these.
+        let unresolved = far.clone().filter(|(size, _)| *size < size_min);
+        let unresolved = unresolved.fold(Bucket::default(), |sum, (_, bucket)| Bucket {
+            count: sum.count + bucket.count,
+            covariance: sum.covariance + bucket.covariance,
+            size_pages: 0.0,
+        });
+        let after_bursts = (stream.references - stream.exact_references) as f64 - others;
+        let near_share = 1.0 - stream.reaching[stream.reaching.len() - 1];
+        let near_after = (after_bursts * near_share).min(unresolved.count);
+        let kept = if near_after > 0.0 {
+            1.0 - near_after / unresolved.count
+        } else {
+            1.0
+        };
+        let is_far = true;
+        let moved = (1_u64..).zip(stream.reaching.windows(2));
+        let moved = moved.filter(move |_| kept < 1.0).map(move |(size, pair)| {
+            let bucket = unresolved.scaled((1.0 - kept) * (pair[0] - pair[1]) / near_share);
+            (size as f64, AtSize { bucket, is_far })
+        });
+        let far = far.map(move |(size, bucket)| {
+            let share = if size < size_min { kept } else { 1.0 };
+            let bucket = bucket.scaled(share);
             (size.max(size_min), AtSize { bucket, is_far })
         });
+        let far = merged(moved, far).filter(|(_, at)| at.bucket.count > 0.0);
         let near = near.filter(|(_, at)| at.bucket.count > 0.0);
         merged(merged(exact, near), far)
     }
