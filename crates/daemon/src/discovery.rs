@@ -107,9 +107,13 @@ impl Processes for HostProcesses {
         let lacks = |refusal: &Refusal| matches!(refusal, Refusal::NoIdleTracking { .. });
         let assessments = assess(&target, &config).into_iter();
         let assessments = assessments.filter(|found| !found.refusals.iter().any(lacks));
+        // Nor is that a tracer of ours has it.
+        let lasts = |refusal: &&Refusal| !matches!(refusal, Refusal::UserfaultInUse);
         let views = assessments.map(|assessment| BackendView {
             backend: assessment.row.method,
-            refusals: assessment.refusals.iter().map(refusal_view).collect(),
+            refusals: (assessment.refusals.iter().filter(lasts))
+                .map(refusal_view)
+                .collect(),
         });
         views.collect()
     }
@@ -395,6 +399,26 @@ mod tests {
 
         fn is_locked(&self, _: &QemuVm) -> bool {
             true
+        }
+    }
+
+    #[test]
+    fn a_tracer_that_has_a_vm_is_no_property_of_the_vm() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        // As tracers claim a process.
+        let pagemap = fs::File::open(format!("/proc/{}/pagemap", child.id())).unwrap();
+        pagemap.try_lock().unwrap();
+        let config = Config::default();
+        let process = ProcessId::of_pid(child.id()).unwrap();
+        let views = HostProcesses { config }.assess(&vm(process, Vec::new()), false);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!views.is_empty());
+        for refusal in views.iter().flat_map(|view| &view.refusals) {
+            assert_ne!(refusal.name, "userfault-in-use", "{views:?}");
         }
     }
 

@@ -74,7 +74,9 @@ mod tests {
         let names = assessment.unwrap().refusals.into_iter();
         let names = names.map(|refusal| refusal.name());
         names
-            .filter(|name| !["no-privilege", "kernel-too-old", "swap-on"].contains(name))
+            .filter(|name| {
+                !["no-privilege", "no-admin", "kernel-too-old", "swap-on"].contains(name)
+            })
             .collect()
     }
 

@@ -197,8 +197,8 @@ pub fn check_tracking() -> Result<(), Refusal> {
 /// Refuses a caller who may not see in which frames pages lie.
 pub fn check_frames() -> Result<(), Refusal> {
     Frames::open(false)?;
-    let no_frames = || Refusal::NoPrivilege {
-        what: "see in which frames pages lie (CAP_SYS_ADMIN)".to_owned(),
+    let no_frames = || Refusal::NoAdmin {
+        what: "see in which frames pages lie".to_owned(),
         source: io::Error::from_raw_os_error(libc::EPERM),
     };
     // Of a page of ours that is present, since it was just written.
@@ -213,7 +213,7 @@ fn unopened(path: &'static str, source: io::Error) -> Refusal {
     match source.kind() {
         io::ErrorKind::NotFound if path == BITMAP => Refusal::NoIdleTracking { missing: path },
         io::ErrorKind::NotFound => Refusal::NoFrames { missing: path },
-        _ => Refusal::NoPrivilege {
+        _ => Refusal::NoAdmin {
             what: format!("open {path}"),
             source,
         },

@@ -223,7 +223,7 @@ struct Claim {
 
 impl Claim {
     fn take(path: &Path) -> Result<Self, Refusal> {
-        let unopened = |source| Refusal::NoPrivilege {
+        let unopened = |source| Refusal::NoAdmin {
             what: format!("open {}", path.display()),
             source,
         };
@@ -271,7 +271,9 @@ pub fn check_damon() -> Result<(), Refusal> {
     let files = Files::of_kernel();
     let kdamonds = files.kdamonds().map_err(unusable)?;
     if kdamonds == 0 && files.thread().is_none() {
-        return Ok(());
+        // /sys may be read-only, as for plimsolld's unit.
+        let opened = File::options().write(true).open(files.path("nr_kdamonds"));
+        return opened.map(drop).map_err(unusable);
     }
     let is_left = files.claim.exists() && Claim::take(&files.claim)?.is_left;
     in_use(files.other(is_left).map_err(unusable)?)
@@ -284,7 +286,7 @@ fn in_use(by: Option<String>) -> Result<(), Refusal> {
 fn unusable(source: io::Error) -> Refusal {
     match source.kind() {
         io::ErrorKind::NotFound => Refusal::NoDamon { missing: KDAMONDS },
-        _ => Refusal::NoPrivilege {
+        _ => Refusal::NoAdmin {
             what: "use DAMON".to_owned(),
             source,
         },

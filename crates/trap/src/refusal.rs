@@ -125,6 +125,13 @@ pub enum Refusal {
         #[source]
         source: io::Error,
     },
+    /// The same of files that show all of the host's memory, or change how the kernel watches it.
+    #[error("no privilege to {what} ({source})")]
+    NoAdmin {
+        what: String,
+        #[source]
+        source: io::Error,
+    },
     /// A part of the interface is missing.
     #[error("the kernel has no {missing} ({source})")]
     KernelTooOld {
@@ -192,7 +199,9 @@ impl Refusal {
                  /sys/kernel/mm/damon/admin/kdamonds/nr_kdamonds), or use another backend"
                     .to_owned()
             }
-            Self::UserfaultInUse | Self::IdleMarksInUse { .. } => "wait for it to end".to_owned(),
+            Self::UserfaultInUse | Self::IdleMarksInUse { .. } => {
+                "wait for it to end (plimsolld's tracers end with it: systemctl stop plimsolld)".to_owned()
+            }
             Self::ForeignUserNamespace { .. } => {
                 "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan, which lends \
                  it nothing"
@@ -222,6 +231,11 @@ impl Refusal {
             }
             Self::NoPrivilege { .. } => {
                 "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
+            }
+            Self::NoAdmin { .. } => {
+                "run as root with CAP_SYS_ADMIN and a writable /sys/kernel/mm (the unit of plimsolld withholds both; \
+                 docs/configuration.md has a drop-in), or use another backend"
+                    .to_owned()
             }
             Self::KernelTooOld { .. } => {
                 "boot a kernel that has it (Linux 6.1 or later with CONFIG_USERFAULTFD has what most backends need), or use another \
@@ -258,6 +272,7 @@ impl Refusal {
             Self::DescriptorWithheld { .. } => "descriptor-withheld",
             Self::MemoryTransfer { .. } => "memory-transfer",
             Self::NoPrivilege { .. } => "no-privilege",
+            Self::NoAdmin { .. } => "no-admin",
             Self::KernelTooOld { .. } => "kernel-too-old",
         }
     }
@@ -316,6 +331,10 @@ mod tests {
             },
             Refusal::NoPrivilege {
                 what: "try".to_owned(),
+                source: denied(),
+            },
+            Refusal::NoAdmin {
+                what: "use DAMON".to_owned(),
                 source: denied(),
             },
             Refusal::KernelTooOld {

@@ -41,7 +41,7 @@ fn backend(row: &BackendRow) -> Finding {
                 format!("works; a touch costs {:.1} us{of_vcpu}", us(cost)),
             )
         }
-        Err(error @ TrapError::Refused(Refusal::NoPrivilege { .. })) => {
+        Err(error @ TrapError::Refused(Refusal::NoPrivilege { .. } | Refusal::NoAdmin { .. })) => {
             Finding::no(subject, with_causes(&error), "run as root")
         }
         Err(error) => {
