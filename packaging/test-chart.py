@@ -40,6 +40,8 @@ assert kinds["Service"]["spec"]["selector"].items() <= labels, "the Service does
 # What tracing processes of other pods needs.
 (container,) = pod["spec"]["containers"]
 context = container["securityContext"]
+node = next(variable["name"] for variable in container["env"] if variable["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName")
+assert container["args"] == ["--host-name", f"$({node})"], "hosts are not called as their nodes"
 assert pod["spec"]["hostPID"] is True, "the pod does not see the node's processes"
 assert context["runAsUser"] == 0, "the daemon does not run as root"
 if not context["privileged"]:

@@ -325,6 +325,12 @@ fn a_plan_becomes_the_commands_of_each_platform() {
     let last: serde_json::Value = serde_json::from_str(kubevirt.lines().nth(1).unwrap()).unwrap();
     let spec = serde_json::json!({"vmiName": hostile, "addedNodeSelector": {"kubernetes.io/hostname": "h3"}});
     assert_eq!((kubevirt.lines().count(), &last["spec"]), (3, &spec));
+    // KubeVirt's own names of domains.
+    let moves = serde_json::json!([{"vm": "prod_db", "uuid": null, "from": "h1", "to": "h2"}]);
+    let (_, kubevirt) = translated("kubevirt", &vms, &moves).unwrap();
+    let one: serde_json::Value = serde_json::from_str(&kubevirt).unwrap();
+    let names = (&one["metadata"]["namespace"], &one["spec"]["vmiName"]);
+    assert_eq!(names, (&"prod".into(), &"db".into()));
 
     // A URI of libvirt may name a program, and a VM that is not there has no number.
     let evil = "h1/system?command=/tmp/evil";

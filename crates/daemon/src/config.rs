@@ -33,6 +33,8 @@ pub(crate) const SHARES_MAX: u32 = 1_000_000;
 /// All settings, defaults filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
+    /// The host's name in all views; its kernel's by default. No key: an option of the program.
+    pub host_name: String,
     /// Whether the daemon only observes, proposes or moves memory; `observe` by default.
     pub mode: Mode,
     /// Interval between turns, 1 s to an hour; 30 s by default.
@@ -218,6 +220,7 @@ impl Default for Config {
             tolerance: 0.03,
             balloon_patience: Duration::from_secs(30),
             headroom_bytes: None,
+            host_name: kernel_host_name(),
             gives_back_on_exit: true,
             workflow: Workflow::Trap,
             trace: TraceSettings {
@@ -250,6 +253,11 @@ impl Default for Config {
             vms: Vec::new(),
         }
     }
+}
+
+fn kernel_host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
 }
 
 impl Config {

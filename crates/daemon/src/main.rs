@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 use plimsoll_daemon::clock::Clock;
-use plimsoll_daemon::config::Config;
+use plimsoll_daemon::config::{Config, ConfigError};
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::qemu_host::QemuHost;
 use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
@@ -55,6 +55,10 @@ struct Args {
     /// Only write the man page and the completions for bash, zsh and fish into this directory
     #[arg(long, hide = true, value_name = "FOLDER")]
     generate: Option<PathBuf>,
+    /// Name of this host in all views and in reports on many hosts, up to 253 characters [default: the kernel's, which in a
+    /// container is the container's]
+    #[arg(long, value_name = "NAME", value_parser = host_name)]
+    host_name: Option<String>,
     /// Log level: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log: tracing::Level,
@@ -71,11 +75,32 @@ fn main() -> ExitCode {
     }
 }
 
+/// The configuration of a host of this name, and notes on what was read.
+fn load(
+    path: Option<&Path>,
+    host_name: Option<&str>,
+) -> Result<(Config, Vec<String>), ConfigError> {
+    let (mut config, notes) = Config::load(path)?;
+    if let Some(name) = host_name {
+        name.clone_into(&mut config.host_name);
+    }
+    Ok((config, notes))
+}
+
+/// A name as hosts have them: directories and labels contain it.
+fn host_name(text: &str) -> Result<String, &'static str> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    match (1..=253).contains(&text.len()) && text.chars().all(is_plain) && !text.starts_with('.') {
+        true => Ok(text.to_owned()),
+        false => Err("expected 1 to 253 letters, digits, '-', '.' or '_'"),
+    }
+}
+
 fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(folder) = &args.generate {
         return generate(folder).with_context(|| format!("cannot write to '{}'", folder.display()));
     }
-    let (config, notes) = Config::load(args.config.as_deref())?;
+    let (config, notes) = load(args.config.as_deref(), args.host_name.as_deref())?;
     if args.check_config {
         for note in notes {
             println!("{note}");
@@ -94,6 +119,11 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     for note in notes {
         tracing::info!("{note}");
+    }
+    if config.history.is_none() && config.gives_back_on_exit && config.mode != Mode::Observe {
+        tracing::warn!(
+            "without a history, VMs keep what they have if the daemon is killed: give back is for an end by a signal"
+        );
     }
     let history = match &config.history {
         Some(path) => {
@@ -132,8 +162,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         // Under systemd, ExecStopPost= does it.
         && std::env::var_os("NOTIFY_SOCKET").is_none();
     let mut orphan: Option<Child> = None;
-    let path = args.config.clone();
-    let reload = Box::new(move || match Config::load(path.as_deref()) {
+    let (path, host_name) = (args.config.clone(), args.host_name.clone());
+    let reload = Box::new(move || match load(path.as_deref(), host_name.as_deref()) {
         Ok((config, _)) => Ok(config),
         Err(error) => Err(error.to_string()),
     });

@@ -44,7 +44,7 @@ impl Snapshot {
         let now = unix_ms();
         let host = HostView {
             schema: plimsoll_protocol::SCHEMA,
-            host: host_name(),
+            host: config.host_name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             mode: config.mode,
             paused: false,
@@ -72,13 +72,6 @@ impl Snapshot {
             proposal: None,
         }
     }
-}
-
-/// The host's name, as reported by its kernel.
-#[must_use]
-pub fn host_name() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }
 
 /// A refusal, with its reason and the resulting state.

@@ -136,6 +136,7 @@ fn every_key_is_taken() {
         tolerance: 0.05,
         balloon_patience: Duration::from_mins(1),
         headroom_bytes: Some(512 << 20),
+        host_name: Config::default().host_name,
         gives_back_on_exit: false,
         workflow: Workflow::Cache {
             direct_ratio: 0.3,

@@ -46,7 +46,7 @@ use crate::history::{History, TurnRecord, group_id};
 use crate::host::Host;
 use crate::judgement::Promise;
 use crate::moves::{Move, SAME_BYTES};
-use crate::shared::{Command, SharedState, host_name};
+use crate::shared::{Command, SharedState};
 use crate::vm::{Vm, bytes};
 
 /// Interval between ticks.
@@ -125,7 +125,6 @@ pub struct Turns<H: Host> {
     gave_back: Option<Instant>,
     /// The page store's initial capacity, which is memory that does not belong to the VMs.
     store_first_bytes: Option<u64>,
-    hostname: String,
     /// Called while a tick goes on for long: once for each VM that it waited for.
     progress: Box<dyn FnMut() + Send>,
 }
@@ -172,7 +171,6 @@ impl<H: Host> Turns<H> {
             self_ballooned: false,
             gave_back: None,
             store_first_bytes: None,
-            hostname: host_name(),
             progress: Box::new(|| ()),
         };
         turns.recover();

@@ -229,7 +229,7 @@ impl<H: Host> Turns<H> {
             proposal: self.proposal.as_ref().map(|(decision, _)| decision.clone()),
             host: HostView {
                 schema: SCHEMA,
-                host: self.hostname.clone(),
+                host: self.config.host_name.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 mode: self.config.mode,
                 paused: self.paused,
