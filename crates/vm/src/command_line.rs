@@ -21,7 +21,7 @@ const AGENT_PORT: &str = "org.qemu.guest_agent.0";
 pub struct CommandLine {
     /// `-name`.
     pub name: Option<String>,
-    /// `-uuid`, in lower case.
+    /// `-uuid`, or that of `-smbios type=1`, in lower case.
     pub uuid: Option<String>,
     /// `-m`, in bytes; without memory that is hot-plugged later.
     pub memory_bytes: Option<u64>,
@@ -84,7 +84,11 @@ impl CommandLine {
             let values = Values::parse(value);
             match option {
                 "name" => line.name = values.get("guest").or(values.implied()).map(Into::into),
-                "uuid" => line.uuid = parse_uuid(value),
+                "uuid" => line.uuid = parse_uuid(value).or(line.uuid),
+                // As Proxmox VE gives it.
+                "smbios" if values.get("type") == Some("1") && line.uuid.is_none() => {
+                    line.uuid = values.get("uuid").and_then(parse_uuid);
+                }
                 "m" => {
                     let size = values.get("size").or(values.implied());
                     line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
@@ -361,6 +365,25 @@ mod tests {
                 sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
             }
         );
+    }
+
+    #[test]
+    fn a_uuid_of_the_firmware_tables_is_the_vms_unless_it_has_another() {
+        let (one, other) = (
+            "c7a5fdbd-edaf-9455-926a-d65c16db1809",
+            "d7a5fdbd-edaf-9455-926a-d65c16db1809",
+        );
+        let uuid = |text: &str| parse(text).uuid;
+        let smbios = format!("-smbios type=1,manufacturer=x,uuid={one}");
+        assert_eq!(uuid(&smbios), Some(one.into()));
+        for line in [
+            format!("-uuid {other} {smbios}"),
+            format!("{smbios} -uuid {other}"),
+        ] {
+            assert_eq!(uuid(&line), Some(other.into()));
+        }
+        let table = format!("-smbios type=3,uuid={one}");
+        assert_eq!(uuid(&table), None);
     }
 
     #[test]
