@@ -141,11 +141,17 @@ tree() {
     install -D -m 644 -t "$to/etc/plimsoll" packaging/plimsoll.toml
     install -D -m 644 -t "$at/share/plimsoll/prometheus" packaging/prometheus/*.yml
     install -D -m 644 -t "$at/share/plimsoll/grafana" packaging/grafana/plimsoll.json
-    # Beside each other as here, so that links lead to each other.
+    find contrib -type f | while read -r file; do
+        install -D -m "$([ -x "$file" ] && echo 755 || echo 644)" "$file" "$at/share/plimsoll/$file"
+    done
+    # Beside each other as here, so that links lead to each other, and to the repository where a package has no such file.
     install -D -m 644 -t "$at/share/doc/plimsoll" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT
     find docs -type f ! -name '*.py' | while read -r page; do
         install -D -m 644 "$page" "$at/share/doc/plimsoll/$page"
     done
+    repository=https://github.com/plimsoll-vm/plimsoll/blob/main
+    absent='((contrib|crates|guest|lab|packaging|python|qemu|web)[/)]|(CONTRIBUTING|ARCHITECTURE)\.md)'
+    find "$at/share/doc/plimsoll" -name '*.md' -exec sed -E -i "s#\]\((\.\./)*$absent#]($repository/\2#g" {} +
     sed -i "s|/usr/bin/|$prefix/bin/|" "$at/lib/systemd/system/plimsolld.service"
     sed -i "s|/usr/libexec/|$prefix/libexec/|" "$at/share/qemu/vhost-user/50-plimsoll-blk.json"
 
@@ -209,6 +215,7 @@ Architecture: $deb_architecture
 Maintainer: $maintainer
 Installed-Size: $(du -k -s --apparent-size "$root/usr" "$root/etc" | awk '{ all += $1 } END { print all }')
 Depends: libc6 (>= $glibc), libgcc-s1
+Recommends: libvirt-clients
 Suggests: qemu-system, prometheus
 Section: admin
 Priority: optional

@@ -14,7 +14,7 @@ use plimsoll_protocol::size::ByteSize;
 
 /// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
 ///
-/// Nothing is changed. The exit code is 4 if the limits could not be kept.
+/// Nothing is changed. The exit code is 4 if a host of that memory could not keep the limits.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("question").required(true).args(["size", "host_loses", "host_gains"]))]
 pub struct Args {
