@@ -1,9 +1,10 @@
 //! The judge: the working set of one process by every interface of the kernel, and by our backends, beside a truth in closed form.
 //!
 //! Everything runs inside of one emulated guest, on a program of which it is known what it touches: `plimsoll-judge`
-//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the memory at which 5 % of
-//! the visits miss an LRU memory, which our backends estimate and an operator asks for; and the pages touched in a second, which
-//! most of the kernel's interfaces are for. Each estimate is compared with both.
+//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the LRU memory at which 5 % of
+//! the visits miss, which an operator asks for; and the pages touched in a second, which most of the kernel's interfaces are for.
+//! Each estimate is compared with both. Of our backends, the first is that of the visits that their curves resolve, as their
+//! working sets are.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -48,8 +49,16 @@ const INTERFACES: [&str; 8] = [
     "committed",
     "available",
 ];
-/// Our backends.
-const OURS: [&str; 3] = ["idle", "damon", "write-scan"];
+/// Those that only read a file, and are read at the same time.
+const READERS: [&str; 4] = ["rss", "cgroup", "committed", "available"];
+/// Our backends, with their budgets in percent.
+const OURS: [Ours; 5] = [
+    Ours::new("idle", "idle", 1),
+    Ours::new("idle at 10 %", "idle", 10),
+    Ours::new("damon", "damon", 1),
+    Ours::new("damon at 10 %", "damon", 10),
+    Ours::new("write-scan", "write-scan", 1),
+];
 /// Time for which each of the kernel's interfaces is read again and again: a second is what truths are computed for.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Length of a period of ours: the default.
@@ -58,6 +67,24 @@ const PAGE_BYTES: f64 = 4096.0;
 const PAGES_PER_MIB: u64 = 256;
 /// For a guest under TCG on a busy host.
 const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// One of our backends at a budget.
+#[derive(Debug)]
+struct Ours {
+    name: &'static str,
+    backend: &'static str,
+    budget_percent: u32,
+}
+
+impl Ours {
+    const fn new(name: &'static str, backend: &'static str, budget_percent: u32) -> Self {
+        Self {
+            name,
+            backend,
+            budget_percent,
+        }
+    }
+}
 
 /// A program whose touches are known.
 #[derive(Debug, Clone, Copy)]
@@ -142,7 +169,9 @@ struct Shown {
     estimates: Vec<Estimate>,
     /// CPU time over that of the target.
     cost: Option<f64>,
-    /// Mean absolute error of its curve.
+    /// Smallest size of which its curve makes a claim.
+    resolved_bytes: Option<f64>,
+    /// Mean absolute error of its misses a second, as a share of those at the smallest size.
     curve_error: Option<f64>,
     /// What it said instead.
     message: Option<String>,
@@ -214,8 +243,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 const METHOD: &str = "In an emulated guest (TCG) a program of known references runs in a control group of its own, and every method \
     in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
-    periods of 5 s at a budget of 1 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the memory at which 5 % of the visits miss an \
-    LRU memory, and the pages touched in a second at the rate that the program itself reports. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
+    periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the LRU memory at which 5 % of the visits miss, \
+    and the pages touched in a second at the rate that the program itself reports. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
+    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these; the visits a second are the program's own count. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
@@ -275,10 +305,13 @@ tail=$!
     for interface in INTERFACES {
         let count = lengths.estimates;
         let interval = INTERVAL.as_millis();
-        text += &format!(
-            "echo begin {interface}\n/plimsoll-judge {interface} $pid {interval} {count} 2>&1\n"
-        );
+        let run = format!("/plimsoll-judge {interface} $pid {interval} {count} 2>&1");
+        text += &match READERS.contains(&interface) {
+            true => format!("echo begin {interface}\n{run} &\nreaders=\"$readers $!\"\n"),
+            false => format!("echo begin {interface}\n{run}\n"),
+        };
     }
+    text += "wait $readers\n";
     // Lines of JSON are long, and the console is one.
     let (form, to) = match program.is_changing {
         true => ("csv", ""),
@@ -287,10 +320,10 @@ tail=$!
             ("json", " > /tmp/out")
         }
     };
-    for backend in OURS {
+    for ours in &OURS {
         text += &format!(
-            "echo begin {backend}\n/plimsoll attach $pid --backend {backend} --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
-            lengths.periods
+            "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
+            ours.name, ours.backend, ours.budget_percent, lengths.periods
         );
         if !to.is_empty() {
             // The console takes lines of up to 16 KiB.
@@ -323,10 +356,13 @@ impl Truth {
         })
     }
 
-    /// Bytes at which 5 % of the visits miss.
-    fn needed(&self) -> f64 {
+    /// Bytes at which 5 % of the visits miss that miss at `from`.
+    fn needed(&self, from: PageCount) -> f64 {
         let of_curve = self.curve.as_ref();
-        let size = of_curve.and_then(|curve| curve.size_for(WorkingSet::MISS_RATIO));
+        let size = of_curve.and_then(|curve| {
+            let resolved = curve.miss_ratio(from);
+            curve.size_for(resolved * WorkingSet::MISS_RATIO)
+        });
         size.map_or(self.pages, |size| size.0) as f64 * PAGE_BYTES
     }
 
@@ -367,23 +403,26 @@ impl Truth {
         }
     }
 
-    /// Error of a curve, from its first size on, as shares of what misses there.
+    /// Error of a curve's misses a second over the sizes that it resolves, as a share of the misses at the smallest of them;
+    /// `None` if it resolves none that the program could miss.
     fn curve_error(&self, curve: &MissRatioCurve) -> Option<f64> {
-        let pages = PageCount(self.pages);
-        let first = curve.points().first()?.size.0;
-        let from = PageCount(first.clamp(pages.0 / 64, pages.0 / 2));
-        let at_first = curve.miss_ratio(from);
-        let wanted = |size| match &self.curve {
-            Some(truth) => truth.miss_ratio(size),
-            None => f64::from(u8::from(size < pages)),
+        let (from, end) = (curve.points().first()?.size, PageCount(self.pages));
+        let misses = |size| {
+            self.rate
+                * match &self.curve {
+                    Some(truth) => truth.miss_ratio(size),
+                    None => f64::from(u8::from(size < end)),
+                }
         };
-        let wanted_first = wanted(from);
-        if at_first <= 0.0 || wanted_first <= 0.0 {
+        let most = misses(from);
+        if from >= end || most <= 0.0 {
             return None;
         }
-        let errors = even_sizes(from, pages)
-            .map(|size| (curve.miss_ratio(size) / at_first - wanted(size) / wanted_first).abs());
-        let errors: Vec<f64> = errors.collect();
+        let errors = even_sizes(from, end).map(|size| {
+            let estimated = curve.misses_per_second(size)?.expected;
+            Some((estimated - misses(size)).abs() / most)
+        });
+        let errors = errors.collect::<Option<Vec<f64>>>()?;
         Some(errors.iter().sum::<f64>() / errors.len() as f64)
     }
 }
@@ -430,22 +469,26 @@ impl Reader {
             self.begun = at;
             return;
         }
-        let Some(method) = &self.method else { return };
-        let Some(shown) = self.judged.get_mut(method) else {
+        let words: Vec<&str> = line.split(' ').collect();
+        let method = match words.as_slice() {
+            // Of several that are read at the same time.
+            ["estimate" | "cost", of, ..] => Some(*of),
+            _ => self.method.as_deref(),
+        };
+        let Some(shown) = method.and_then(|method| self.judged.get_mut(method)) else {
             return;
         };
-        let words: Vec<&str> = line.split(' ').collect();
         let mut estimate = |bytes: f64| {
             shown.estimates.push(Estimate {
                 seconds: at.saturating_duration_since(self.begun).as_secs_f64(),
                 bytes,
-                needed: self.truth.needed(),
+                needed: self.truth.needed(PageCount(0)),
                 touched: self.truth.touched(),
             });
         };
         match words.as_slice() {
-            ["estimate", of, bytes] if of == method => bytes.parse().into_iter().for_each(estimate),
-            ["cost", of, own, target, _] if of == method => {
+            ["estimate", _, bytes] => bytes.parse().into_iter().for_each(estimate),
+            ["cost", _, own, target, _] => {
                 if let (Ok(own), Ok(target)) = (own.parse::<f64>(), target.parse::<f64>()) {
                     shown.cost = Some(own / target);
                 }
@@ -459,7 +502,15 @@ impl Reader {
                 Ok(TracerLine::Final(last)) => {
                     shown.cost = Some(last.overhead_ratio);
                     let curve = last.curve.as_ref().and_then(|curve| curve.to_curve().ok());
-                    shown.curve_error = curve.and_then(|curve| self.truth.curve_error(&curve));
+                    let first = curve.as_ref().and_then(|curve| curve.points().first());
+                    if let (Some(curve), Some(first)) = (&curve, first) {
+                        shown.resolved_bytes = Some(first.size.0 as f64 * PAGE_BYTES);
+                        shown.curve_error = self.truth.curve_error(curve);
+                        let needed = self.truth.needed(first.size);
+                        for estimate in &mut shown.estimates {
+                            estimate.needed = needed;
+                        }
+                    }
                 }
                 Err(error) => shown.message = Some(error.to_string()),
             },
@@ -536,8 +587,13 @@ fn median_error(shown: &Shown, truth: fn(Estimate) -> f64) -> Option<f64> {
     (!shown.estimates.is_empty()).then(|| median(errors))
 }
 
+/// Names of all methods.
+fn methods() -> impl Iterator<Item = &'static str> {
+    OURS.iter().map(|ours| ours.name).chain(INTERFACES)
+}
+
 fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
-    let figures: [(&str, Unit, Figure); 4] = [
+    let figures: [(&str, Unit, Figure); 5] = [
         (
             "Error of the working set: memory at which 5 % of the visits miss",
             Unit::Percent,
@@ -553,6 +609,11 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
             Unit::Percent,
             |shown| shown.cost,
         ),
+        (
+            "Smallest size that the curve resolves",
+            Unit::Bytes,
+            |shown| shown.resolved_bytes,
+        ),
         ("Mean absolute error of the curve", Unit::Share, |shown| {
             shown.curve_error
         }),
@@ -560,14 +621,15 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
     let mut made = Vec::new();
     for (what, unit, figure) in figures {
         for (program, of_seeds) in all {
-            for method in OURS.iter().chain(&INTERFACES) {
-                let shown = || of_seeds.iter().filter_map(|judged| judged.get(*method));
+            for method in methods() {
+                let shown = || of_seeds.iter().filter_map(|judged| judged.get(method));
                 let values: Vec<_> = of_seeds
                     .iter()
-                    .map(|judged| judged.get(*method).and_then(figure))
+                    .map(|judged| judged.get(method).and_then(figure))
                     .collect();
                 let has_value = values.iter().any(Option::is_some);
-                if !has_value && unit == Unit::Share {
+                // Only ours have curves.
+                if !has_value && unit != Unit::Percent {
                     continue;
                 }
                 let message = shown().find_map(|shown| shown.message.clone());
@@ -578,7 +640,7 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
                     unit,
                     values,
                     paper: String::new(),
-                    remark: match (has_value, *method) {
+                    remark: match (has_value, method) {
                         (true, _) => String::new(),
                         (false, "write-scan") if program.only_reads() => {
                             "the program only reads".to_owned()
@@ -599,12 +661,14 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
     if let Some((program, of_seeds)) = changing
         && let Some(judged) = of_seeds.first()
     {
-        for (name, methods) in [("ours", &OURS[..2]), ("kernel", &INTERFACES[..4])] {
+        let ours = ["idle", "idle at 10 %", "damon", "damon at 10 %"];
+        let kernel = ["damon-default", "damon-tuned", "mglru", "clear-refs"];
+        for (name, methods) in [("ours", ours), ("kernel", kernel)] {
             let mut series = Vec::new();
             let mut offset = 0.0;
             let mut truth = Vec::new();
             for method in methods {
-                let Some(shown) = judged.get(*method) else {
+                let Some(shown) = judged.get(method) else {
                     continue;
                 };
                 let points = |of: fn(&Estimate) -> f64| {
@@ -614,7 +678,7 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
                         .collect::<Vec<_>>()
                 };
                 series.push(Series::new(
-                    *method,
+                    method,
                     SeriesStyle::Dots,
                     points(|one| one.bytes),
                 ));
@@ -703,9 +767,10 @@ mod tests {
         let share = truth.touched() / PAGE_BYTES / pages;
         assert!((share - (1.0 - (-1.0_f64).exp())).abs() < 1e-9, "{share}");
         // 5 % of the visits miss 95 % of the pages.
-        assert!((truth.needed() / PAGE_BYTES / pages - 0.95).abs() < 0.001);
-        let exact = truth.curve.clone().unwrap();
-        assert!(truth.curve_error(&exact).unwrap() < 1e-6);
+        let needed = |of: f64| truth.needed(PageCount((of * pages) as u64)) / PAGE_BYTES / pages;
+        assert!((needed(0.0) - 0.95).abs() < 0.001);
+        // Of the half that misses half of the memory.
+        assert!((needed(0.5) - 0.975).abs() < 0.001);
     }
 
     #[test]
@@ -716,7 +781,7 @@ mod tests {
         };
         for program in &PROGRAMS {
             let text = script(program, 7, lengths);
-            for method in INTERFACES.iter().chain(&OURS) {
+            for method in methods() {
                 assert!(text.contains(&format!("begin {method}\n")), "{method}");
             }
             assert!(text.contains("plimsoll.seed=7") && text.ends_with("poweroff -f\n"));
