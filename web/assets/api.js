@@ -25,6 +25,10 @@ export function takeToken() {
 }
 
 export const keepToken = (token) => sessionStorage.setItem(TOKEN, token);
+export const hasToken = () => Boolean(sessionStorage.getItem(TOKEN));
+
+/** The daemon's clock when it last answered; not a number if it did not say. */
+export let answeredUnixMs = Number.NaN;
 
 function headers(more = {}) {
     const token = sessionStorage.getItem(TOKEN);
@@ -50,6 +54,7 @@ async function request(method, path, body, signal) {
         signal: AbortSignal.any(limits),
         cache: "no-store",
     });
+    answeredUnixMs = Date.parse(response.headers.get("date"));
     if (!response.ok) throw await refusal(response);
     const text = await response.text();
     return text ? JSON.parse(text) : null;

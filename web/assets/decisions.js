@@ -222,7 +222,7 @@ function item(decision, chosen) {
 let scrolledTo = null;
 
 function scrollOnce(element, chosen) {
-    const place = chosen ? `${location.hash}` : null;
+    const place = chosen ? `${app.visits} ${location.hash}` : null;
     if (!chosen || scrolledTo === place) return;
     scrolledTo = place;
     element.scrollIntoView({ block: "start" });

@@ -30,11 +30,15 @@ function build(element, attributes, children) {
     return element;
 }
 
+/** What reorders or hides the text around it, as a VM's name may contain. */
+const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+const shown = (text) => text.replace(CONTROLS, (control) => `\\u{${control.codePointAt(0).toString(16)}}`);
+
 function append(element, children) {
     for (const child of children) {
         if (Array.isArray(child)) append(element, child);
         else if (child instanceof Node) element.append(child);
-        else if (child !== null && child !== undefined && child !== false) element.append(String(child));
+        else if (child !== null && child !== undefined && child !== false) element.append(shown(String(child)));
     }
 }
 

@@ -1,6 +1,6 @@
 // The page: its head, which view the address asks for, and drawing.
 
-import { keepToken, takeToken } from "./api.js";
+import { hasToken, keepToken, takeToken } from "./api.js";
 import { onWidth } from "./chart.js";
 import { decisionsView } from "./decisions.js";
 import { h, morph, s } from "./dom.js";
@@ -31,7 +31,10 @@ function readRoute() {
     if (app.route.view === "vm" && name) openVm(name);
     else app.vm = null;
     if (app.route.view === "decisions") loadDecisions();
-    if (moved) app.notice = null;
+    if (moved) {
+        app.notice = null;
+        app.visits += 1;
+    }
     scrollTo(0, 0);
     update();
 }
@@ -96,7 +99,11 @@ function head() {
         host &&
             h(
                 "button",
-                { class: host.paused ? "strong" : "plain", onclick: () => setPaused(!host.paused) },
+                {
+                    class: host.paused ? "strong" : "plain",
+                    // The second click of two would undo the first.
+                    onclick: (event) => event.detail > 1 || setPaused(!host.paused),
+                },
                 host.paused ? "Resume" : "Pause",
             ),
     );
@@ -107,21 +114,24 @@ function skip(event) {
     document.getElementById("main").focus();
 }
 
+/** Whether the daemon answers, but its turns have ended. */
+const hasStopped = ({ host, lost }) => host && !lost && ageMs() > 3 * host.turn_interval_ms + 5000;
+
 function pulse() {
     const { host, lost } = app;
     if (!host) return h("span", { class: "pulse" }, "");
+    const state = lost ? "lost" : hasStopped(app) ? "stopped" : "live";
     return h(
         "span",
-        { class: `pulse ${lost ? "lost" : "live"}`, title: "Age of what is shown" },
+        { class: `pulse ${state === "live" ? state : "lost"}`, title: "Age of what is shown" },
         h("i", { "aria-hidden": "true" }),
-        h("span", {}, lost ? "lost" : "live"),
+        h("span", {}, state),
         h("b", {}, ` ${duration(Math.max(1000, ageMs()))}`),
     );
 }
 
 function banners() {
-    const { host, lost, locked, turnAt, notice } = app;
-    const still = performance.now() - turnAt;
+    const { host, lost, locked, notice } = app;
     return h(
         "div",
         { class: "banners" },
@@ -135,14 +145,12 @@ function banners() {
                 // Apart, so that it is not read aloud every second.
                 h("span", {}, "What you see is ", h("b", {}, duration(ageMs())), " old; still trying."),
             ),
-        !lost &&
-            host &&
-            still > 3 * host.turn_interval_ms + 5000 &&
+        hasStopped(app) &&
             h(
                 "p",
                 { class: "banner bad", id: "still" },
                 h("b", { role: "alert" }, "The control loop has stopped. "),
-                `Its last turn ended ${duration(still)} ago.`,
+                `Its last turn ended ${duration(ageMs())} ago.`,
             ),
         host?.paused &&
             h(
@@ -180,6 +188,7 @@ function banners() {
 function unlock(event) {
     event.preventDefault();
     keepToken(new FormData(event.target).get("token"));
+    event.target.reset();
     askNow();
 }
 
@@ -191,6 +200,7 @@ function waiting() {
             { class: "empty", onsubmit: unlock },
             h("h1", {}, "A token, please"),
             h("p", {}, "This daemon requires its token. The token is kept for this tab only."),
+            hasToken() && h("p", { role: "alert", id: "wrong-token" }, "The token that was given is not accepted."),
             h(
                 "label",
                 {},

@@ -3,15 +3,13 @@
 import * as api from "./api.js";
 
 export const app = {
-    /** The answer to `GET /v1/host`, and when it came (`performance.now()`). */
+    /** The answer to `GET /v1/host`, and when what it says was so (`performance.now()`). */
     host: null,
     hostAt: 0,
     /** Why the last question went unanswered. */
     lost: null,
     /** The daemon wants a token. */
     locked: false,
-    /** When the daemon's turn last advanced. */
-    turnAt: 0,
     /** The proposal that `apply` would carry out. */
     proposal: null,
     route: { view: "host" },
@@ -25,8 +23,10 @@ export const app = {
     decisions: { list: null, error: null, end: false, waiting: false },
     /** Samples of the last hour by VM, for the board's small lines. */
     trends: new Map(),
-    /** What an action came to: `{ text, bad }`. */
+    /** What an action came to: `{ text, bad }`, with `{ paused, at }` of a pause. */
     notice: null,
+    /** Counts the pages opened. */
+    visits: 0,
     /** A question before an action: `{ title, text, verb, run }`. */
     question: null,
 };
@@ -67,18 +67,38 @@ const reason = (error) =>
 
 const pause = (ms) => new Promise((wake) => setTimeout(wake, ms));
 
-let wake = () => {};
+let asked = false;
+let waker = () => {};
+
+/** Has the host asked for at once, or again after the answer that is awaited. */
+function wake() {
+    asked = true;
+    waker();
+}
+
+/** How long ago what a host says was so, by its own clock; dates of answers are whole seconds. */
+const behindMs = (host) => Math.max(0, api.answeredUnixMs - host.now_unix_ms) || 0;
+
+/** For how long a notice stays that the host contradicts: its state may be of before. */
+const NOTICE_MS = 5000;
 
 async function keepHost() {
     let failures = 0;
     for (;;) {
+        asked = false;
         try {
             const host = await api.get("/v1/host");
             if (host.schema !== 1)
                 throw new api.Refused(200, "schema", `the daemon uses schema ${host.schema}, this page 1: reload it`);
-            if (host.turn !== app.host?.turn) app.turnAt = performance.now();
-            Object.assign(app, { host, hostAt: performance.now(), lost: null, locked: false });
+            // Another daemon, or one that was out of reach, may have decided otherwise.
+            const isOther = failures > 0 || host.turn < app.host?.turn || unread;
+            const now = performance.now();
+            Object.assign(app, { host, hostAt: now - behindMs(host), lost: null, locked: false });
             failures = 0;
+            const { notice } = app;
+            if (notice?.at < now - NOTICE_MS && notice.paused !== host.paused) app.notice = null;
+            if (isOther) loadProposal();
+            if (isOther && app.decisions.list) loadDecisions();
             addToTrends(host);
             turned();
         } catch (error) {
@@ -91,7 +111,7 @@ async function keepHost() {
         const wait = failures
             ? Math.min(500 * 2 ** failures, 8000)
             : Math.min(app.host.turn_interval_ms + 1000, 15_000);
-        await Promise.race([pause(wait), new Promise((resolve) => (wake = resolve))]);
+        if (!asked) await Promise.race([pause(wait), new Promise((resolve) => (waker = resolve))]);
     }
 }
 
@@ -109,6 +129,7 @@ async function follow() {
         } catch {
             // `keepHost` says what is wrong; it asks without events too.
         }
+        wake();
         await pause(2000);
     }
 }
@@ -128,11 +149,16 @@ function turned() {
     if (app.lose.bytes) askLose();
 }
 
+/** The last question for a proposal failed. */
+let unread = false;
+
 async function loadProposal() {
     try {
         app.proposal = (await api.get("/v1/plan")).proposal;
+        unread = false;
     } catch {
         app.proposal = null;
+        unread = true;
     }
     update();
 }
@@ -306,8 +332,12 @@ function addToTrends(host) {
     }
 }
 
-/** Does something that changes the daemon's state, and says what came of it; whether it was done. */
+let acting = false;
+
+/** Does something that changes the daemon's state, one thing at a time, and says what came of it; whether it was done. */
 async function act(question, done) {
+    if (acting) return false;
+    acting = true;
     let bad = false;
     try {
         const answer = await question();
@@ -319,6 +349,7 @@ async function act(question, done) {
             bad,
         };
     }
+    acting = false;
     askNow();
     loadProposal();
     if (app.decisions.list) loadDecisions();
@@ -326,11 +357,13 @@ async function act(question, done) {
     return !bad;
 }
 
-export const setPaused = (paused) =>
-    act(
+export async function setPaused(paused) {
+    const done = await act(
         () => api.post(paused ? "/v1/pause" : "/v1/resume"),
         paused ? "Paused: nothing is moved until you resume." : "Resumed.",
     );
+    if (done) Object.assign(app.notice, { paused, at: performance.now() });
+}
 
 export const apply = (decision) =>
     act(() => api.post("/v1/apply", { decision }), `Decision ${decision} is being applied.`);

@@ -490,15 +490,18 @@ function timePanel(vm, summary) {
 
 const GAP_FACTOR = 4;
 
-/** The samples with a gap wherever nothing was recorded for much longer than usual. */
+/** Intervals before and after one by which it is judged: older samples are further apart. */
+const GAP_NEIGHBOURS = 3;
+
+/** The samples with a gap wherever nothing was recorded for much longer than usual there. */
 function withGaps(samples) {
-    const between = samples
-        .slice(1)
-        .map((sample, index) => sample.unix_ms - samples[index].unix_ms)
-        .toSorted((a, b) => a - b);
-    const usual = between[between.length >> 1] ?? Infinity;
+    const between = samples.slice(1).map((sample, index) => sample.unix_ms - samples[index].unix_ms);
     const points = [];
     samples.forEach((sample, index) => {
+        const near = between
+            .slice(Math.max(0, index - 1 - GAP_NEIGHBOURS), index + GAP_NEIGHBOURS)
+            .toSorted((a, b) => a - b);
+        const usual = near[near.length >> 1] ?? Infinity;
         if (index && sample.unix_ms - samples[index - 1].unix_ms > GAP_FACTOR * usual)
             points.push({ unix_ms: samples[index - 1].unix_ms + usual, gap: true });
         points.push(sample);
@@ -655,8 +658,10 @@ function promised({ settings, miss_cost }) {
         .join(", ");
 }
 
+/** Sizes are whole pages. */
+const PAGE_BYTES = 4096;
 /** What a field's number says to the daemon. */
-const mibToBytes = (mib) => Math.round(mib * MIB);
+const mibToBytes = (mib) => Math.round((mib * MIB) / PAGE_BYTES) * PAGE_BYTES;
 const SETTINGS = {
     min_bytes: mibToBytes,
     max_bytes: mibToBytes,
@@ -682,8 +687,15 @@ function promisePanel({ vm, settings, ram_bytes }) {
                 changes[name] = SETTINGS[name](Number(value));
         }
         const bounds = PROMISE.map((name) => form.elements[name]);
-        if (bounds.some(({ value, defaultValue }) => value !== defaultValue))
+        const isOther = bounds.some(({ value, defaultValue }) => value !== defaultValue);
+        if (isOther && bounds.every(({ value }) => value === "")) {
+            app.notice = { text: "Nothing was changed: a VM has at least one of the three limits on misses.", bad: true };
+            update();
+            return;
+        }
+        if (isOther)
             for (const { name, value } of bounds) if (value !== "") changes[name] = SETTINGS[name](Number(value));
+        if (!Object.keys(changes).length) return;
         // From now on the fields follow the daemon again.
         if (await setVm(vm, changes)) form.reset();
     };

@@ -462,6 +462,70 @@ test("a refused change says why", async () => {
     complaints = complaints.filter((text) => !text.includes("403"));
 });
 
+test("a control loop that stopped long ago is no live one", async () => {
+    await rewrite("/v1/host", (host) => ({ ...host, turn: 7, now_unix_ms: Date.now() - 3 * 3_600_000 }));
+    await open();
+    await page.locator("#still").getByText("Its last turn ended 3 h ago.").waitFor();
+    assert.match(await page.locator(".pulse").textContent(), /stopped/);
+});
+
+test("a second click does not take a pause back", async () => {
+    const mine = await startBoard();
+    try {
+        await open("host", mine);
+        await page.getByRole("button", { name: "Pause" }).dblclick({ delay: 20 });
+        await page.locator("#paused").waitFor();
+        assert.equal((await mine.api("/v1/host")).paused, true);
+        await page.getByRole("button", { name: "Resume" }).click();
+        await page.locator("#paused").waitFor({ state: "detached" });
+    } finally {
+        await page.goto("about:blank");
+        await mine.stop();
+    }
+});
+
+test("a token that is not accepted is called that", async () => {
+    await page.goto(board.url.origin);
+    await page.getByLabel("Token").fill("wrong".repeat(8));
+    await page.getByRole("button", { name: "Enter" }).click();
+    await page.getByText("The token that was given is not accepted.").waitFor();
+    assert.equal(await page.getByLabel("Token").inputValue(), "");
+    complaints = complaints.filter((text) => !text.includes("401"));
+});
+
+test("a proposal is asked for again once the daemon answers", async () => {
+    let failures = 1;
+    await page.route(
+        (url) => url.pathname === "/v1/plan",
+        (route) => (failures-- > 0 ? route.fulfill({ status: 500, json: {} }) : route.fallback()),
+    );
+    await open();
+    await page.locator(".proposal").waitFor();
+    complaints = complaints.filter((text) => !text.includes("500"));
+});
+
+test("the answer to an action is in view, and a VM has a limit", async () => {
+    await open("vm/search");
+    const asked = [];
+    page.on("request", (request) => request.method() === "PATCH" && asked.push(request.url()));
+    await page.getByLabel("Most rise of misses").fill("");
+    await page.getByRole("button", { name: "Set", exact: true }).click();
+    const notice = page.locator("#notice");
+    assert.match(await notice.textContent(), /at least one of the three limits/);
+    const { y, height } = await notice.boundingBox();
+    assert.ok(y >= 0 && y + height <= 900, `${y}`);
+    assert.deepEqual(asked, []);
+});
+
+test("what reorders a VM's name is shown as what it is", async () => {
+    await rewrite("/v1/host", (host) => ({
+        ...host,
+        vms: host.vms.map((vm, index) => (index ? vm : { ...vm, vm: "abc\u202egnp.exe" })),
+    }));
+    await open();
+    await page.locator(".vm-name", { hasText: "abc\\u{202e}gnp.exe" }).waitFor();
+});
+
 test("what a VM is promised is changed, and only what was changed is sent", async () => {
     await open("vm/web");
     const [request] = await Promise.all([
