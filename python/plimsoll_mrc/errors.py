@@ -14,7 +14,7 @@ class OptionError(PlimsollError, ValueError):
 
 
 class CurveError(PlimsollError, ValueError):
-    """Points or JSON that are not a curve."""
+    """Points or JSON that are not a curve, or curves of different page sizes to compare."""
 
 
 class EmptyError(CurveError):

@@ -200,10 +200,16 @@ impl Curve {
         self.curve.size_for(ratio).map(|size| size.0)
     }
 
-    /// The mean of the absolute differences from another curve, at `sizes` (as in `at_sizes`), or at a thousand even sizes up to
-    /// the largest of the other.
+    /// The mean of the absolute differences from another curve of the same page size, at `sizes` (as in `at_sizes`), or at a thousand
+    /// even sizes up to the largest of the other.
     #[pyo3(signature = (other, sizes=None))]
     fn mean_absolute_error(&self, other: &Self, sizes: Option<&Bound<'_, PyAny>>) -> PyResult<f64> {
+        let (mine, others) = (self.page_bytes(), other.page_bytes());
+        if mine != others {
+            return Err(errors::curve(format!(
+                "this curve has pages of {mine} bytes, the other of {others}"
+            )));
+        }
         let sizes = sizes.map_or_else(|| other.even_sizes(), |sizes| self.read_sizes(sizes))?;
         let distance = self.curve.distance(&other.curve, sizes);
         let distance =

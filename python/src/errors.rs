@@ -49,6 +49,11 @@ pub(crate) fn references(text: String) -> PyErr {
     python::ReferencesError::new_err(text)
 }
 
+/// A curve that does not serve.
+pub(crate) fn curve(text: String) -> PyErr {
+    python::CurveError::new_err(text)
+}
+
 /// A value that an option does not accept.
 pub(crate) fn option(text: String) -> PyErr {
     python::OptionError::new_err(text)

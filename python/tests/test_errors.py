@@ -93,6 +93,8 @@ def test_curves_and_plans_that_are_not_valid():
         pm.Curve.from_json("{}")
     with pytest.raises(errors.CurveError, match="does not exceed the point before it"):
         curve.at_sizes([2, 1])
+    with pytest.raises(errors.CurveError, match="pages of 4096 bytes, the other of 8192"):
+        curve.mean_absolute_error(pm.mrc([1, 2], "lru", page_bytes=8192))
     with pytest.raises(errors.PlanError, match="VM web has no baseline"):
         pm.plan({"web": pm.Vm(curve)}, "1G")
     with pytest.raises(errors.OptionError, match="there is no policy 'best'"):
