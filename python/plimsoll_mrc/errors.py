@@ -6,7 +6,7 @@ class PlimsollError(Exception):
 
 
 class ReferencesError(PlimsollError, TypeError):
-    """What was given is not page numbers: of another type, with nulls, or of more than one dimension."""
+    """What was given is not page numbers: of another type, with nulls or masked values, or of more than one dimension."""
 
 
 class OptionError(PlimsollError, ValueError):

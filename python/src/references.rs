@@ -83,6 +83,13 @@ fn observe_numpy(array: &Bound<'_, PyUntypedArray>, observe: Observe) -> PyResul
             "page numbers are integers; this array is of dtype {dtype}"
         )));
     }
+    let masked = py.import(intern!(py, "numpy.ma"))?;
+    let is_masked = masked.call_method1(intern!(py, "is_masked"), (array,))?;
+    if is_masked.is_truthy()? {
+        return Err(errors::references(
+            "some page numbers are masked".to_owned(),
+        ));
+    }
     if array.ndim() != 1 {
         let dimensions = array.ndim();
         return Err(errors::references(format!(

@@ -23,6 +23,7 @@ BAD = {
     "strings": (pl.Series(["a"]), "this Arrow data is of type Utf8View"),
     "nulls": (pa.array([1, None, None]), "2 of 3 page numbers are null"),
     "nulls of pandas": (pd.Series([1, None], dtype="Int64"), "1 of 2 page numbers are null"),
+    "masked values": (np.ma.masked_equal([1, -1, 2], -1), "some page numbers are masked"),
     "iterators in an iterator": (iter([iter([1])]), "this is of type list_iterator"),
 }
 

@@ -17,6 +17,7 @@ FORMS = {
     "read-only": np.frombuffer(PAGES.tobytes(), "int64"),
     "strided": np.repeat(PAGES, 3)[::3],
     "backwards": PAGES[::-1].copy()[::-1],
+    "nothing masked": np.ma.masked_equal(PAGES, -1),
     "other byte order": PAGES.astype(">u8"),
     "pandas": pd.Series(PAGES),
     "pandas, nullable": pd.Series(PAGES, dtype="Int64"),
