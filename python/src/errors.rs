@@ -69,6 +69,13 @@ pub(crate) fn plan(text: String) -> PyErr {
     python::PlanError::new_err(text)
 }
 
+/// What Python code, such as the handler of a signal, raised.
+impl From<PyErr> for Raised {
+    fn from(error: PyErr) -> Self {
+        Self(error)
+    }
+}
+
 impl From<BuildError> for Raised {
     fn from(error: BuildError) -> Self {
         Self(option(error.to_string()))

@@ -67,6 +67,7 @@ pub(crate) fn merge<'py>(parts: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByt
             })
             .or_raise()?,
         );
+        py.check_signals()?;
     }
     let merged = merged.ok_or_else(|| crate::errors::partial("there are no parts".to_owned()))?;
     let bytes = py.detach(|| merged.into_bytes());

@@ -26,7 +26,7 @@ use crate::sys::pages;
 pub(crate) type Observe<'a> = &'a (dyn Fn(&[PageNumber]) + Sync);
 
 /// Number of references between two checks for a signal; pieces that are widened are as long.
-const PIECE: usize = 1 << 20;
+pub(crate) const PIECE: usize = 1 << 20;
 
 /// Passes all references in `from` on: one batch, or each batch of an iterator.
 ///

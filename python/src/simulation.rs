@@ -1,6 +1,6 @@
 //! Eviction policies besides LRU by simulation, and objects with sizes.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use numpy::{IntoPyArray as _, PyArray1};
 use plimsoll_estimator::SizedLru;
@@ -10,9 +10,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::curve::Curve;
-use crate::errors::{self, OrRaise as _};
+use crate::errors::{self, OrRaise as _, Raised};
 use crate::options;
-use crate::references;
+use crate::references::{self, PIECE};
 
 /// Miss ratios of eviction policies at chosen sizes, by simulating small caches on a sample of the pages.
 ///
@@ -27,11 +27,12 @@ use crate::references;
 #[pyclass(frozen, module = "plimsoll_mrc")]
 pub(crate) struct Simulation {
     page_size: PageSize,
-    state: Mutex<MiniSim>,
+    /// Shared with the calls of `miss_ratios` in progress, which do not lock it.
+    state: Mutex<Arc<MiniSim>>,
 }
 
 impl Simulation {
-    fn state(&self) -> MutexGuard<'_, MiniSim> {
+    fn state(&self) -> MutexGuard<'_, Arc<MiniSim>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -42,9 +43,10 @@ impl Simulation {
     #[pyo3(signature = (rate=0.1, *, seed=0, page_bytes=4096))]
     fn new(rate: f64, seed: u64, page_bytes: u64) -> PyResult<Self> {
         let simulation = MiniSim::new(rate, seed);
+        let simulation = simulation.map_err(|error| errors::option(error.to_string()))?;
         Ok(Self {
             page_size: PageSize::new(page_bytes).or_raise()?,
-            state: Mutex::new(simulation.map_err(|error| errors::option(error.to_string()))?),
+            state: Mutex::new(Arc::new(simulation)),
         })
     }
 
@@ -53,8 +55,9 @@ impl Simulation {
         let this = slf.get();
         references::observe(refs, &|pages| {
             let mut state = this.state();
+            let simulation = Arc::make_mut(&mut state);
             for batch in pages.chunks(ReferenceBatch::CAPACITY) {
-                state.observe(batch);
+                simulation.observe(batch);
             }
         })?;
         Ok(slf)
@@ -74,7 +77,13 @@ impl Simulation {
         let sizes = sizes.try_iter()?;
         let sizes = sizes.map(|size| options::size(&size?, self.page_size));
         let sizes = sizes.collect::<PyResult<Vec<PageCount>>>()?;
-        let points = py.detach(|| self.state().points(row, &sizes)).or_raise()?;
+        let points = py.detach(|| {
+            let simulation = Arc::clone(&self.state());
+            simulation.points_checked(row, &sizes, || {
+                Python::attach(|py| py.check_signals()).map_err(Raised::from)
+            })
+        });
+        let points = points.or_raise()?;
         let ratios: Vec<_> = points.iter().map(|point| point.miss_ratio).collect();
         Ok(ratios.into_pyarray(py))
     }
@@ -139,11 +148,11 @@ pub(crate) fn object_mrc(
     let sizes: Result<Vec<_>, _> = sizes.iter().map(|size| u32::try_from(size.0)).collect();
     let sizes =
         sizes.map_err(|_| errors::references("a size is 4 GiB or more, or negative".into()))?;
-    let curves = py.detach(|| {
-        lru.observe(&objects, &sizes);
-        lru.curves()
-    });
-    let curves = curves.or_raise()?;
+    for (objects, sizes) in objects.chunks(PIECE).zip(sizes.chunks(PIECE)) {
+        py.detach(|| lru.observe(objects, sizes));
+        py.check_signals()?;
+    }
+    let curves = py.detach(|| lru.curves()).or_raise()?;
     let byte = PageSize::new(1).or_raise()?;
     Ok((
         Curve::new(curves.by_requests, byte),

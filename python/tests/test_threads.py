@@ -58,6 +58,33 @@ def test_other_threads_run_while_an_estimator_works():
     assert turns > 10
 
 
+PAGES = np.random.default_rng(1).integers(0, 1_000_000, 10_000_000)
+# Of about 10 s.
+LONG = {
+    "miss_ratios": lambda: pm.Simulation(1).update(PAGES[:200_000]).miss_ratios("arc", range(1_000, 200_000, 20)),
+    "object_mrc": lambda: pm.object_mrc(PAGES, PAGES),
+    "merge": lambda: pm.merge([pm.map_batch(np.arange(100_000), "lru")] * 2_000),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_call_can_be_interrupted(name):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    start = time.process_time()
+    try:
+        # After a second of CPU time, so that what else runs does not matter.
+        signal.setitimer(signal.ITIMER_VIRTUAL, 1)
+        with pytest.raises(KeyboardInterrupt):
+            LONG[name]()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+    assert time.process_time() - start < 3
+
+
 def test_a_long_update_can_be_interrupted():
     refs = np.random.default_rng(1).integers(0, 1_000_000, 40_000_000)
     estimator = pm.Estimator("lru")

@@ -27,6 +27,7 @@ mod sieve;
 mod w_tinylfu;
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 
@@ -38,6 +39,9 @@ use crate::parts::steps::ceiled;
 
 /// Pages of a small cache from which on it says something of a policy.
 const SMALL_PAGES_MIN: f64 = 8.0;
+
+/// References that are simulated between two checks of [`MiniSim::points_checked`].
+const PIECE: usize = 1 << 20;
 
 /// A cache of a fixed number of pages.
 pub trait CachePolicy {
@@ -112,7 +116,7 @@ pub struct MiniSim {
     references: u64,
     /// LRU of all references, unless all are sampled.
     exact: Option<ExactLru>,
-    exact_curve: Option<MissRatioCurve>,
+    exact_curve: OnceLock<MissRatioCurve>,
     /// The sampled references of a batch; a work buffer.
     chosen: Vec<SampledPage>,
 }
@@ -131,7 +135,7 @@ impl MiniSim {
             stream: Vec::new(),
             references: 0,
             exact: (rate < 1.0).then(ExactLru::new),
-            exact_curve: None,
+            exact_curve: OnceLock::new(),
             chosen: Vec::new(),
         })
     }
@@ -150,7 +154,7 @@ impl MiniSim {
         }
         if let Some(exact) = &mut self.exact {
             exact.observe(pages);
-            self.exact_curve = None;
+            self.exact_curve = OnceLock::new();
         }
         self.references += pages.len() as u64;
     }
@@ -198,42 +202,68 @@ impl MiniSim {
     ///
     /// [`CurveError::Empty`] if no reference was sampled.
     pub fn points(
-        &mut self,
+        &self,
         row: &CachePolicyRow,
         sizes: &[PageCount],
     ) -> Result<Vec<SimulatedPoint>, CurveError> {
+        self.points_checked(row, sizes, || Ok(()))
+    }
+
+    /// The same, with a check every million references at least, such as one for an interrupt.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if no reference was sampled, and that of the check, which ends the simulation.
+    pub fn points_checked<E: From<CurveError>>(
+        &self,
+        row: &CachePolicyRow,
+        sizes: &[PageCount],
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<Vec<SimulatedPoint>, E> {
         if self.stream.is_empty() {
-            return Err(CurveError::Empty);
+            return Err(CurveError::Empty.into());
         }
-        if let (Some(exact), None) = (&mut self.exact, &self.exact_curve) {
-            self.exact_curve = Some(exact.curve()?);
+        if let (Some(exact), None) = (&self.exact, self.exact_curve.get()) {
+            // Another thread may have set it to the same.
+            let _ = self.exact_curve.set(exact.distances().curve()?);
         }
         let points = sizes.iter().map(|&size| {
-            let sampled = self.simulated(row, size);
-            let correction = match &self.exact_curve {
-                Some(exact) => exact.miss_ratio(size) - self.simulated(&lru::ROW, size),
+            let sampled = self.simulated(row, size, &check)?;
+            let correction = match self.exact_curve.get() {
+                Some(exact) => {
+                    exact.miss_ratio(size) - self.simulated(&lru::ROW, size, &check)?
+                }
                 None => 0.0,
             };
-            SimulatedPoint {
+            Ok(SimulatedPoint {
                 size,
                 miss_ratio: (sampled + correction).clamp(0.0, 1.0),
-            }
+            })
         });
-        Ok(points.collect())
+        points.collect()
     }
 
     /// The share of the sample's references that miss in a cache of this size scaled down.
-    fn simulated(&self, row: &CachePolicyRow, size: PageCount) -> f64 {
+    fn simulated<E>(
+        &self,
+        row: &CachePolicyRow,
+        size: PageCount,
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<f64, E> {
         let pages = u32::try_from(self.numbers.len()).expect("counted when they were numbered");
         let scaled = (size.0 as f64 * self.share()).round();
         // A larger cache than there are pages is as good as one for all of them, which policies with parts exceed.
         let capacity = PageCount(1).scaled(scaled.min(f64::from(u32::MAX))).0;
         let Some(capacity) = u32::try_from(capacity).ok().filter(|&pages| pages > 0) else {
-            return 1.0;
+            return Ok(1.0);
         };
         let mut cache = (row.make)(capacity, pages);
-        let misses = self.stream.iter().filter(|&&page| !cache.access(page));
-        misses.count() as f64 / self.stream.len() as f64
+        let mut misses = 0;
+        for piece in self.stream.chunks(PIECE) {
+            misses += piece.iter().filter(|&&page| !cache.access(page)).count();
+            check()?;
+        }
+        Ok(misses as f64 / self.stream.len() as f64)
     }
 
     /// Bytes of heap allocated now, without those of a simulation.
@@ -363,6 +393,23 @@ mod tests {
                 assert!((point.miss_ratio - expected).abs() < 1e-9, "{point:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_check_that_fails_ends_a_simulation() {
+        let mut simulation = MiniSim::new(1.0, 1).unwrap();
+        simulation.observe(&batch_of(cycle(9).take(3 * PIECE)));
+        let checks = std::cell::Cell::new(0);
+        let check = || {
+            checks.set(checks.get() + 1);
+            if checks.get() == 2 {
+                Err(CurveError::Empty)
+            } else {
+                Ok(())
+            }
+        };
+        let points = simulation.points_checked(&fifo::ROW, &[PageCount(5)], check);
+        assert_eq!((points, checks.get()), (Err(CurveError::Empty), 2));
     }
 
     #[test]

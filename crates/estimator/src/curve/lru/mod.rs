@@ -204,6 +204,11 @@ impl ExactLru {
     pub fn distinct(&self) -> u64 {
         self.stack.distinct()
     }
+
+    /// The references so far by distance, of which the curve is made.
+    pub(crate) fn distances(&self) -> &Distances {
+        &self.distances
+    }
 }
 
 impl Estimator for ExactLru {
