@@ -240,7 +240,8 @@ impl Curve {
 
     /// Draws the curve with its band on matplotlib axes, those of the current figure by default, and returns the axes.
     ///
-    /// Sizes are in MiB. Other arguments are those of `Axes.step`.
+    /// Sizes are in MiB. All curves on the axes end at the same size, beyond the last point of any. Other arguments are those of
+    /// `Axes.step`.
     #[pyo3(signature = (ax=None, **kwargs))]
     fn plot<'py>(
         slf: &Bound<'py, Self>,

@@ -99,9 +99,22 @@ def test_a_curve_is_drawn_with_its_band():
     pm.mrc([1, 2, 1, 2], "lru", page_bytes=1 << 30).plot(axes)
     drawn, line, of_larger_pages = axes.lines
     assert drawn.get_label() == "exact" and line.get_color() == "red"
-    np.testing.assert_allclose(drawn.get_xdata(), exact.sizes * 4096 / 2**20)
-    np.testing.assert_array_equal(drawn.get_ydata(), exact.ratios)
+    np.testing.assert_allclose(drawn.get_xdata()[:-1], exact.sizes * 4096 / 2**20)
+    np.testing.assert_array_equal(drawn.get_ydata()[:-1], exact.ratios)
     # In the same unit, whatever its range.
-    np.testing.assert_array_equal(of_larger_pages.get_xdata(), [0, 2048])
+    np.testing.assert_array_equal(of_larger_pages.get_xdata()[:-1], [0, 2048])
+    # Lines and bands end together, beyond the last point of any, and a line at 1 is within the frame.
+    end = axes.get_xlim()[1]
+    assert end > 2048 and axes.get_ylim()[1] > 1
+    assert all(line.get_xdata()[-1] == end and line.get_ydata()[-1] == line.get_ydata()[-2] for line in axes.lines)
+    assert axes.collections[0].get_paths()[0].vertices[:, 0].max() == end
     assert axes.get_xlabel() == "memory size (MiB)"
+    pyplot.close(figure)
+
+
+def test_a_curve_of_one_point_is_drawn():
+    figure, axes = pyplot.subplots()
+    pm.mrc([1, 2, 3], "lru").plot(axes, where="mid")
+    (line,) = axes.lines
+    assert line.get_xdata().tolist() == [0, 1] and line.get_ydata().tolist() == [1, 1]
     pyplot.close(figure)
