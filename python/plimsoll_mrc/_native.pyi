@@ -1,5 +1,5 @@
 from os import PathLike
-from typing import Any, Iterable, Iterator, Mapping, Optional, Union, final
+from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence, Union, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,7 @@ def read_trace(
     *,
     page_bytes: int = 4096,
     page_column: Optional[str] = None,
+    row_groups: Optional[Sequence[int]] = None,
     instructions: bool = False,
     device: Optional[str] = None,
     event: Optional[str] = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from itertools import accumulate
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import ray
 
@@ -49,7 +49,7 @@ def slices(path: Union[str, os.PathLike[str]], references: int = 50_000_000) -> 
 
 
 def curve(
-    trace: Sequence[Union[str, os.PathLike[str], Slice]],
+    trace: Union[str, os.PathLike[str], Slice, Iterable[Union[str, os.PathLike[str], Slice]]],
     estimator: str = "shards",
     *,
     starts: Optional[Sequence[int]] = None,
@@ -57,17 +57,20 @@ def curve(
     page_bytes: int = 4096,
     **options: Option,
 ) -> Curve:
-    """The curve of a trace that is stored in these files, in this order.
+    """The curve of a trace that is stored in a file, or in these files in this order.
 
     Paths must be readable where tasks run. `read` has options of `read_trace`. `starts` are the numbers of references
     before each slice; where the estimator needs them and they are not given, references are counted first: in the footer of Parquet files, and by one more pass over other files.
     """
+    paths = [trace] if isinstance(trace, (str, os.PathLike, Slice)) else trace
+    parts = [part for path in paths for part in ([path] if isinstance(path, Slice) else slices(path))]
+    if not parts:
+        raise OptionError("trace: there are no files, or no row groups in them")
     if not ray.is_initialized():
         ray.init()
     # Its types do not follow a function through `map`.
     remote: Any = ray.remote
     reading = {"page_bytes": page_bytes, **(read or {})}
-    parts = [part for path in trace for part in ([path] if isinstance(path, Slice) else slices(path))]
     begins: Sequence[Optional[int]] = [None] * len(parts)
     if starts is not None:
         begins = starts
@@ -111,20 +114,8 @@ def _references(part: Slice, reading: dict[str, Any]) -> int:
     return sum(map(len, read_trace(part.path, **reading)))
 
 
-def _batches(part: Slice, reading: dict[str, Any]) -> Iterator[Any]:
-    import pyarrow.parquet as pq  # type: ignore[import-untyped, unused-ignore]
-
-    if part.row_groups is None:
-        yield from read_trace(part.path, **reading)
-        return
-    column = reading.get("page_column") or "page"
-    with pq.ParquetFile(part.path) as file:
-        for batch in file.iter_batches(1 << 20, row_groups=part.row_groups, columns=[column]):
-            yield batch.column(0)
-
-
 def _map(part: Slice, reading: dict[str, Any], estimator: str, options: dict[str, Any]) -> bytes:
-    return map_batch(_batches(part, reading), estimator, **options)
+    return map_batch(read_trace(part.path, row_groups=part.row_groups, **reading), estimator, **options)
 
 
 def _merge(*parts: bytes) -> bytes:

@@ -64,7 +64,8 @@ impl Trace {
 
 /// Opens a trace file, plain or compressed by gzip, xz or zstd; "-" is standard input, `s3://BUCKET/KEY` an object of a store, found by the usual `AWS_` variables.
 ///
-/// Formats and options are those of `plimsoll mrc`. Without `format`, the file's name and first bytes decide.
+/// Formats and options are those of `plimsoll mrc`, and `row_groups`, a list of the only ones of a Parquet file to read, by their
+/// numbers from 0. Without `format`, the file's name and first bytes decide.
 ///
 /// >>> for pages in read_trace("loop.ids"):
 /// ...     print(pages)
@@ -77,13 +78,14 @@ impl Trace {
     clippy::too_many_arguments,
     reason = "named arguments in Python"
 )]
-#[pyo3(signature = (path, format=None, *, page_bytes=4096, page_column=None, instructions=false, device=None, event=None))]
+#[pyo3(signature = (path, format=None, *, page_bytes=4096, page_column=None, row_groups=None, instructions=false, device=None, event=None))]
 pub(crate) fn read_trace(
     py: Python<'_>,
     path: PathBuf,
     format: Option<&str>,
     page_bytes: u64,
     page_column: Option<&str>,
+    row_groups: Option<Vec<usize>>,
     instructions: bool,
     device: Option<String>,
     event: Option<&str>,
@@ -95,6 +97,7 @@ pub(crate) fn read_trace(
             .map(str::parse)
             .transpose()
             .map_err(errors::option)?,
+        row_groups,
         instructions,
         device,
         block_event: event.map(str::parse).transpose().map_err(errors::option)?,

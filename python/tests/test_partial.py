@@ -117,6 +117,28 @@ def test_ray_gives_the_same_curve(local_ray, stream, files, zipf_trace, zipf, na
         ray.curve(files, name, starts=[0])
 
 
+@pytest.mark.filterwarnings("default")
+def test_ray_reads_a_file_as_read_trace_does(local_ray, folder, stream):
+    from plimsoll_mrc import ray
+
+    table = pa.table({"time": np.arange(len(stream)), "Page": stream, "object": stream[::-1]})
+    # Workers run in another directory.
+    path = str(folder / "one.parquet")
+    pq.write_table(table, path, row_group_size=100_000)
+    for given in (path, Path(path), ray.Slice(path)):
+        assert ray.curve(given, "lru") == pm.mrc(stream, "lru")
+    for column, pages in {"2": stream, "OBJECT": stream[::-1]}.items():
+        assert ray.curve(path, "lru", read={"page_column": column}) == pm.mrc(pages, "lru")
+    negative = folder / "negative.parquet"
+    pq.write_table(pa.table({"page": [1, -1]}), negative)
+    with pytest.raises(pm.errors.TraceError, match="null or negative"):
+        ray.curve(negative, "lru")
+    with pytest.raises(pm.errors.OptionError, match="there are no files"):
+        ray.curve([])
+    with pytest.raises(pm.errors.TraceError, match="there is no row group 4"):
+        pm.read_trace(path, row_groups=[4])
+
+
 def reader_of(fifo, others):
     """The process that has a pipe open, other than these."""
     deadline = time.monotonic() + 120

@@ -19,6 +19,8 @@ pub struct Options {
     /// The column that distinguishes reads from writes (`csv`, `parquet`); `None` selects the one named `op`, if
     /// there is one (in `parquet`, of strings).
     pub op_column: Option<Column>,
+    /// The only row groups to read, by their numbers from 0 (`parquet`).
+    pub row_groups: Option<Vec<usize>>,
     /// Whether instruction fetches count, as reads (`lackey`).
     pub instructions: bool,
     /// The only device whose requests count, by its name in a trace of block requests; `None` reads all devices, with
@@ -51,6 +53,8 @@ pub enum TraceOption {
     PageColumn,
     /// [`Options::op_column`].
     OpColumn,
+    /// [`Options::row_groups`].
+    RowGroups,
     /// [`Options::instructions`].
     Instructions,
     /// [`Options::device`].
@@ -69,9 +73,10 @@ pub enum TraceOption {
 
 impl TraceOption {
     /// Every option.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::PageColumn,
         Self::OpColumn,
+        Self::RowGroups,
         Self::Instructions,
         Self::Device,
         Self::Event,
@@ -87,6 +92,7 @@ impl TraceOption {
         match self {
             Self::PageColumn => "page-column",
             Self::OpColumn => "op-column",
+            Self::RowGroups => "row-groups",
             Self::Instructions => "instructions",
             Self::Device => "device",
             Self::Event => "event",
@@ -101,6 +107,7 @@ impl TraceOption {
         match self {
             Self::PageColumn => options.page_column.is_some(),
             Self::OpColumn => options.op_column.is_some(),
+            Self::RowGroups => options.row_groups.is_some(),
             Self::Instructions => options.instructions,
             Self::Device => options.device.is_some(),
             Self::Event => options.block_event.is_some(),

@@ -160,7 +160,8 @@ pub(crate) struct Reader {
     op: Option<Leaf>,
     time: Option<Leaf>,
     size: Option<Leaf>,
-    next_group: usize,
+    /// Numbers of the row groups to read, the next one last.
+    groups: Vec<usize>,
     group: Option<Group>,
     /// Number of rows returned.
     rows: u64,
@@ -209,7 +210,7 @@ impl Reader {
         let page = options.page_column.clone();
         let page = page.unwrap_or_else(|| Column::Name(PAGE.to_owned()));
         let op = options.op_column.clone();
-        let (page, op, time, size) = decoded(|| {
+        let (page, op, time, size, groups) = decoded(|| {
             let integers = [Type::INT32, Type::INT64];
             let page = find(&metadata, &page, &integers)?
                 .ok_or_else(|| general(format!("there is no column {page}")))?;
@@ -233,7 +234,14 @@ impl Reader {
             };
             let time = wanted(TIME, options.times)?;
             let size = wanted(SIZE, options.sizes)?;
-            Ok((page, op, time, size))
+            let all = metadata.num_row_groups();
+            let groups = options.row_groups.clone();
+            let mut groups = groups.unwrap_or_else(|| (0..all).collect());
+            if let Some(group) = groups.iter().find(|&&group| group >= all) {
+                return Err(general(format!("there is no row group {group}")));
+            }
+            groups.reverse();
+            Ok((page, op, time, size, groups))
         })
         .map_err(failed)?;
         Ok(Self {
@@ -244,7 +252,7 @@ impl Reader {
             op,
             time,
             size,
-            next_group: 0,
+            groups,
             group: None,
             rows: 0,
             progress: progress.clone(),
@@ -336,9 +344,10 @@ impl Reader {
     }
 
     fn next_group(&mut self) -> ParquetResult<bool> {
-        let Some(group) = self.metadata.row_groups().get(self.next_group) else {
+        let Some(group) = self.groups.pop() else {
             return Ok(false);
         };
+        let group = self.metadata.row_group(group);
         let op = match self.op {
             Some(op) => match self.column(group, op)? {
                 ColumnReader::ByteArrayColumnReader(column) => Some(column),
@@ -356,7 +365,6 @@ impl Reader {
             size,
             rows: rows.map_err(|_| general("a row group has fewer than no rows".to_owned()))?,
         });
-        self.next_group += 1;
         Ok(true)
     }
 }
@@ -496,6 +504,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     options: &[
         TraceOption::PageColumn,
         TraceOption::OpColumn,
+        TraceOption::RowGroups,
         TraceOption::Times,
         TraceOption::Sizes,
     ],
@@ -637,6 +646,18 @@ mod tests {
             }
         }
         let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
+        let of_second = Options {
+            row_groups: Some(vec![1]),
+            ..Options::default()
+        };
+        let read = references_of(&mut open(file.path(), &of_second).unwrap()).unwrap();
+        assert!(read == expected[40_000..]);
+        let of_none = Options {
+            row_groups: Some(vec![0, 2]),
+            ..Options::default()
+        };
+        let error = references(&file, &of_none).unwrap_err().to_string();
+        assert!(error.contains("there is no row group 2"), "{error}");
         let options = Options {
             page_column: Some(Column::Place(2)),
             op_column: Some(Column::Name("note".to_owned())),

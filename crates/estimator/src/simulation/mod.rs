@@ -230,9 +230,7 @@ impl MiniSim {
         let points = sizes.iter().map(|&size| {
             let sampled = self.simulated(row, size, &check)?;
             let correction = match self.exact_curve.get() {
-                Some(exact) => {
-                    exact.miss_ratio(size) - self.simulated(&lru::ROW, size, &check)?
-                }
+                Some(exact) => exact.miss_ratio(size) - self.simulated(&lru::ROW, size, &check)?,
                 None => 0.0,
             };
             Ok(SimulatedPoint {
