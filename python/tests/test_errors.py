@@ -50,7 +50,7 @@ def test_references_before_an_exception_are_counted():
 @pytest.mark.parametrize("name", pm.estimators())
 def test_without_references_there_is_no_curve(name):
     estimator = pm.Estimator(name, **REQUIRED.get(name, {})).update([]).update(np.array([], "u8"))
-    with pytest.raises(errors.EmptyError, match="nothing was observed, so there is no miss ratio"):
+    with pytest.raises(errors.EmptyError, match="nothing was observed, or none of it is in the sample"):
         estimator.curve()
 
 

@@ -83,8 +83,10 @@ impl CurvePoint {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CurveError {
-    /// There are no points, or no references.
-    #[error("nothing was observed, so there is no miss ratio")]
+    /// There are no points, or no references, at least in the sample.
+    #[error(
+        "nothing was observed, or none of it is in the sample (a higher rate samples more), so there is no miss ratio"
+    )]
     Empty,
     /// Two points have the same size, or the sizes fall.
     #[error("point {index}: size of {size} pages does not exceed the point before it")]
