@@ -196,8 +196,13 @@ impl Curve {
 
     /// The smallest size in pages with at most this miss ratio, the working set at 5 %; None if there is none.
     #[pyo3(signature = (ratio=WorkingSet::MISS_RATIO), text_signature = "(self, ratio=0.05)")]
-    fn size_for(&self, ratio: f64) -> Option<u64> {
-        self.curve.size_for(ratio).map(|size| size.0)
+    fn size_for(&self, ratio: f64) -> PyResult<Option<u64>> {
+        if ratio.is_nan() {
+            return Err(errors::option(
+                "a miss ratio is a number; got nan".to_owned(),
+            ));
+        }
+        Ok(self.curve.size_for(ratio).map(|size| size.0))
     }
 
     /// The mean of the absolute differences from another curve of the same page size, at `sizes` (as in `at_sizes`), or at a thousand

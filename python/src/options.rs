@@ -119,7 +119,13 @@ fn value(kind: OptionKind, value: &Bound<'_, PyAny>, page_size: PageSize) -> PyR
         }
         OptionKind::Seed => OptionValue::Seed(number(value, "a whole number")?),
         OptionKind::Size => OptionValue::Size(size(value, page_size)?),
-        OptionKind::Share => OptionValue::Share(value.extract::<ShareValue>()?.0),
+        OptionKind::Share => {
+            let ShareValue(share) = value.extract()?;
+            if !(0.0..f64::INFINITY).contains(&share) {
+                return Err(not("a share of 0 or more", value));
+            }
+            OptionValue::Share(share)
+        }
     })
 }
 

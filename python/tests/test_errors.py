@@ -76,6 +76,25 @@ def test_options_are_refused_with_a_reason(text):
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("rate", [2, 1e18, float("inf"), float("nan"), 0])
+def test_rates_are_shares(rate):
+    with pytest.raises(errors.OptionError, match="above 0 and at most 1"):
+        pm.Estimator("aet", rate=rate)
+
+
+@pytest.mark.parametrize("share", [-1, float("nan"), float("inf")])
+def test_shares_are_numbers_from_0_on(share):
+    for name, options in {"prl": ["tolerance", "warm_up"], "pml": ["tolerance"]}.items():
+        for option in options:
+            with pytest.raises(errors.OptionError, match="expected a share of 0 or more; got"):
+                pm.WorkingSetEstimator(name, **{option: share})
+
+
+def test_a_miss_ratio_is_a_number():
+    with pytest.raises(errors.OptionError, match="got nan"):
+        pm.mrc([1, 1], "lru").size_for(float("nan"))
+
+
 def test_traces_that_cannot_be_read(folder):
     with pytest.raises(errors.TraceOpenError, match="cannot open 'none.ids'") as caught:
         pm.read_trace("none.ids")

@@ -21,6 +21,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use plimsoll_flow::{PageCount, PageSize};
 
 use crate::partial::{SliceOf, share};
+use crate::parts::hash::check_rate;
 use crate::working_set::{
     Pml, PmlOptions, Prl, PrlOptions, Sampling, SamplingOptions, TouchedOptions, TouchedPages,
     WorkingSetEstimator,
@@ -438,6 +439,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         source: "[Hu16]",
         make: |options| {
             let rate = options.rate();
+            check_rate(rate)?;
             if rate >= 1.0 {
                 return built("AET", Aet::new());
             }
@@ -969,6 +971,22 @@ mod tests {
             error.err().unwrap().to_string(),
             "--object-sizes: aet does not take it; lru or shards does"
         );
+    }
+
+    #[test]
+    fn a_rate_is_a_share() {
+        for row in ALGORITHMS.iter().filter(|row| row.option("rate").is_ok()) {
+            for rate in [0.0, -1.0, 1.5, f64::INFINITY, f64::NAN] {
+                let mut settings = Settings::default();
+                settings.set("rate", OptionValue::Rate(rate));
+                let error = row.build(&settings).err().map(|error| error.to_string());
+                assert!(
+                    error.is_some_and(|error| error.contains("at most 1")),
+                    "{} {rate}",
+                    row.name
+                );
+            }
+        }
     }
 
     #[test]
