@@ -18,7 +18,8 @@ Share = Union[float, str]
 class OptionRow(TypedDict):
     help: str
     kind: str
-    default: Optional[str]
+    # A size in pages.
+    default: Union[int, float, None]
 
 
 class CachePolicyRow(TypedDict):

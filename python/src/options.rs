@@ -6,6 +6,7 @@ use plimsoll_estimator::registry::{BuildError, OptionKind, OptionSpec, OptionVal
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_protocol::curve_size::CurveSize;
 use plimsoll_protocol::size::{ByteSize, PerSecond, Rate, Share};
+use pyo3::IntoPyObjectExt as _;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -100,7 +101,14 @@ pub(crate) fn described<'py>(
         let entry = PyDict::new(py);
         entry.set_item("help", option.help)?;
         entry.set_item("kind", option.kind.value_name().to_lowercase())?;
-        entry.set_item("default", option.default.map(|value| value.to_string()))?;
+        let default = option.default.map(|value| match value {
+            OptionValue::Rate(number) | OptionValue::Share(number) => number.into_py_any(py),
+            OptionValue::Count(number) => number.into_py_any(py),
+            OptionValue::Seed(number) | OptionValue::Size(PageCount(number)) => {
+                number.into_py_any(py)
+            }
+        });
+        entry.set_item("default", default.transpose()?)?;
         all.set_item(option.name.replace('-', "_"), entry)?;
     }
     Ok(all)

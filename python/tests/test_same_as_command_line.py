@@ -37,6 +37,13 @@ def test_options_mean_the_same(zipf_trace, zipf, name, options):
     assert pm.mrc(zipf, name, **options) == curve_of_cli(zipf_trace, "--estimator", name, *flags)
 
 
+def test_defaults_may_be_given():
+    for rows, make in (pm.estimators(), pm.Estimator), (pm.working_set_estimators(), pm.WorkingSetEstimator):
+        for name, row in rows.items():
+            defaults = {option: spec["default"] for option, spec in row["options"].items()}
+            make(name, **{**defaults, **REQUIRED.get(name, {})})
+
+
 def test_sizes_and_points_are_those_of_the_command_line(zipf_trace, zipf):
     curve = pm.mrc(zipf, "lru")
     at_sizes = pm.Curve.from_json(plimsoll("mrc", zipf_trace, "-o", "json", "--sizes", "100,4M,20000"))
