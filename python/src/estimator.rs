@@ -86,6 +86,7 @@ impl Estimator {
                 state.built.estimator.observe(batch);
             }
             state.references += pages.len() as u64;
+            Ok(())
         })?;
         Ok(slf)
     }

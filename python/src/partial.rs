@@ -41,6 +41,7 @@ pub(crate) fn map_batch<'py>(
     references::observe(refs, &|pages| {
         let mut partial = partial.lock().unwrap_or_else(PoisonError::into_inner);
         partial.observe(pages);
+        Ok(())
     })?;
     let partial = partial.into_inner().unwrap_or_else(PoisonError::into_inner);
     let py = refs.py();

@@ -22,8 +22,8 @@ use pyo3_arrow::input::AnyArray;
 use crate::errors;
 use crate::sys::pages;
 
-/// What receives references, from any thread, without the global interpreter lock.
-pub(crate) type Observe<'a> = &'a (dyn Fn(&[PageNumber]) + Sync);
+/// What receives references, from any thread, without the global interpreter lock. An error ends it.
+pub(crate) type Observe<'a> = &'a (dyn Fn(&[PageNumber]) -> PyResult<()> + Sync);
 
 /// Number of references between two checks for a signal; pieces that are widened are as long.
 pub(crate) const PIECE: usize = 1 << 20;
@@ -174,7 +174,7 @@ fn widened(array: &ArrayRef) -> PrimitiveArray<UInt64Type> {
 
 fn observe_numbers(py: Python<'_>, numbers: &[u64], observe: Observe) -> PyResult<()> {
     for piece in numbers.chunks(PIECE) {
-        py.detach(|| observe(pages(piece)));
+        py.detach(|| observe(pages(piece)))?;
         py.check_signals()?;
     }
     Ok(())

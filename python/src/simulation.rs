@@ -59,6 +59,7 @@ impl Simulation {
             for batch in pages.chunks(ReferenceBatch::CAPACITY) {
                 simulation.observe(batch);
             }
+            Ok(())
         })?;
         Ok(slf)
     }
@@ -165,6 +166,7 @@ fn collected(from: &Bound<'_, PyAny>) -> PyResult<Vec<plimsoll_flow::PageNumber>
     references::observe(from, &|numbers| {
         let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
         all.extend_from_slice(numbers);
+        Ok(())
     })?;
     Ok(all.into_inner().unwrap_or_else(PoisonError::into_inner))
 }

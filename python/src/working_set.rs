@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use plimsoll_estimator::registry::{METHODS, Method, method};
-use plimsoll_flow::PageSize;
+use plimsoll_estimator::registry::{Feed, METHODS, Method, OptionValue, method};
+use plimsoll_flow::{PageCount, PageSize};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::errors::OrRaise as _;
+use crate::errors::{self, OrRaise as _};
 use crate::options;
 use crate::references;
 
@@ -54,6 +54,8 @@ impl WorkingSet {
 #[pyclass(frozen, module = "plimsoll_mrc")]
 pub(crate) struct WorkingSetEstimator {
     row: &'static Method,
+    /// Size of the memory whose pages it is to be fed, if it has that.
+    memory: Option<PageCount>,
     estimator: Mutex<Box<dyn plimsoll_estimator::working_set::WorkingSetEstimator>>,
 }
 
@@ -77,13 +79,36 @@ impl WorkingSetEstimator {
         let page_size = PageSize::new(page_bytes).or_raise()?;
         let settings = options::settings(options, page_size, |name| row.option(name))?;
         let estimator = Mutex::new(row.build(&settings).or_raise()?);
-        Ok(Self { row, estimator })
+        let memory = match (row.feed, settings.get("memory")) {
+            (Feed::RamPages, Some(OptionValue::Size(memory))) => Some(memory),
+            _ => None,
+        };
+        if memory == Some(PageCount(0)) {
+            return Err(errors::option("--memory: it has no pages".to_owned()));
+        }
+        Ok(Self {
+            row,
+            memory,
+            estimator,
+        })
     }
 
-    /// Processes pages of the present interval, and returns the estimator. `pages` are as in `Estimator.update`.
+    /// Processes pages of the present interval, and returns the estimator. `pages` are as in `Estimator.update`; those of `esx`
+    /// are numbered from 0 to the end of its `memory`.
     fn update<'py>(slf: Bound<'py, Self>, pages: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
         let this = slf.get();
-        references::observe(pages, &|pages| this.estimator().observe(pages))?;
+        references::observe(pages, &|pages| {
+            if let Some(memory) = this.memory
+                && let Some(page) = pages.iter().find(|page| page.0 >= memory.0)
+            {
+                return Err(errors::references(format!(
+                    "page {} is beyond the memory of {memory} pages",
+                    page.0
+                )));
+            }
+            this.estimator().observe(pages);
+            Ok(())
+        })?;
         Ok(slf)
     }
 

@@ -90,6 +90,14 @@ def test_shares_are_numbers_from_0_on(share):
                 pm.WorkingSetEstimator(name, **{option: share})
 
 
+def test_pages_beyond_the_memory_are_refused():
+    estimator = pm.WorkingSetEstimator("esx", memory=100)
+    with pytest.raises(errors.ReferencesError, match="page 100 is beyond the memory of 100 pages"):
+        estimator.update([99, 100])
+    with pytest.raises(errors.OptionError, match="--memory: it has no pages"):
+        pm.WorkingSetEstimator("esx", memory=0)
+
+
 def test_a_miss_ratio_is_a_number():
     with pytest.raises(errors.OptionError, match="got nan"):
         pm.mrc([1, 1], "lru").size_for(float("nan"))
