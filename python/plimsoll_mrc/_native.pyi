@@ -31,6 +31,7 @@ __version__: str
 
 @final
 class Point:
+    def __new__(cls, size_pages: int, ratio: float, lower: float, upper: float) -> Self: ...
     @property
     def size_pages(self) -> int: ...
     @property

@@ -9,7 +9,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet}
 use plimsoll_protocol::curve_json::CurveJson;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyType};
 use pyo3_arrow::error::PyArrowResult;
 use pyo3_arrow::ffi::{ArrayIterator, to_stream_pycapsule};
 
@@ -28,6 +28,23 @@ pub(crate) struct Point {
 
 #[pymethods]
 impl Point {
+    #[new]
+    fn new(size_pages: u64, ratio: f64, lower: f64, upper: f64) -> Self {
+        Self {
+            size_pages,
+            ratio,
+            lower,
+            upper,
+        }
+    }
+
+    /// For `pickle` and `copy`.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, (u64, f64, f64, f64)) {
+        let point = slf.get();
+        let fields = (point.size_pages, point.ratio, point.lower, point.upper);
+        (slf.get_type(), fields)
+    }
+
     fn __repr__(&self) -> String {
         let Self {
             size_pages,
@@ -279,6 +296,15 @@ impl Curve {
         let table: ArrayRef = Arc::new(StructArray::from(table));
         let stream = ArrayIterator::new([Ok(table)], field);
         to_stream_pycapsule(py, Box::new(stream), requested_schema)
+    }
+
+    /// For `pickle` and `copy`: `from_json` is called with the JSON.
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyType>,))> {
+        let text = slf.get().to_json("curve")?;
+        let call = slf.py().import("operator")?.getattr("methodcaller")?;
+        Ok((call.call1(("from_json", text))?, (slf.get_type(),)))
     }
 
     fn __len__(&self) -> usize {

@@ -1,5 +1,7 @@
 """References of every form give the curve of the same numbers."""
 
+import copy
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -86,6 +88,13 @@ def test_a_curve_is_a_table_for_arrow():
         assert list(frame) == ["size_pages", "miss_ratio", "low", "high"]
         for name, column in zip(frame, [curve.sizes, curve.ratios, curve.lower, curve.upper]):
             np.testing.assert_array_equal(frame[name], column)
+
+
+@pytest.mark.parametrize("passed", [copy.copy, copy.deepcopy, *(lambda value, protocol=protocol: pickle.loads(pickle.dumps(value, protocol)) for protocol in (0, 2, 5))])
+def test_curves_and_points_are_copied_and_pickled(passed):
+    curve = pm.Curve.from_json(pm.mrc(PAGES, "shards", rate=0.5).to_json())
+    assert passed(curve) == curve and passed(curve).to_json() == curve.to_json()
+    assert passed(curve.at(7)) == curve.at(7)
 
 
 def test_the_arrays_of_a_curve_are_read_only_and_outlive_it():
