@@ -207,7 +207,8 @@ impl Curve {
     }
 
     /// A curve of at most `points` points, at least 2, that follows this one.
-    fn thinned(&self, points: usize) -> Self {
+    fn thinned(&self, #[pyo3(from_py_with = options::whole)] points: u64) -> Self {
+        let points = usize::try_from(points).unwrap_or(usize::MAX);
         self.with(self.curve.thinned(points))
     }
 

@@ -55,7 +55,11 @@ impl Estimator {
 impl Estimator {
     #[new]
     #[pyo3(signature = (name="shards", *, page_bytes=4096, **options))]
-    fn new(name: &str, page_bytes: u64, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+    fn new(
+        name: &str,
+        #[pyo3(from_py_with = options::whole)] page_bytes: u64,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
         let row = algorithm(name).or_raise()?;
         let page_size = PageSize::new(page_bytes).or_raise()?;
         let settings = options::settings(options, page_size, |name| row.option(name))?;

@@ -7,6 +7,7 @@ use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_protocol::curve_size::CurveSize;
 use plimsoll_protocol::size::{ByteSize, PerSecond, Rate, Share};
 use pyo3::IntoPyObjectExt as _;
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -74,6 +75,30 @@ pub(crate) fn size(value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<Pa
     }
 }
 
+/// A whole number, 0 or more.
+pub(crate) fn whole(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            not("a whole number from 0 to 2^64 - 1", value)
+        } else {
+            error
+        }
+    })
+}
+
+/// The same, or None.
+pub(crate) fn whole_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    (!value.is_none()).then(|| whole(value)).transpose()
+}
+
+/// A sampling rate: a number, or text like `1/100`.
+pub(crate) fn rate(value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    match text(value)? {
+        Some(text) => Ok(text.parse::<Rate>().or_raise()?.get()),
+        None => number(value, "a rate, or text like '1/100'"),
+    }
+}
+
 /// Reads the options of a row of a registry; `option` finds one by its name there, which has `-` where Python has `_`.
 pub(crate) fn settings(
     given: Option<&Bound<'_, PyDict>>,
@@ -116,10 +141,7 @@ pub(crate) fn described<'py>(
 
 fn value(kind: OptionKind, value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<OptionValue> {
     Ok(match kind {
-        OptionKind::Rate => OptionValue::Rate(match text(value)? {
-            Some(text) => text.parse::<Rate>().or_raise()?.get(),
-            None => number(value, "a rate, or text like '1/100'")?,
-        }),
+        OptionKind::Rate => OptionValue::Rate(rate(value)?),
         OptionKind::Count => {
             let expected = "a whole number, at least 1";
             let count = NonZeroUsize::new(number(value, expected)?);

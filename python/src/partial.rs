@@ -29,8 +29,8 @@ use crate::references;
 pub(crate) fn map_batch<'py>(
     refs: &Bound<'py, PyAny>,
     estimator: &str,
-    start: Option<u64>,
-    page_bytes: u64,
+    #[pyo3(from_py_with = options::whole_or_none)] start: Option<u64>,
+    #[pyo3(from_py_with = options::whole)] page_bytes: u64,
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let row = algorithm(estimator).or_raise()?;

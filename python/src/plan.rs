@@ -11,10 +11,9 @@ use pyo3::types::PyDict;
 
 use crate::curve::Curve;
 use crate::errors::{self, OrRaise as _};
-use crate::options::{Bytes, PerSecondValue, ShareValue};
+use crate::options::{self, Bytes, PerSecondValue, ShareValue};
 
 /// The attributes of `plimsoll_mrc.Vm`.
-#[derive(FromPyObject)]
 struct Vm<'py> {
     curve: Option<Bound<'py, Curve>>,
     baseline: Option<Bytes>,
@@ -25,6 +24,29 @@ struct Vm<'py> {
     max_loss: Option<ShareValue>,
     max_misses: Option<PerSecondValue>,
     working_set: Option<Bytes>,
+}
+
+/// Not derived, for which every wrong value is of a wrong type.
+impl<'py> FromPyObject<'_, 'py> for Vm<'py> {
+    type Error = PyErr;
+
+    fn extract(vm: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let shares = options::whole(&vm.getattr("shares")?)?;
+        let shares = u32::try_from(shares).ok().and_then(NonZeroU32::new);
+        Ok(Self {
+            curve: vm.getattr("curve")?.extract()?,
+            baseline: vm.getattr("baseline")?.extract()?,
+            current: vm.getattr("current")?.extract()?,
+            min: vm.getattr("min")?.extract()?,
+            max: vm.getattr("max")?.extract()?,
+            shares: shares.ok_or_else(|| {
+                errors::option("shares: expected a whole number from 1 to 2^32 - 1".to_owned())
+            })?,
+            max_loss: vm.getattr("max_loss")?.extract()?,
+            max_misses: vm.getattr("max_misses")?.extract()?,
+            working_set: vm.getattr("working_set")?.extract()?,
+        })
+    }
 }
 
 impl Vm<'_> {
@@ -78,7 +100,7 @@ pub(crate) fn plan<'py>(
     step: Option<Bytes>,
     gain_min: ShareValue,
     idle_tax: Option<ShareValue>,
-    seed: Option<u64>,
+    #[pyo3(from_py_with = options::whole_or_none)] seed: Option<u64>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let given = GivenOptions {
         search,

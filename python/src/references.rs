@@ -14,6 +14,7 @@ use numpy::{
     PyUntypedArrayMethods as _,
 };
 use plimsoll_flow::PageNumber;
+use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PySlice};
@@ -61,9 +62,11 @@ fn observe_batch(batch: &Bound<'_, PyAny>, observe: Observe) -> PyResult<()> {
     let dtype = batch.getattr_opt(intern!(py, "dtype"))?;
     let is_over_numpy = dtype.is_some_and(|dtype| dtype.is_instance_of::<PyArrayDescr>());
     if !is_over_numpy && is_arrow(batch)? {
-        return observe_arrow(py, batch.extract()?, observe);
+        let array = batch.extract().map_err(|error| no_numbers(py, error))?;
+        return observe_arrow(py, array, observe);
     }
-    let array = py.import("numpy")?.call_method1("asarray", (batch,))?;
+    let array = py.import("numpy")?.call_method1("asarray", (batch,));
+    let array = array.map_err(|error| no_numbers(py, error))?;
     let array = array.cast::<PyUntypedArray>()?;
     if array.ndim() == 0 {
         return Err(errors::references(format!(
@@ -72,6 +75,15 @@ fn observe_batch(batch: &Bound<'_, PyAny>, observe: Observe) -> PyResult<()> {
         )));
     }
     observe_numpy(array, observe)
+}
+
+/// What numpy or Arrow has no array for.
+fn no_numbers(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyValueError>(py) {
+        errors::references(error.value(py).to_string())
+    } else {
+        error
+    }
 }
 
 fn observe_numpy(array: &Bound<'_, PyUntypedArray>, observe: Observe) -> PyResult<()> {

@@ -41,7 +41,11 @@ impl Simulation {
 impl Simulation {
     #[new]
     #[pyo3(signature = (rate=0.1, *, seed=0, page_bytes=4096))]
-    fn new(rate: f64, seed: u64, page_bytes: u64) -> PyResult<Self> {
+    fn new(
+        #[pyo3(from_py_with = options::rate)] rate: f64,
+        #[pyo3(from_py_with = options::whole)] seed: u64,
+        #[pyo3(from_py_with = options::whole)] page_bytes: u64,
+    ) -> PyResult<Self> {
         let simulation = MiniSim::new(rate, seed);
         let simulation = simulation.map_err(|error| errors::option(error.to_string()))?;
         Ok(Self {
@@ -132,8 +136,8 @@ pub(crate) fn object_mrc(
     py: Python<'_>,
     objects: &Bound<'_, PyAny>,
     sizes: &Bound<'_, PyAny>,
-    rate: f64,
-    seed: u64,
+    #[pyo3(from_py_with = options::rate)] rate: f64,
+    #[pyo3(from_py_with = options::whole)] seed: u64,
 ) -> PyResult<(Curve, Curve)> {
     let lru = SizedLru::sampled(rate, seed);
     let mut lru = lru.map_err(|error| errors::option(error.to_string()))?;

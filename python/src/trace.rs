@@ -9,6 +9,7 @@ use plimsoll_source::{Options, open};
 use pyo3::prelude::*;
 
 use crate::errors::{self, OrRaise as _};
+use crate::options;
 
 /// The pages of a trace file: an iterator of numpy arrays of uint64, from `read_trace`.
 ///
@@ -83,7 +84,7 @@ pub(crate) fn read_trace(
     py: Python<'_>,
     path: PathBuf,
     format: Option<&str>,
-    page_bytes: u64,
+    #[pyo3(from_py_with = options::whole)] page_bytes: u64,
     page_column: Option<&str>,
     row_groups: Option<Vec<usize>>,
     instructions: bool,

@@ -24,6 +24,8 @@ BAD = {
     "nulls": (pa.array([1, None, None]), "2 of 3 page numbers are null"),
     "nulls of pandas": (pd.Series([1, None], dtype="Int64"), "1 of 2 page numbers are null"),
     "masked values": (np.ma.masked_equal([1, -1, 2], -1), "some page numbers are masked"),
+    "ragged lists": ([[1, 2], [3]], "inhomogeneous shape"),
+    "128-bit numbers": (pl.Series([1], dtype=pl.Int128), "is still not supported"),
     "iterators in an iterator": (iter([iter([1])]), "this is of type list_iterator"),
 }
 
@@ -88,6 +90,29 @@ def test_shares_are_numbers_from_0_on(share):
         for option in options:
             with pytest.raises(errors.OptionError, match="expected a share of 0 or more; got"):
                 pm.WorkingSetEstimator(name, **{option: share})
+
+
+CURVE = pm.mrc([1, 2, 1], "lru")
+OUT_OF_RANGE = {
+    "page_bytes": lambda: pm.mrc([1], "lru", page_bytes=-1),
+    "page_bytes of a trace": lambda: pm.read_trace("x", page_bytes=-1),
+    "page_bytes of a working set": lambda: pm.WorkingSetEstimator("pml", page_bytes=1 << 64),
+    "seed": lambda: pm.Simulation(seed=-1),
+    "seed of a plan": lambda: pm.plan({}, "1G", seed=-1),
+    "start": lambda: pm.map_batch([1], "lru", start=-1),
+    "points": lambda: CURVE.thinned(-1),
+    "rate": lambda: pm.Simulation("2"),
+    "rate of objects": lambda: pm.object_mrc([1], [1], rate="1/0"),
+    "shares": lambda: pm.plan({"a": pm.Vm(CURVE, "64M", shares=0)}, "1G"),
+    "baseline": lambda: pm.plan({"a": pm.Vm(CURVE, "64Q")}, "1G"),
+    "min": lambda: pm.plan({"a": pm.Vm(CURVE, "64M", min=None)}, "1G"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_numbers_out_of_range_are_errors_of_ours(name):
+    with pytest.raises(errors.OptionError):
+        OUT_OF_RANGE[name]()
 
 
 def test_pages_beyond_the_memory_are_refused():

@@ -90,6 +90,8 @@ def test_policies_are_simulated_as_by_the_command_line(zipf_trace, zipf, rate):
     ratios = [ratio for policy in policies for ratio in simulation.miss_ratios(policy, sizes)]
     assert ratios == [float(row["miss_ratio"]) for row in rows]
     assert simulation.references == len(zipf)
+    fraction = pm.Simulation(f"{rate:.0%}", seed=5).update(zipf)
+    assert (fraction.miss_ratios("sieve", sizes) == simulation.miss_ratios("sieve", sizes)).all()
     with pytest.raises(pm.errors.OptionError, match="there is no policy 'belady', only fifo, lru"):
         simulation.miss_ratios("belady", sizes)
 
