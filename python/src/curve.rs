@@ -240,7 +240,7 @@ impl Curve {
         Ok(distance.mean_absolute_error)
     }
 
-    /// The curve as JSON, as `plimsoll mrc -o json` writes it and `plimsoll plan` reads it.
+    /// The curve as JSON, as `plimsoll mrc -o json` writes it with all points, and `plimsoll plan` reads it.
     #[pyo3(signature = (vm="curve"))]
     fn to_json(&self, vm: &str) -> PyResult<String> {
         serde_json::to_string(&self.json(vm)).or_raise()
