@@ -1,7 +1,7 @@
 //! A fleet: hosts with their capacities, VMs with their needs over time.
 //!
-//! Each host's intervals are moved to the collecting machine's clock and folded into slots of a period: a slot holds the
-//! largest need of its intervals. A slot without a curve counts with the VM's largest need, and a VM without any with its
+//! Each host's intervals are moved to the collecting machine's clock, to the nearest slot, and folded into a period: a slot holds
+//! the largest need of its intervals. A slot without a curve counts with the VM's largest need, and a VM without any with its
 //! baseline. A VM that has moved between hosts has the intervals of all of them, by its UUID.
 
 use std::collections::{BTreeMap, HashMap};
@@ -279,23 +279,20 @@ fn begin_ms(host: &CollectedHost) -> i128 {
     i128::from(host.demands.since_unix_ms) - i128::from(host.clock_ahead_ms)
 }
 
-/// Adds a VM's intervals, of which the first begins at `begin_ms`, to what is known of it. An interval that lies across two slots
-/// counts in both.
+/// Adds a VM's intervals, of which the first begins at `begin_ms`, to what is known of it. Each counts in the slot in which most of it
+/// lies, and in no other, because clocks always differ a little.
 fn add(known: &mut Known, vm: &VmDemands, begin_ms: i128, (interval_ms, slots): (u64, u64)) {
     let interval = i128::from(interval_ms);
     for demand in &vm.intervals {
         let from = begin_ms + i128::from(demand.interval) * interval;
-        let last = from + interval - 1;
-        let [first, last] = [from, last].map(|at| at.div_euclid(interval));
-        for slot in [first, last] {
-            let slot = slot.rem_euclid(i128::from(slots));
-            let slot = known.entry(u64::try_from(slot).unwrap_or_default());
-            let slot = slot.or_default();
-            slot.bytes = slot.bytes.max(demand.need_bytes);
-            let most = slot.processors.into_iter();
-            let most = most.chain(demand.vcpu_seconds_per_second);
-            slot.processors = most.filter(|most| most.is_finite()).reduce(f64::max);
-        }
+        let slot = (from + interval / 2).div_euclid(interval);
+        let slot = slot.rem_euclid(i128::from(slots));
+        let slot = known.entry(u64::try_from(slot).unwrap_or_default());
+        let slot = slot.or_default();
+        slot.bytes = slot.bytes.max(demand.need_bytes);
+        let most = slot.processors.into_iter();
+        let most = most.chain(demand.vcpu_seconds_per_second);
+        slot.processors = most.filter(|most| most.is_finite()).reduce(f64::max);
     }
 }
 

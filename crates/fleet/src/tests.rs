@@ -350,8 +350,11 @@ fn needs_are_folded_into_a_period_on_one_clock() {
     // By a clock that is an hour ahead, what it calls the second hour was the first.
     let ahead = i64::try_from(HOUR_MS).unwrap();
     assert_eq!(memory_gib(&of(ahead), 0), [5, 5, 1, 1]);
-    // By half an hour: each interval lies in two slots.
-    assert_eq!(memory_gib(&of(ahead / 2), 0), [5, 5, 1, 1]);
+    // Each interval counts once, where most of it lies.
+    for little in [-1_740_000, -1, 1, 1_740_000] {
+        assert_eq!(memory_gib(&of(little), 0), [1, 5, 5, 1], "{little} ms");
+    }
+    assert_eq!(memory_gib(&of(1_860_000), 0), [5, 5, 1, 1]);
     let fleet = of(0);
     assert_eq!(fleet.hosts[0].memory_bytes(), 48 * GIB);
     assert_eq!(fleet.hosts[0].capacity[4], 16_000);
