@@ -230,6 +230,36 @@ fn after_any_loss_all_vms_have_a_place_or_the_plan_says_which_have_none() {
 }
 
 #[test]
+fn the_hosts_that_must_run_have_memory_and_processors_together_and_without_the_largest() {
+    let mixed = fleet(&[16, 8, 8, 4], &[(0, [17, 0])]);
+    assert_eq!(bound::hosts(&mixed, false), 2);
+    // Without the largest of them, all others are needed.
+    assert_eq!(bound::hosts(&mixed, true), 4);
+    assert_eq!(bound::hosts(&fleet(&[8, 8], &[(0, [0, 0])]), true), 2);
+    assert_eq!(bound::hosts(&fleet(&[8, 8], &[]), false), 0);
+    // Two suffice for the memory, and two for the processors, but no two for both.
+    let mut special = fleet(&[16, 16, 2, 2], &[(0, [20, 20])]);
+    for (host, processors) in special.hosts.iter_mut().zip([2, 2, 16, 16]) {
+        host.capacity[2..].fill(processors * 1000);
+    }
+    special.vms[0].need[2..].fill(20_000);
+    assert_eq!(bound::hosts(&special, false), 3);
+}
+
+#[test]
+fn a_bound_for_hosts_of_which_no_two_have_the_same_memory_takes_no_search() {
+    let gib: Vec<u32> = vec![230; 1000];
+    let vms: Vec<(usize, [u32; 2])> = (0..30_000).map(|vm| (vm % 1000, [4, 3])).collect();
+    let mut fleet = fleet(&gib, &vms);
+    for (host, own) in fleet.hosts.iter_mut().enumerate() {
+        let less = u32::try_from(host).unwrap();
+        own.capacity[..2].iter_mut().for_each(|mib| *mib -= less);
+    }
+    // 30000 VMs of 4 GiB; the largest 522 hosts have 119 927 GiB, one more 120 157.
+    assert_eq!(bound::hosts(&fleet, false), 523);
+}
+
+#[test]
 fn vms_that_wait_for_each_other_go_by_a_third_host() {
     let rules = "[[on]]\nvms=['vm-0']\nhosts=['host-1']\n[[on]]\nvms=['vm-1']\nhosts=['host-0']\n";
     let rules = Rules::parse(rules).unwrap();
