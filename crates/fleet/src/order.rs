@@ -1,7 +1,8 @@
-//! The order of moves: when a VM comes, its host has room for it.
+//! The order of moves: when a VM comes, its host has room for it, and no rule forbids it there.
 //!
-//! A VM needs its share of its host until it has left, so a move has to wait for others. Where moves wait for each other in a
-//! circle, a VM goes to a third host first; if none has room, the moves left are listed as they are, and counted.
+//! A VM needs its share of its host until it has left, and others may have to be apart from it, so a move has to wait for others.
+//! Where moves wait for each other in a circle, a VM goes to a third host first; if none can take it, the moves left are listed
+//! as they are, and counted.
 
 use plimsoll_protocol::fleet::MoveReason;
 
@@ -20,11 +21,12 @@ pub(crate) struct Move {
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     pub(crate) moves: Vec<Move>,
-    /// The last moves, that need room at the same time.
+    /// The last moves, which wait for each other.
     pub(crate) at_once: usize,
 }
 
-/// Orders the moves of VMs, each an item of `problem`, from where they are to `host_of`; `reason` is that of each VM.
+/// Orders the moves of VMs, each an item of `problem`, from where they are to `host_of`; `reason` is that of each VM. VMs that
+/// belong together are parted while they move.
 pub(crate) fn order(
     problem: &Problem<'_>,
     host_of: &[usize],

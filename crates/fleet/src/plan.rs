@@ -30,7 +30,7 @@ pub fn plan(
     let rules = rules.resolve(fleet)?;
     let placement = placed(&problem, aim);
     // Every VM by itself, on its host now and then.
-    let vms_alone = Problem::new(fleet, &Rules::default().resolve(fleet)?);
+    let vms_alone = Problem::new(fleet, &rules.one_by_one());
     let (before, after) = (
         vms_alone.load_now(),
         vms_alone.load(placement.host_of.iter().copied()),
@@ -84,6 +84,7 @@ pub fn plan(
             at_least: bound::moved_bytes(&problem),
         },
         moves,
+        moves_without_order: order.at_once as u64,
         vms: vms(fleet, &placement.host_of),
         hosts: (0..fleet.hosts.len())
             .map(|host| host_place(&vms_alone, &after, host, survives(host)))
@@ -167,7 +168,8 @@ fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String>
     }
     if at_once > 0 {
         problems.push(format!(
-            "The last {at_once} moves need room at the same time: no third host can hold one of the VMs meanwhile"
+            "The last {at_once} moves wait for each other: no order was found in which each target has room and rules are kept, \
+             and no third host may hold one of the VMs meanwhile"
         ));
     }
     problems

@@ -92,6 +92,14 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
+    /// The same for VMs that move one by one.
+    pub(crate) fn one_by_one(&self) -> Self {
+        Self {
+            items: (0..self.stays.len()).map(|vm| vec![vm]).collect(),
+            ..self.clone()
+        }
+    }
+
     /// Whether a rule forbids that a VM is where it is now: on this host, without its group, or beside another one.
     pub(crate) fn is_broken_by(&self, vm: usize, fleet: &Fleet) -> bool {
         let host = |vm: usize| fleet.vms[vm].host;

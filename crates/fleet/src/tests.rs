@@ -7,6 +7,7 @@ use plimsoll_protocol::fleet::{
 use proptest::prelude::*;
 
 use crate::fleet::{Fleet, FleetError, Host, Settings, Vm};
+use crate::load::Problem;
 use crate::place::{Aim, place, problem};
 use crate::plan::plan;
 use crate::rules::Rules;
@@ -126,8 +127,8 @@ proptest! {
                 prop_assert!(bound::hosts(&fleet, false) <= best.0 as u64);
             }
         }
-        // Each VM that comes has room, unless the plan says that there is none.
-        let alone = problem(&fleet, &Rules::default()).unwrap();
+        // Each VM that comes has room and keeps rules, unless the plan says that there is none.
+        let alone = Problem::new(&fleet, &rules.resolve(&fleet).unwrap().one_by_one());
         let order = order::order(&alone, &found.host_of, |_| MoveReason::Relief);
         let mut host_of: Vec<usize> = fleet.vms.iter().map(|vm| vm.host).collect();
         for (done, step) in order.moves.iter().enumerate() {
@@ -140,6 +141,12 @@ proptest! {
                     let need: u32 = there.map(|vm| fleet.vms[vm].need[slot]).sum();
                     prop_assert!(need <= capacity);
                 }
+                let breaks = || match step.vm {
+                    0 => host_of[1] == step.to,
+                    1 => host_of[0] == step.to,
+                    vm => vm == 2 && step.to != 0,
+                };
+                prop_assert!(text.is_empty() || !breaks());
             }
         }
         prop_assert_eq!(host_of, found.host_of);
@@ -264,15 +271,34 @@ fn vms_that_wait_for_each_other_go_by_a_third_host() {
     let rules = "[[on]]\nvms=['vm-0']\nhosts=['host-1']\n[[on]]\nvms=['vm-1']\nhosts=['host-0']\n";
     let rules = Rules::parse(rules).unwrap();
     let with_third = fleet(&[8, 8, 8], &[(0, [6, 6]), (1, [6, 6])]);
-    let found = plan(&with_third, &rules, aim(Goal::Fit, false), None).unwrap();
-    let steps: Vec<_> = found.moves.iter().map(|step| step.to.as_str()).collect();
-    assert_eq!(steps.len(), 3);
-    assert_eq!(steps[0], "host-2");
-    assert_eq!(found.problems, [""; 0]);
+    let free = problem(&with_third, &Rules::default()).unwrap();
+    let order = order::order(&free, &[1, 0], |_| MoveReason::Relief);
+    let steps: Vec<_> = order.moves.iter().map(|step| step.to).collect();
+    assert_eq!((steps, order.at_once), (vec![2, 1, 0], 0));
     let alone = fleet(&[8, 8], &[(0, [6, 6]), (1, [6, 6])]);
     let found = plan(&alone, &rules, aim(Goal::Fit, false), None).unwrap();
     assert_eq!(found.moves.len(), 2);
-    assert!(found.problems[0].contains("The last 2 moves need room at the same time"));
+    assert_eq!(found.moves_without_order, 2);
+    assert!(found.problems[0].contains("The last 2 moves wait for each other"));
+}
+
+#[test]
+fn a_vm_on_its_way_is_on_no_host_that_rules_forbid_and_beside_no_vm_from_which_it_is_apart() {
+    let vms = [(0, [7, 7]), (1, [7, 7]), (2, [1, 1]), (3, [1, 1])];
+    let four = fleet(&[8; 4], &vms);
+    let swap =
+        "[[on]]\nvms=['vm-0']\nhosts=['host-0','host-1']\n[[on]]\nvms=['vm-1']\nhosts=['host-0']\n";
+    let rules = Rules::parse(swap).unwrap();
+    let found = plan(&four, &rules, aim(Goal::Fit, false), None).unwrap();
+    // The two hosts with room may have neither.
+    assert_eq!((found.fits, found.moves.len()), (true, 2));
+    assert_eq!(found.moves_without_order, 2);
+    let apart = "[[apart]]\nvms=['vm-0','vm-1']\n[[apart]]\nvms=['vm-1','vm-2']\n[[apart]]\nvms=['vm-0','vm-2']\n";
+    let rules = Rules::parse(apart).unwrap().resolve(&four).unwrap();
+    let problem = Problem::new(&four, &rules.one_by_one());
+    let order = order::order(&problem, &[1, 0, 2, 3], |_| MoveReason::Relief);
+    let steps: Vec<_> = order.moves.iter().map(|step| (step.vm, step.to)).collect();
+    assert_eq!((steps, order.at_once), (vec![(1, 3), (0, 1), (1, 0)], 0));
 }
 
 #[test]

@@ -171,6 +171,9 @@ pub struct PlacementJson {
     pub moved_bytes: BoundedBytes,
     /// The moves, in an order in which each target has room when it comes.
     pub moves: Vec<VmMove>,
+    /// So many of them, the last, wait for each other: no order was found in which each target has room and rules are kept.
+    #[serde(default)]
+    pub moves_without_order: u64,
     /// All VMs, with the sizes that they need.
     pub vms: Vec<VmPlace>,
     /// The hosts after the moves.

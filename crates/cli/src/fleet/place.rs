@@ -19,8 +19,8 @@ use crate::live::words::size;
 
 /// Plan on which host each VM should run, as a list of moves in an order in which each target has room.
 ///
-/// The exit code is 4 if not every VM can get what it needs, or with --survive-loss if not every host may be lost; 5 if some hosts did
-/// not answer.
+/// The exit code is 4 if not every VM can get what it needs, if moves wait for each other, or with --survive-loss if not every host
+/// may be lost; 5 if some hosts did not answer.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -83,6 +83,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     if plan.survives_loss == Some(false) {
         let text = "not every host may be lost; the plan is as near to that as was found";
+        return Err(Forbidden(text.to_owned()).into());
+    }
+    if plan.moves_without_order > 0 {
+        let text =
+            "no order was found in which each target has room and rules are kept when a VM comes";
         return Err(Forbidden(text.to_owned()).into());
     }
     complain(&file.missing, UNANSWERED)
