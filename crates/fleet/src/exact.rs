@@ -4,7 +4,8 @@
 //! as bad as the best placement found. Empty hosts of equal capacity that are no item's origin and in no rule are
 //! interchangeable: only the first of them is tried.
 //!
-//! Cost: exponential; the number of steps is bounded, and beyond it nothing is claimed.
+//! Cost: exponential; the number of steps is bounded, also of those that search whether a host may be lost, and beyond it nothing
+//! is claimed.
 
 use plimsoll_protocol::fleet::Goal;
 
@@ -89,13 +90,15 @@ impl Search<'_> {
             return true;
         }
         let Some(&item) = self.order.get(depth) else {
-            let solution = Solution::of(self.problem, load.clone(), self.aim);
+            let steps = &mut self.steps_left;
+            let solution = Solution::of(self.problem, load.clone(), self.aim, steps);
             let cost = cost(self.problem, self.aim, &solution);
             if solution.is_whole() && self.best_cost.is_none_or(|best| cost < best) {
                 self.best_cost = Some(cost);
                 self.best = Some(solution);
             }
-            return true;
+            // Without steps, it may be better than was found.
+            return self.steps_left > 0;
         };
         let origin = self.problem.items[item].origin;
         let others = (0..self.alike.len()).filter(|&host| host != origin);

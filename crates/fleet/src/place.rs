@@ -7,7 +7,7 @@
 //!    least room is left, if all its VMs find room. The best result of several orders of hosts is taken: least loaded first,
 //!    smallest first, fewest bytes first.
 //! 3. *Spare.* A host may be lost if its VMs then fit on the others, largest first, each where most room is left. If some
-//!    host in use may not, hosts that were emptied are kept, the largest first, until all may.
+//!    host in use may not, hosts that were emptied are kept, the largest first, until all may; then those that help nothing go.
 //!
 //! A small fleet is then searched exhaustively (`exact`), within a number of steps. A VM finds its host in one pass over all, so a
 //! fleet of n hosts and m VMs takes O(n m slots) for each of steps 1 to 3.
@@ -82,7 +82,7 @@ pub(crate) fn placed(problem: &Problem<'_>, aim: Aim) -> Placement {
     let mut load = problem.load_now();
     repair(problem, &mut load);
     let mut solution = match aim.goal {
-        Goal::Fit => Solution::of(problem, load, aim),
+        Goal::Fit => Solution::of(problem, load, aim, &mut 0),
         Goal::FewestHosts => emptied(problem, &load, aim),
     };
     let mut is_optimal = false;
@@ -101,7 +101,11 @@ pub(crate) fn as_it_is(problem: &Problem<'_>) -> Placement {
         survive_loss: true,
         exhaustive: false,
     };
-    let solution = Solution::of(problem, problem.load_now(), aim);
+    let mut steps = match problem.items.len() <= SEARCH_ITEMS_MAX {
+        true => SEARCH_STEPS,
+        false => 0,
+    };
+    let solution = Solution::of(problem, problem.load_now(), aim, &mut steps);
     placement(solution, problem, false)
 }
 
@@ -308,7 +312,7 @@ fn emptied(problem: &Problem<'_>, load: &Load, aim: Aim) -> Solution {
         order.sort_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let mut load = load.clone();
         empty_hosts(problem, &mut load, order.iter().map(|(_, host)| *host));
-        Solution::of(problem, load, aim)
+        Solution::of(problem, load, aim, &mut 0)
     });
     let cost = |solution: &Solution| {
         let is_partial = !solution.is_whole();

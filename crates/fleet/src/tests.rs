@@ -236,6 +236,80 @@ fn after_any_loss_all_vms_have_a_place_or_the_plan_says_which_have_none() {
     );
 }
 
+/// Whether VMs find places on hosts of `kept` if any one host is lost; by trying all.
+fn any_may_be_lost(fleet: &Fleet, host_of: &[usize], kept: &[usize]) -> bool {
+    (0..fleet.hosts.len()).all(|lost| {
+        let homeless: Vec<usize> = (0..host_of.len())
+            .filter(|&vm| host_of[vm] == lost)
+            .collect();
+        let others: Vec<usize> = kept.iter().copied().filter(|&host| host != lost).collect();
+        let count = others.len().pow(u32::try_from(homeless.len()).unwrap());
+        (0..count).any(|mut number| {
+            let mut after = host_of.to_vec();
+            for &vm in &homeless {
+                after[vm] = others[number % others.len()];
+                number /= others.len();
+            }
+            is_within(fleet, &after)
+        })
+    })
+}
+
+/// The least cost of all placements after which any host may be lost; by trying all.
+fn naive_surviving(fleet: &Fleet, goal: Goal) -> Option<(usize, u64)> {
+    let hosts = fleet.hosts.len();
+    let sets =
+        (0_usize..1 << hosts).map(|set| (0..hosts).filter(|host| set >> host & 1 == 1).collect());
+    let sets: Vec<Vec<usize>> = sets.collect();
+    let costs = sets.iter().filter_map(|kept| {
+        let is_allowed = |host_of: &[usize]| {
+            host_of.iter().all(|host| kept.contains(host)) && any_may_be_lost(fleet, host_of, kept)
+        };
+        let (_, bytes) = naive(fleet, Goal::Fit, is_allowed)?;
+        let running = if goal == Goal::Fit { 0 } else { kept.len() };
+        Some((running, bytes))
+    });
+    costs.min()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    #[test]
+    fn a_small_fleet_that_survives_a_loss_is_placed_as_well_as_can_be(fleet in small_fleets(), fewest in any::<bool>()) {
+        prop_assume!(fleet.vms.len() < 6);
+        let goal = if fewest { Goal::FewestHosts } else { Goal::Fit };
+        let found = plan(&fleet, &Rules::default(), aim(goal, true), None).unwrap();
+        prop_assert!(found.is_optimal);
+        let best = naive_surviving(&fleet, goal);
+        prop_assert_eq!(found.fits && found.survives_loss == Some(true), best.is_some());
+        if let Some((running, bytes)) = best {
+            prop_assert_eq!(found.moved_bytes.planned, bytes);
+            if goal == Goal::FewestHosts {
+                prop_assert_eq!(found.hosts_used.after, running as u64);
+                prop_assert!(found.hosts_used.at_least <= running as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn spare_hosts_that_help_nothing_are_not_kept() {
+    // The largest has no processors for the VM of the first.
+    let mut three = fleet(&[20, 100, 20], &[(0, [10, 10])]);
+    for (host, processors) in three.hosts.iter_mut().zip([16, 2, 16]) {
+        host.capacity[2..].fill(processors * 1000);
+    }
+    three.vms[0].need[2..].fill(8000);
+    for exhaustive in [false, true] {
+        let aim = Aim {
+            exhaustive,
+            ..aim(Goal::FewestHosts, true)
+        };
+        let found = place(&three, &Rules::default(), aim).unwrap();
+        assert_eq!((found.host_of, found.spare), (vec![0], vec![2]));
+    }
+}
+
 #[test]
 fn the_hosts_that_must_run_have_memory_and_processors_together_and_without_the_largest() {
     let mixed = fleet(&[16, 8, 8, 4], &[(0, [17, 0])]);
