@@ -149,7 +149,7 @@ impl Collector {
             StatusCode::UNAUTHORIZED => {
                 Err("status 401: it requires a token, or another".to_owned())
             }
-            _ => Err(format!("status {status}")),
+            _ => Err(format!("status {status}{}", message_of(&body))),
         }
     }
 
@@ -239,6 +239,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a daemon explains of a refusal, cut, on one line; nothing if it does not.
+fn message_of(body: &[u8]) -> String {
+    /// Letters of an explanation: it comes from another host.
+    const LETTERS_MAX: usize = 200;
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let message = body["message"].as_str().unwrap_or_default();
+    let plain = message.chars().filter(|letter| !letter.is_control());
+    let message: String = plain.take(LETTERS_MAX).collect();
+    match message.is_empty() {
+        true => message,
+        false => format!(": {message}"),
+    }
+}
+
 fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     u64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
@@ -267,5 +281,28 @@ fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, AccessError> {
     match found.is_empty() {
         true => Err(wrong("it has no certificate".to_owned())),
         false => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::message_of;
+
+    #[test]
+    fn an_explanation_is_shown_cut_and_without_controls() {
+        let of = |body: &str| message_of(body.as_bytes());
+        assert_eq!(
+            of(
+                r#"{"schema":1,"kind":"bad-request","message":"interval_ms=1: expected\u001b 60000 or more"}"#
+            ),
+            ": interval_ms=1: expected 60000 or more"
+        );
+        assert_eq!(
+            of(&format!(r#"{{"message":"{}"}}"#, "x".repeat(5000))).len(),
+            202
+        );
+        for body in ["", "no JSON", "{}", r#"{"message":7}"#, "[]"] {
+            assert_eq!(of(body), "", "{body}");
+        }
     }
 }

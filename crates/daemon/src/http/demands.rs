@@ -1,7 +1,7 @@
 //! What the VMs need over time, for planning with many hosts.
 
 use std::sync::Arc;
-use std::thread;
+use std::{fs, thread};
 
 use axum::Json;
 use axum::extract::State;
@@ -115,6 +115,30 @@ pub(super) async fn demands(
     .await?
 }
 
+/// The processors of the host, whichever of them this daemon may run on.
 fn processors() -> Option<u32> {
-    u32::try_from(thread::available_parallelism().ok()?.get()).ok()
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    let online = online.and_then(|list| count(&list));
+    online.or_else(|| u32::try_from(thread::available_parallelism().ok()?.get()).ok())
+}
+
+/// The number of numbers in the kernel's list of ranges, as in `0-3,6`.
+fn count(list: &str) -> Option<u32> {
+    list.trim_end().split(',').try_fold(0_u32, |sum, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let [first, last] = [first, last].map(|number| number.parse::<u32>().ok());
+        sum.checked_add(last?.checked_sub(first?)?.checked_add(1)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processors_are_counted_by_the_kernels_list() {
+        let counts = ["0", "0-1\n", "0-3,6,8-9\n", "", "x", "3-1", "0-4294967295"].map(count);
+        assert_eq!(counts, [Some(1), Some(2), Some(7), None, None, None, None]);
+        assert!(processors() >= u32::try_from(thread::available_parallelism().unwrap().get()).ok());
+    }
 }
