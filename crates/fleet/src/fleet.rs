@@ -228,10 +228,16 @@ impl Fleet {
                     .as_deref()
                     .and_then(|uuid| places.insert(uuid, number))
                 {
-                    fleet.notes.push(format!(
-                        "VM {:?} is on {:?} and on {:?}: it was migrating, or one UUID is used twice; it counts on both",
-                        vm.vm, fleet.hosts[other].name, demands.host
-                    ));
+                    fleet.notes.push(match other == number {
+                        true => format!(
+                            "VM {:?} of {:?} has the UUID of another VM there: each counts with what either of them needs",
+                            vm.vm, demands.host
+                        ),
+                        false => format!(
+                            "VM {:?} is on {:?} and on {:?}: it was migrating, or one UUID is used twice; it counts on both",
+                            vm.vm, fleet.hosts[other].name, demands.host
+                        ),
+                    });
                 }
                 let mut own = Known::new();
                 let known = match vm.uuid.as_deref().and_then(|uuid| known.get(uuid)) {

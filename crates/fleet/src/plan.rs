@@ -77,7 +77,8 @@ pub fn plan(
         hosts_used: BoundedCount {
             before: before.hosts_in_use() as u64,
             after: (after.hosts_in_use() + placement.spare.len()) as u64,
-            at_least: bound::hosts(fleet, aim.survive_loss),
+            // With the goal `fit` all hosts run on, and count only with a VM.
+            at_least: bound::hosts(fleet, aim.survive_loss && aim.goal == Goal::FewestHosts),
         },
         moved_bytes: BoundedBytes {
             planned: moves.iter().map(|step| step.size_bytes).sum(),
@@ -105,6 +106,8 @@ fn host_place(
     let (memory, time) = load.used(host).split_at(slots);
     let processors = own.capacity[slots];
     let vms = &load.items_of[host];
+    let is_measured = |&vm: &usize| problem.fleet.vms[vm].processors_known;
+    let is_known = vms.is_empty() || vms.iter().any(is_measured);
     let peaks = vms
         .iter()
         .map(|&vm| peak_bytes(&problem.items[vm].need, slots));
@@ -114,7 +117,7 @@ fn host_place(
         capacity_bytes: own.memory_bytes(),
         peak_bytes: bytes(most(memory)),
         sum_of_peaks_bytes: peaks.sum(),
-        processors_ratio: (processors != u32::MAX && processors > 0)
+        processors_ratio: (is_known && processors != u32::MAX && processors > 0)
             .then(|| f64::from(most(time)) / f64::from(processors)),
         survives_loss,
     }

@@ -15,7 +15,8 @@
 //! vms = ["1c4a1f5e-0c4b-4b3c-9c75-0d9f2d1c0a11"]
 //! ```
 //!
-//! A VM is given by its UUID or its name, a host by its name; `*` stands for any characters, `?` for one.
+//! A VM is given by its UUID or its name, a host by its name; `*` stands for any characters, `?` for one. Only what begins as a UUID
+//! does, with eight characters and a dash, is compared with UUIDs, without regard to case: `d*` is for names alone.
 
 use serde::Deserialize;
 use wildmatch::WildMatch;
@@ -205,13 +206,23 @@ fn nobody(rule: &'static str, kind: &'static str, name: &str) -> RulesError {
     }
 }
 
+/// Whether UUIDs may be meant: by chance, a pattern of names would match some.
+fn begins_as_uuid(pattern: &str) -> bool {
+    let first = pattern.split_once('-').map(|(first, _)| first);
+    let is_digit = |letter: char| letter == '?' || letter.is_ascii_hexdigit();
+    first.is_some_and(|first| first.len() == 8 && first.chars().all(is_digit))
+}
+
 /// Numbers of the VMs that are meant, each once.
 fn vms(fleet: &Fleet, rule: &'static str, names: &[String]) -> Result<Vec<usize>, RulesError> {
     let mut found: Vec<usize> = Vec::new();
     for name in names {
         let pattern = WildMatch::new(name);
-        let is_meant =
-            |vm: &Vm| pattern.matches(&vm.name) || vm.uuid.as_deref() == Some(name.as_str());
+        let of_uuid = begins_as_uuid(name).then(|| WildMatch::new_case_insensitive(name));
+        let is_meant = |vm: &Vm| {
+            let uuid = of_uuid.as_ref().zip(vm.uuid.as_deref());
+            pattern.matches(&vm.name) || uuid.is_some_and(|(pattern, uuid)| pattern.matches(uuid))
+        };
         let before = found.len();
         let meant = fleet.vms.iter().enumerate();
         found.extend(

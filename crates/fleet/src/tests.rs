@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::fleet::{Fleet, FleetError, Host, Settings, Vm};
 use crate::load::Problem;
 use crate::place::{Aim, place, problem};
-use crate::plan::plan;
+use crate::plan::{plan, report};
 use crate::rules::Rules;
 use crate::{bound, order};
 
@@ -293,6 +293,16 @@ proptest! {
 }
 
 #[test]
+fn hosts_without_vms_count_only_where_others_are_switched_off() {
+    let pair = fleet(&[8, 8], &[(0, [1, 1])]);
+    for (goal, running) in [(Goal::Fit, 1), (Goal::FewestHosts, 2)] {
+        let used = plan(&pair, &Rules::default(), aim(goal, true), None);
+        let used = used.unwrap().hosts_used;
+        assert_eq!((used.after, used.at_least), (running, running), "{goal:?}");
+    }
+}
+
+#[test]
 fn spare_hosts_that_help_nothing_are_not_kept() {
     // The largest has no processors for the VM of the first.
     let mut three = fleet(&[20, 100, 20], &[(0, [10, 10])]);
@@ -408,6 +418,28 @@ fn vms_that_belong_together_move_together_and_those_that_must_stay_do() {
     let error = place(&trio, &misspelt, aim(Goal::Fit, false)).unwrap_err();
     assert_eq!(error.to_string(), "rule stay: no VM is called \"vm-7\"");
     assert!(Rules::parse("[[together]]\nvm=['a']").is_err());
+}
+
+#[test]
+fn a_rule_may_name_vms_by_patterns_of_uuids_in_any_case_and_patterns_of_names_match_no_uuid() {
+    let mut pair = fleet(&[8], &[(0, [1, 1]), (0, [1, 1])]);
+    pair.vms[0].uuid = Some("dba1a24a-4061-4607-8bf4-a3963d0c5895".to_owned());
+    pair.vms[1].name = "DB-1".to_owned();
+    let stays = |name: &str| {
+        let rules = Rules::parse(&format!("[[stay]]\nvms=['{name}']\n")).unwrap();
+        rules.resolve(&pair).map(|resolved| resolved.stays).ok()
+    };
+    for name in [
+        "dba1a24a-4061-4607-8bf4-a3963d0c5895",
+        "DBA1A24A-4061-4607-8BF4-A3963D0C5895",
+        "DBA1A24A-*",
+        "dba1????-*-a3963d0c5895",
+    ] {
+        assert_eq!(stays(name), Some(vec![true, false]), "{name}");
+    }
+    assert_eq!(stays("D*"), Some(vec![false, true]));
+    assert_eq!(stays("d*"), None);
+    assert_eq!(stays("*-a3963d0c5895"), None);
 }
 
 fn vm(name: &str, uuid: Option<&str>, intervals: &[(u32, u64)]) -> VmDemands {
@@ -527,6 +559,40 @@ fn what_is_not_known_counts_as_much_and_is_said() {
         "{:?}",
         fleet.notes
     );
+}
+
+#[test]
+fn a_uuid_that_is_used_twice_is_named_on_one_host_and_on_two() {
+    let notes = |hosts| Fleet::of(&file(hosts), &SETTINGS).unwrap().notes;
+    let twin = |name| vm(name, Some("u"), &[(0, 1)]);
+    let there = notes(vec![host("a", 0, vec![twin("x"), twin("y")])]);
+    assert!(there[0].starts_with("VM \"y\" of \"a\" has the UUID of another VM there"));
+    let both = notes(vec![
+        host("a", 0, vec![twin("x")]),
+        host("b", 0, vec![twin("x")]),
+    ]);
+    assert!(both[0].starts_with("VM \"x\" is on \"a\" and on \"b\""));
+}
+
+#[test]
+fn the_processors_of_a_host_are_unknown_if_those_of_all_its_vms_are() {
+    let silent = |name: &str| {
+        let mut silent = vm(name, None, &[(0, 1)]);
+        silent.intervals[0].vcpu_seconds_per_second = None;
+        silent
+    };
+    let file = file(vec![
+        host("a", 0, vec![silent("x")]),
+        host("b", 0, vec![silent("y"), vm("z", None, &[(0, 1)])]),
+        host("c", 0, Vec::new()),
+    ]);
+    let report = report(&file, &Fleet::of(&file, &SETTINGS).unwrap()).unwrap();
+    let ratios: Vec<_> = report
+        .hosts
+        .iter()
+        .map(|host| host.processors_ratio)
+        .collect();
+    assert_eq!(ratios, [None, Some(0.5 / 16.0), Some(0.0)]);
 }
 
 #[test]

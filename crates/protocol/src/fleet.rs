@@ -165,7 +165,7 @@ pub struct PlacementJson {
     pub survives_loss: Option<bool>,
     /// Whether no placement is better for the goal.
     pub is_optimal: bool,
-    /// Hosts with a VM: before, after, and the number below which no placement gets.
+    /// Hosts with a VM, and with `fewest-hosts` those kept for a loss: before, after, and the number below which no placement gets.
     pub hosts_used: BoundedCount,
     /// Bytes of VMs to be moved, and what must be moved at least.
     pub moved_bytes: BoundedBytes,
@@ -265,7 +265,8 @@ pub struct HostPlace {
     pub peak_bytes: u64,
     /// The sum of what each of them needs at its own peak.
     pub sum_of_peaks_bytes: u64,
-    /// Share of its processors that is needed at the time when most are; `null` if unknown.
+    /// Share of its processors that is needed at the time when most are; `null` if unknown, of the host or of all its
+    /// VMs. VMs of unknown use count as none beside others.
     pub processors_ratio: Option<f64>,
     /// Whether its VMs fit on the other hosts if it is lost; `null` if not asked for.
     pub survives_loss: Option<bool>,

@@ -13,7 +13,7 @@ use plimsoll_output::{Columns, Side, TableOrJson, duration, printable};
 use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
 use plimsoll_protocol::size::BitRate;
 
-use super::report::hosts;
+use super::report::{counted, hosts};
 use super::source::{Source, UNANSWERED, complain};
 use crate::live::words::size;
 
@@ -133,8 +133,8 @@ fn table(plan: &PlacementJson) -> String {
         (false, _) => "a better one may exist",
     };
     text.push_str(&format!(
-        "\n{} hosts run, {} before; no placement needs fewer than {}. {} are moved, at least {} must be: {optimal}.\n",
-        used.after,
+        "\n{} in use, {} before; no placement needs fewer than {}. {} are moved, at least {} must be: {optimal}.\n",
+        counted(used.after, "host"),
         used.before,
         used.at_least,
         size(moved.planned),

@@ -7,7 +7,7 @@ use plimsoll_output::{Columns, Side, TableOrJson, percent, printable};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::size;
+use crate::live::words::{UNKNOWN, size};
 
 /// Show what the VMs of each host need together, and which hosts may be lost.
 ///
@@ -51,17 +51,24 @@ pub fn hosts(places: &[HostPlace]) -> String {
             Some(false) => "VMS HAVE NO PLACE",
             None => "",
         };
+        let cpu = place.processors_ratio.map(percent);
         table.row([
             printable(&place.host),
             place.vms.to_string(),
             size(place.capacity_bytes),
             size(place.peak_bytes),
             size(place.sum_of_peaks_bytes),
-            place.processors_ratio.map(percent).unwrap_or_default(),
+            cpu.unwrap_or_else(|| UNKNOWN.to_owned()),
             lost.to_owned(),
         ]);
     }
     table.text()
+}
+
+/// A number of things.
+pub fn counted(count: u64, thing: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{ending}")
 }
 
 fn table(report: &FleetReport) -> String {
@@ -74,19 +81,19 @@ fn table(report: &FleetReport) -> String {
     let (slot, need) = peak.map_or((0, 0), |(slot, bytes)| (slot as u64, *bytes));
     let minutes = slot * report.interval_ms / 60_000;
     text.push_str(&format!(
-        "\n{} VMs on {} hosts have {} of {}. They need {} at the busiest time, {:02}:{:02} (UTC) of {}; \
-         the sum of what each needs at its own peak is {}.\n\
-         {} hosts have at least to run for that.\n",
-        report.vms.len(),
-        report.hosts.len(),
+        "\nSizes of {} on {}: {} of {}. Need at the busiest time, {:02}:{:02} (UTC) of {}: {}; \
+         the sum of what each needs at its own peak: {}.\n\
+         At least {} must run for that.\n",
+        counted(report.vms.len() as u64, "VM"),
+        counted(report.hosts.len() as u64, "host"),
         size(report.size_bytes),
         size(report.capacity_bytes),
-        size(need),
         minutes / 60,
         minutes % 60,
         plimsoll_output::duration(report.period_ms as f64 / 1000.0),
+        size(need),
         size(report.sum_of_peaks_bytes),
-        report.hosts_at_least,
+        counted(report.hosts_at_least, "host"),
     ));
     for clock in &report.clocks {
         let direction = if clock.ahead_ms > 0 {
