@@ -46,7 +46,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         if !cli.wants(&name) {
             continue;
         }
-        let mut whole = observed(1.0, 0, &batches)?;
+        let whole = observed(1.0, 0, &batches)?;
         let footprint = whole.footprint().0;
         let steps = args.sizes.clamp(1, footprint);
         let sizes = (1..=steps).map(|step| PageCount(footprint * step / steps));
@@ -112,7 +112,7 @@ fn sampled(
     let runs = cli.runs.max(1);
     for seed in 1..=runs {
         let watch = Watch::start(Clock::Cpu);
-        let mut simulation = observed(rate, seed.into(), batches)?;
+        let simulation = observed(rate, seed.into(), batches)?;
         let points = simulation.points(row, sizes)?;
         seconds += watch.seconds();
         let pairs = points.iter().zip(truth);
