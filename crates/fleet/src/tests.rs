@@ -283,7 +283,13 @@ proptest! {
         let best = naive_surviving(&fleet, goal);
         prop_assert_eq!(found.fits && found.survives_loss == Some(true), best.is_some());
         if let Some((running, bytes)) = best {
-            prop_assert_eq!(found.moved_bytes.planned, bytes);
+            // By where VMs are in the end: one that makes room on the way moves twice.
+            let is_elsewhere = |vm: &&Vm| {
+                let last = found.moves.iter().rfind(|step| step.vm == vm.name);
+                last.is_some_and(|step| step.to != fleet.hosts[vm.host].name)
+            };
+            let moved = fleet.vms.iter().filter(is_elsewhere);
+            prop_assert_eq!(moved.map(|vm| vm.size_bytes).sum::<u64>(), bytes);
             if goal == Goal::FewestHosts {
                 prop_assert_eq!(found.hosts_used.after, running as u64);
                 prop_assert!(found.hosts_used.at_least <= running as u64);
