@@ -128,7 +128,7 @@ fn a_fleet_is_planned_with_the_hosts_that_answer_and_the_others_are_named() {
         ],
     );
     assert_eq!(found.status.code(), Some(5), "{}", text(&found.stderr));
-    assert!(text(&found.stderr).contains("hosts that did not answer: 3"));
+    assert!(text(&found.stderr).contains("hosts without a usable answer: 3"));
     fs::write(folder.path().join("fleet.json"), &found.stdout).unwrap();
     // From here on nobody has to answer.
     servers.clear();

@@ -23,6 +23,10 @@ const AT_ONCE: usize = 32;
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 /// Length of the connection's beginning, and of the whole exchange.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Limit on the memory of a host, and on what its VMs have or need: what 48 bits address.
+const BYTES_MAX: u64 = 1 << 48;
+/// Limit on the processors that a host's VMs use.
+const PROCESSORS_MAX: f64 = 65_536.0;
 
 /// How daemons are reached.
 #[derive(Debug, Clone, Default)]
@@ -224,15 +228,66 @@ impl Collector {
         let before_ms = unix_ms();
         let demands: HostDemands = self.ask(&address)?;
         let ours_ms = before_ms.midpoint(unix_ms());
-        if demands.schema != SCHEMA {
-            return Err(format!("schema {}, not {SCHEMA}", demands.schema));
-        }
+        check(&demands)?;
         if demands.interval_ms != interval_ms || demands.since_unix_ms != since_unix_ms {
             return Err("it answers for other intervals than those asked for".to_owned());
         }
         let ahead = i128::from(demands.now_unix_ms) - i128::from(ours_ms);
         Ok((i64::try_from(ahead).unwrap_or(i64::MAX), demands))
     }
+}
+
+/// Lists hosts of `file` whose answers cannot be used as missing, with the reason: the others can be planned without them.
+pub fn set_aside(file: &mut FleetFile) {
+    for host in std::mem::take(&mut file.hosts) {
+        match check(&host.demands) {
+            Ok(()) => file.hosts.push(host),
+            Err(why) => file.missing.push(MissingHost {
+                target: host.target,
+                why,
+            }),
+        }
+    }
+}
+
+/// Whether an answer is of our version, and no number in it is beyond all hosts. Otherwise, one daemon could make the sums of a fleet
+/// overflow.
+fn check(demands: &HostDemands) -> Result<(), String> {
+    if demands.schema != SCHEMA {
+        return Err(format!("schema {}, not {SCHEMA}", demands.schema));
+    }
+    let nonsense = |what: String| Err(format!("nonsense: {what}"));
+    if demands.total_bytes > BYTES_MAX || demands.processors == Some(0) {
+        let (bytes, processors) = (demands.total_bytes, demands.processors);
+        return nonsense(format!("{bytes} bytes of RAM, processors: {processors:?}"));
+    }
+    let (mut all_bytes, mut all_processors) = (0, 0.0);
+    for vm in &demands.vms {
+        let needs = vm.intervals.iter().map(|interval| interval.need_bytes);
+        let needs = needs.chain([vm.size_bytes, vm.unknown_need_bytes]);
+        let bytes = needs.max().unwrap_or_default();
+        let used = vm.intervals.iter();
+        let used = used.filter_map(|interval| interval.vcpu_seconds_per_second);
+        let (least, most) = used.fold((0.0_f64, 0.0_f64), |(least, most), used| {
+            (least.min(used), most.max(used))
+        });
+        if bytes > BYTES_MAX || least < 0.0 || most > PROCESSORS_MAX {
+            return nonsense(format!(
+                "VM {:?} has or needs {bytes} bytes and {least:?} to {most:?} processors",
+                vm.vm
+            ));
+        }
+        if vm.present {
+            all_bytes += u128::from(bytes);
+            all_processors += most;
+        }
+    }
+    if all_bytes > u128::from(BYTES_MAX) || all_processors > PROCESSORS_MAX {
+        return nonsense(format!(
+            "its VMs have or need {all_bytes} bytes and {all_processors:?} processors"
+        ));
+    }
+    Ok(())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

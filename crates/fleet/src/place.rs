@@ -35,9 +35,12 @@ pub enum PlaceError {
     Rules(#[from] RulesError),
     /// Needs beyond 4 PiB or 4 million processors, or sizes beyond 16 EiB.
     #[error(
-        "the VMs need more than 4 PiB or 4 million processors together, or have more than 16 EiB: a host answers nonsense"
+        "the VMs need more than 4 PiB or 4 million processors together, or have more than 16 EiB; those of {host:?} have and need most"
     )]
-    TooLarge,
+    TooLarge {
+        /// The host.
+        host: String,
+    },
 }
 
 /// Where each VM should be.
@@ -72,7 +75,15 @@ pub(crate) fn problem<'a>(fleet: &'a Fleet, rules: &Rules) -> Result<Problem<'a>
     let sizes = fleet.vms.iter().map(|vm| u128::from(vm.size_bytes));
     let is_large = sizes.sum::<u128>() > u128::from(u64::MAX);
     if is_large || total.iter().any(|&units| units > u64::from(u32::MAX)) {
-        return Err(PlaceError::TooLarge);
+        let mut of_host = vec![0_u128; fleet.hosts.len()];
+        for vm in &fleet.vms {
+            let needs = vm.need.iter().copied().map(u128::from);
+            of_host[vm.host] += u128::from(vm.size_bytes) + needs.sum::<u128>();
+        }
+        let most = fleet.hosts.iter().zip(of_host).max_by_key(|(_, sum)| *sum);
+        return Err(PlaceError::TooLarge {
+            host: most.map_or_else(String::new, |(host, _)| host.name.clone()),
+        });
     }
     Ok(Problem::new(fleet, &rules.resolve(fleet)?))
 }

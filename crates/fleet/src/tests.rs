@@ -6,6 +6,7 @@ use plimsoll_protocol::fleet::{
 };
 use proptest::prelude::*;
 
+use crate::collect::set_aside;
 use crate::fleet::{Fleet, FleetError, Host, Settings, Vm};
 use crate::load::Problem;
 use crate::place::{Aim, place, problem};
@@ -581,6 +582,62 @@ fn a_uuid_that_is_used_twice_is_named_on_one_host_and_on_two() {
 }
 
 #[test]
+fn a_host_that_answers_nonsense_or_is_of_another_version_is_missing_and_the_others_are_there() {
+    let of = |change: &dyn Fn(&mut HostDemands)| {
+        let mut bad = host(
+            "bad",
+            0,
+            vec![vm("x", None, &[(0, 1)]), vm("y", None, &[(0, 1)])],
+        );
+        change(&mut bad.demands);
+        let mut file = file(vec![bad, host("good", 0, Vec::new())]);
+        set_aside(&mut file);
+        assert_eq!(
+            file.hosts.last().map(|host| host.demands.host.as_str()),
+            Some("good")
+        );
+        let missing = file.missing.into_iter().next();
+        missing.map(|host| (host.target, host.why))
+    };
+    assert_eq!(of(&|_| {}), None);
+    type Change = &'static dyn Fn(&mut HostDemands);
+    let changes: [(Change, &str); 9] = [
+        (&|bad| bad.schema += 1, "schema 2, not 1"),
+        (&|bad| bad.total_bytes = u64::MAX, "bytes of RAM"),
+        (&|bad| bad.processors = Some(0), "processors: Some(0)"),
+        (
+            &|bad| bad.vms[0].intervals[0].need_bytes = u64::MAX,
+            "VM \"x\" has or needs",
+        ),
+        (
+            &|bad| bad.vms[1].size_bytes = u64::MAX,
+            "VM \"y\" has or needs",
+        ),
+        (
+            &|bad| bad.vms[1].unknown_need_bytes = u64::MAX,
+            "VM \"y\" has or needs",
+        ),
+        (
+            &|bad| bad.vms[0].intervals[0].vcpu_seconds_per_second = Some(1e300),
+            "VM \"x\" has",
+        ),
+        (
+            &|bad| bad.vms[0].intervals[0].vcpu_seconds_per_second = Some(-1.0),
+            "VM \"x\" has",
+        ),
+        (
+            &|bad| bad.vms.iter_mut().for_each(|vm| vm.size_bytes = 3 << 46),
+            "its VMs have or need",
+        ),
+    ];
+    for (change, expected) in changes {
+        let (target, why) = of(change).unwrap();
+        assert_eq!(target, "http://bad:7373");
+        assert!(why.contains(expected), "{why}");
+    }
+}
+
+#[test]
 fn the_processors_of_a_host_are_unknown_if_those_of_all_its_vms_are() {
     let silent = |name: &str| {
         let mut silent = vm(name, None, &[(0, 1)]);
@@ -617,12 +674,13 @@ fn answers_that_do_not_go_together_are_refused() {
     };
     let error = Fleet::of(&file(vec![host("a", 0, Vec::new())]), &period).unwrap_err();
     assert!(matches!(error, FleetError::Period { .. }), "{error}");
-    // A daemon that answers nonsense stops the plan and nothing else.
+    // Sums that overflow stop the plan and nothing else.
     let mut mad = vm("x", None, &[(u32::MAX, 1)]);
     mad.intervals[0].need_bytes = u64::MAX;
     mad.intervals[0].vcpu_seconds_per_second = Some(f64::NAN);
     let mad = file(vec![host("a", i64::MIN, vec![mad.clone(), mad])]);
     let fleet = Fleet::of(&mad, &SETTINGS).unwrap();
     let error = place(&fleet, &Rules::default(), aim(Goal::Fit, true)).unwrap_err();
-    assert!(error.to_string().contains("nonsense"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("those of \"a\" have and need most"), "{text}");
 }

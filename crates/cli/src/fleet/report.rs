@@ -109,7 +109,7 @@ fn table(report: &FleetReport) -> String {
     }
     for missing in &report.missing {
         text.push_str(&format!(
-            "No answer of {}: {}\n",
+            "No usable answer of {}: {}\n",
             printable(&missing.target),
             printable(&missing.why)
         ));

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use plimsoll_fleet::collect::{Access, Collector};
+use plimsoll_fleet::collect::{Access, Collector, set_aside};
 use plimsoll_fleet::discovery;
 use plimsoll_fleet::fleet::{Fleet, Settings};
 use plimsoll_output::exit::PartialResult;
@@ -96,7 +96,7 @@ pub fn run(args: &CollectArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// What is missing of hosts of which nothing is known.
-pub const UNANSWERED: &str = "that did not answer";
+pub const UNANSWERED: &str = "without a usable answer";
 
 /// An error if hosts are missing, with what they did or lack: the rest was shown.
 pub fn complain(missing: &[MissingHost], what: &str) -> anyhow::Result<()> {
@@ -168,10 +168,11 @@ impl Source {
         if !(self.cpu_ratio > 0.0 && self.cpu_ratio.is_finite()) {
             bail_usage!("--cpu-ratio {}: above 0", self.cpu_ratio);
         }
-        let file = match &self.file {
+        let mut file = match &self.file {
             Some(path) => read(path)?,
             None => self.daemons.collect(milliseconds(self.every)?)?.1,
         };
+        set_aside(&mut file);
         let settings = Settings {
             period_ms: milliseconds(self.period)?,
             reserve_ratio,
