@@ -264,7 +264,7 @@ const LIMITS: [&str; 8] = [
     "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer.",
     "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
     "Errors of curves are of the number of misses, and so hold that of the visits a second, which the program counts over its last round while other work runs on the host; the working sets show how far the shapes are right.",
-    "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found; those of the kernel's interfaces are of the last second, and so follow steps of 8 s at once.",
+    "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found: they follow steps of 8 s one or two periods late, which is most of their error there. Those of the kernel's interfaces are of the last second.",
     "All programs are made ones with one array; no real program was judged.",
     "Huge pages are off; so is memory pressure, by which generations age themselves.",
     "Of the page log's plugin no trace was taken: the truths are closed forms.",
@@ -701,11 +701,7 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
             charts.push((
                 name,
                 Chart {
-                    title: format!(
-                        "Working set over time, {}: {}",
-                        program.name,
-                        methods.join(", ")
-                    ),
+                    title: format!("Working set over time, {}", program.name),
                     subtitle: "one method after the other; emulated (TCG)".to_owned(),
                     x: Axis::new("time", AxisUnit::Seconds),
                     y: Axis::new("working set", AxisUnit::Bytes),
@@ -782,7 +778,8 @@ mod tests {
         let needed = |from: u64| truth.needed(PageCount(from)) / PAGE_BYTES / pages;
         assert!((needed(0) - 0.95).abs() < 0.001);
         // Of the half that misses half of the memory.
-        assert!((needed(truth.pages / 2) - 0.975).abs() < 0.001);
+        // As far as points of the curve are apart.
+        assert!((needed(truth.pages / 2) - 0.975).abs() < 0.002);
     }
 
     #[test]
