@@ -124,6 +124,18 @@ pub(crate) struct Stream<'known> {
     pub(crate) reaching: &'known [f64],
 }
 
+impl Stream<'_> {
+    /// Number of references since bursts ended.
+    fn after_bursts(&self) -> f64 {
+        (self.references - self.exact_references) as f64 - self.burst_references as f64
+    }
+
+    /// Share of near ones among the references during bursts.
+    fn near_share(&self) -> f64 {
+        1.0 - self.reaching[self.reaching.len() - 1]
+    }
+}
+
 /// Returns the part of a surplus that is attributed to the sampled pages.
 ///
 /// A deficit that is unlikely given their own popularity indicates
@@ -243,7 +255,7 @@ impl Reuses {
     /// belong together, and has `pages` pages by its own estimate.
     pub(crate) fn steps(&self, stream: Stream<'_>, scale: f64, pages: f64) -> Steps {
         let others = (stream.references - stream.exact_references) as f64;
-        let near_share = 1.0 - stream.reaching[stream.reaching.len() - 1];
+        let near_share = stream.near_share();
         let expected = others - stream.burst_references as f64 * near_share;
         let estimated = scale * self.count;
         let (mut surplus, mut shrink) = (0.0, 1.0);
@@ -256,7 +268,7 @@ impl Reuses {
         let mut known = stream.references as f64 - expected;
         let (mut far, mut covariance) = (estimated, self.covariance);
         let near = (stream.reaching.len() - 1) as f64;
-        let after_bursts = (others - stream.burst_references as f64) / expected.max(1.0);
+        let after_bursts = stream.after_bursts() / expected.max(1.0);
         let mut steps = Steps::new();
         for (size, reuses) in self.by_size(stream, scale, shrink) {
             if reuses.is_far {
@@ -314,7 +326,12 @@ impl Reuses {
         let far = buckets.map(move |bucket| {
             // The half page is not part of the distance.
             let size = (bucket.size_pages / bucket.count - 0.5) * shrink + 0.5;
-            (size, bucket.scaled(scale))
+            // The covariance stays that of this sample alone, as its sum does.
+            let bucket = Bucket {
+                count: bucket.count * scale,
+                ..*bucket
+            };
+            (size, bucket)
         });
         // After the bursts the sample does not resolve the sizes that they measured. As many of its references as were near
         // ones then are distributed over these.
@@ -324,9 +341,8 @@ impl Reuses {
             covariance: sum.covariance + bucket.covariance,
             size_pages: 0.0,
         });
-        let after_bursts = (stream.references - stream.exact_references) as f64 - others;
-        let near_share = 1.0 - stream.reaching[stream.reaching.len() - 1];
-        let near_after = (after_bursts * near_share).min(unresolved.count);
+        let near_share = stream.near_share();
+        let near_after = (stream.after_bursts() * near_share).min(unresolved.count);
         let kept = if near_after > 0.0 {
             1.0 - near_after / unresolved.count
         } else {
