@@ -122,7 +122,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     if config.history.is_none() && config.gives_back_on_exit && config.mode != Mode::Observe {
         tracing::warn!(
-            "without a history, VMs keep what they have if the daemon is killed: give back is for an end by a signal"
+            "there is no history file: if the daemon crashes, VMs keep their sizes; only a clean stop gives memory back"
         );
     }
     let history = match &config.history {

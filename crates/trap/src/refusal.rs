@@ -200,7 +200,7 @@ impl Refusal {
                     .to_owned()
             }
             Self::UserfaultInUse | Self::IdleMarksInUse { .. } => {
-                "wait for it to end (plimsolld's tracers end with it: systemctl stop plimsolld)".to_owned()
+                "wait for it to end; tracers of plimsolld end by 'systemctl stop plimsolld'".to_owned()
             }
             Self::ForeignUserNamespace { .. } => {
                 "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan, which lends \

@@ -13,9 +13,9 @@ use plimsoll_output::{Columns, Side, TableOrJson, duration, printable};
 use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
 use plimsoll_protocol::size::BitRate;
 
-use super::report::{counted, hosts};
+use super::report::hosts;
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::size;
+use crate::live::words::{counted, size};
 
 /// Plan on which host each VM should run, as a list of moves in an order in which each target has room.
 ///

@@ -7,7 +7,7 @@ use plimsoll_output::{Columns, Side, TableOrJson, percent, printable};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::{UNKNOWN, size};
+use crate::live::words::{UNKNOWN, counted, size};
 
 /// Show what the VMs of each host need together, and which hosts may be lost.
 ///
@@ -63,12 +63,6 @@ pub fn hosts(places: &[HostPlace]) -> String {
         ]);
     }
     table.text()
-}
-
-/// A number of things.
-pub fn counted(count: u64, thing: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{count} {thing}{ending}")
 }
 
 fn table(report: &FleetReport) -> String {

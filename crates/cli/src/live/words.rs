@@ -20,6 +20,12 @@ pub fn size(bytes: u64) -> String {
     ByteSize(bytes).rounded()
 }
 
+/// A number of things.
+pub fn counted(count: u64, what: &str) -> String {
+    let ending = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{ending}")
+}
+
 /// A size that may not be known.
 pub fn maybe_size(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| UNKNOWN.to_owned(), size)

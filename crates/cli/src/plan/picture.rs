@@ -8,7 +8,8 @@ use plimsoll_policy::{Demand, Rules};
 use plimsoll_protocol::plan::{PlanJson, TargetJson};
 use plimsoll_protocol::vm::Relative;
 
-use super::report::{change, counted, method, size, times};
+use super::report::{change, method, size, times};
+use crate::live::words::counted;
 use plimsoll_plot::{Axis, Chart, EscapedText, Marker, Point, Series, SeriesStyle, Unit};
 
 /// Most VMs shown; of more, those whose size changes most.
@@ -80,7 +81,7 @@ pub(super) fn svg(
     let title = format!(
         "{} allocated to {}",
         size(plan.total_bytes),
-        counted(demands.len(), "VM")
+        counted(demands.len() as u64, "VM")
     );
     let mut subtitle = format!(
         "{} · geometric mean of misses {} of the baselines', now {} · {} spare",

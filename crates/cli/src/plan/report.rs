@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::Relative;
 use plimsoll_output::{Columns, Side, csv_table, or_empty, printable, short_percent as percent};
 use plimsoll_protocol::size::ByteSize;
 
-use crate::live::words::name_of;
+use crate::live::words::{counted, name_of};
 
 const HEADS: [(&str, Side); 10] = [
     ("VM", Side::Left),
@@ -32,7 +32,7 @@ pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
         "{:<16}{} for {}, in units of {}",
         "memory",
         size(plan.total_bytes),
-        counted(plan.targets.len(), "VM"),
+        counted(plan.targets.len() as u64, "VM"),
         size(inputs.rules.unit_bytes)
     );
     table.push('\n');
@@ -115,11 +115,6 @@ pub(super) fn times(relative: f64) -> String {
 
 pub(super) fn size(bytes: u64) -> String {
     ByteSize(bytes).rounded()
-}
-
-pub(super) fn counted(count: usize, what: &str) -> String {
-    let ending = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{ending}")
 }
 
 pub(super) fn csv(plan: &PlanJson) -> String {

@@ -577,7 +577,6 @@ impl PagesSampled {
             let curves: Vec<_> = curves.flatten().collect();
             // A burst covers a share of the time, whatever the share of the pages.
             let has_bursts = self.burst_references > 0;
-            let has_bursts_now = self.scale().near.is_some();
             let unsampled = if has_bursts { 1.0 } else { 1.0 - rate };
             let spread = self.whole.spread(rate, pages);
             let mut from = 0;
@@ -587,16 +586,12 @@ impl PagesSampled {
                 let effective = spread.effective_pages.min(effective);
                 steps.band_of(&curves, unsampled, effective);
                 // Since the rate fell below what bursts can be used at, near sizes were those of the sample.
-                from = if has_bursts_now {
-                    self.bursts.distance_max() as u64
-                } else {
-                    0
-                };
+                let near = self.bursts.distance_max() as u64;
+                from = self.scale().near.map_or(0, |_| near);
                 let share = self.burst_references as f64 / self.references as f64;
                 steps.widen_near(&self.bursts.unseen(), share, unknown);
                 if let Some((low, high)) = others {
                     let far = reaching[reaching.len() - 1];
-                    let near = self.bursts.distance_max() as u64;
                     steps.widen_to(near, far, share * (far - low), share * (high - far));
                 }
             }
