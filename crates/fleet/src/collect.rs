@@ -258,8 +258,10 @@ fn check(demands: &HostDemands) -> Result<(), String> {
     }
     let nonsense = |what: String| Err(format!("nonsense: {what}"));
     if demands.total_bytes > BYTES_MAX || demands.processors == Some(0) {
-        let (bytes, processors) = (demands.total_bytes, demands.processors);
-        return nonsense(format!("{bytes} bytes of RAM, processors: {processors:?}"));
+        let processors = demands.processors;
+        let processors = processors.map_or("unknown".to_owned(), |count| count.to_string());
+        let bytes = demands.total_bytes;
+        return nonsense(format!("{bytes} bytes of RAM, processors: {processors}"));
     }
     let (mut all_bytes, mut all_processors) = (0, 0.0);
     for vm in &demands.vms {

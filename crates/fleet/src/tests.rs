@@ -604,7 +604,7 @@ fn a_host_that_answers_nonsense_or_is_of_another_version_is_missing_and_the_othe
     let changes: [(Change, &str); 9] = [
         (&|bad| bad.schema += 1, "schema 2, not 1"),
         (&|bad| bad.total_bytes = u64::MAX, "bytes of RAM"),
-        (&|bad| bad.processors = Some(0), "processors: Some(0)"),
+        (&|bad| bad.processors = Some(0), "processors: 0"),
         (
             &|bad| bad.vms[0].intervals[0].need_bytes = u64::MAX,
             "VM \"x\" has or needs",
