@@ -65,6 +65,8 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
+    // An answer that `rewrite` has not read yet would be gone with its context.
+    await page.unrouteAll({ behavior: "wait" });
     await page.context().close();
     assert.deepEqual(complaints, [], "the browser's console stays empty");
 });
