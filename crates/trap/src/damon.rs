@@ -20,7 +20,8 @@
 //!
 //! **Interval and window.** The interval is set so that a check finds [`SHARE_WANTED`] of the pages in use touched, and the
 //! window lasts up to [`CHECKS`] of them, or the period. The number of pages is what the budget pays for: each costs its setup and its
-//! reading, this thread's time, and its checks, that of kdamond. Where the fewest pages cost more than a period's budget, the
+//! reading, this thread's time, and its checks, that of kdamond; and no more than can be checked in the time of a pause, because
+//! longer checks would lengthen the interval. Where the fewest pages cost more than a period's budget, the
 //! next periods watch nothing until it is paid; the estimator keeps what it has.
 //!
 //! Cost: about 40 µs of this thread for each page and period, and 1 to 2 µs of kdamond for each page and check.
@@ -122,6 +123,8 @@ struct WindowCost {
     pages: u64,
     touched: u64,
     touched_last: u64,
+    /// CPU time of a check of all pages.
+    check: Duration,
     /// Of this thread and of kdamond.
     spent: Duration,
     /// `None` for no bound.
@@ -160,6 +163,7 @@ impl Control {
         if cost.pages == 0 {
             return;
         }
+        let pause = self.interval;
         if !self.is_interval_fixed {
             let share = cost.touched_last as f64 / cost.touched.max(1) as f64;
             let factor = (SHARE_WANTED / share.max(1e-9)).clamp(1.0 / STEP_MAX, STEP_MAX);
@@ -173,7 +177,9 @@ impl Control {
             let checks =
                 f64::from(self.checks) * (affordable / f64::from(PAGES_MIN)).clamp(0.5, 2.0);
             self.checks = (checks as u32).clamp(CHECKS_MIN, CHECKS);
-            let wanted = affordable.clamp(PAGES_MIN.into(), PAGES_MAX.into());
+            let checkable = pages * pause.as_secs_f64() / cost.check.as_secs_f64().max(1e-9);
+            let wanted = affordable.min(checkable);
+            let wanted = wanted.clamp(PAGES_MIN.into(), PAGES_MAX.into());
             let factor = (pages / wanted).clamp(1.0 / STEP_MAX, STEP_MAX);
             let scale = f64::from(self.scale) * factor;
             self.scale = scale.clamp(1.0, f64::from(SCALE_MAX)).round() as u32;
@@ -300,12 +306,12 @@ impl DamonSampler {
         let mut window = Window::default();
         for _ in 0..SNAPSHOTS {
             self.pages.check_alive()?;
-            let before = from.elapsed();
+            let asked = from.elapsed();
             self.kdamond.copy().map_err(failed)?;
-            // Somewhere in between.
-            window.length = (before + from.elapsed()) / 2;
-            window.snapshot = self.kdamond.read().map_err(failed)?;
-            if window.snapshot.is_some() {
+            window.length = from.elapsed();
+            if let Some(snapshot) = self.kdamond.read().map_err(failed)? {
+                window.length = snapshot.taken(asked, window.length);
+                window.snapshot = Some(snapshot);
                 break;
             }
         }
@@ -463,6 +469,7 @@ impl Backend for DamonSampler {
             pages: tracked,
             touched: distinct_pages,
             touched_last,
+            check: window.kdamond / intervals.max(1),
             spent: arm_time,
             budget: self.budget(),
         });
@@ -498,23 +505,50 @@ mod tests {
     use super::*;
     use crate::sys::usize_of;
 
-    /// A target that touches `pages` at random, each once in `pass` seconds, whose setup costs 40 µs a page and whose checks 2 µs.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "thousands of pages"
-    )]
-    fn window_of(control: &Control, pages: f64, pass: f64, budget_ms: u64) -> WindowCost {
-        let watched = (pages / f64::from(control.scale)).floor();
-        let interval = control.interval.as_secs_f64();
-        let checks = f64::from(control.checks).min(5.0 / interval);
-        let touched = |time: f64| (watched * (1.0 - (-time / pass).exp())) as u64;
-        WindowCost {
-            pages: watched as u64,
-            touched: touched(interval * checks),
-            touched_last: touched(interval),
-            spent: Duration::from_secs_f64(watched * (40e-6 + 2e-6 * checks)),
-            budget: Some(Duration::from_millis(budget_ms)),
+    /// A target that touches `pages` at random, each once in `pass` seconds, on a machine on which setting up a page costs
+    /// `setup` seconds, and checking it `check`.
+    #[derive(Debug, Clone, Copy)]
+    struct Target {
+        pages: f64,
+        pass: f64,
+        setup: f64,
+        check: f64,
+        budget_ms: u64,
+    }
+
+    impl Target {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "thousands of pages"
+        )]
+        fn window(&self, control: &Control) -> WindowCost {
+            let watched = (self.pages / f64::from(control.scale)).floor();
+            let interval = self.interval(control);
+            let checks = f64::from(control.checks).min(5.0 / interval);
+            let touched = |time: f64| (watched * (1.0 - (-time / self.pass).exp())) as u64;
+            WindowCost {
+                pages: watched as u64,
+                touched: touched(interval * checks),
+                touched_last: touched(interval),
+                check: Duration::from_secs_f64(watched * self.check),
+                spent: Duration::from_secs_f64(watched * (self.setup + self.check * checks)),
+                budget: Some(Duration::from_millis(self.budget_ms)),
+            }
+        }
+
+        /// From check to check, in seconds.
+        fn interval(&self, control: &Control) -> f64 {
+            let watched = (self.pages / f64::from(control.scale)).floor();
+            control.interval.as_secs_f64() + watched * self.check
+        }
+
+        fn adapted(&self) -> Control {
+            let mut control = Control::new(&TraceConfig::default());
+            for _ in 0..30 {
+                control.adapt(&self.window(&control));
+            }
+            control
         }
     }
 
@@ -526,12 +560,16 @@ mod tests {
             (40_000.0, 0.3, 10),
             (2_000_000.0, 2.0, 50),
         ] {
-            let mut control = Control::new(&TraceConfig::default());
-            for _ in 0..12 {
-                control.adapt(&window_of(&control, pages, pass, budget_ms));
-            }
-            let window = window_of(&control, pages, pass, budget_ms);
-            let passes = control.interval.as_secs_f64() / pass;
+            let target = Target {
+                pages,
+                pass,
+                setup: 40e-6,
+                check: 2e-6,
+                budget_ms,
+            };
+            let control = target.adapted();
+            let window = target.window(&control);
+            let passes = target.interval(&control) / pass;
             assert!(
                 (0.07..0.14).contains(&passes),
                 "{passes} passes in an interval"
@@ -540,6 +578,23 @@ mod tests {
             let share = window.spent.as_secs_f64() / (budget_ms as f64 / 1e3);
             assert!((0.6..1.0).contains(&share), "{share} of {budget_ms} ms");
         }
+    }
+
+    /// As in an emulated guest at a budget of 10 %, which would pay for 1,400 pages and checks of 20 ms.
+    #[test]
+    fn no_more_pages_are_watched_than_can_be_checked_in_time() {
+        let target = Target {
+            pages: 24_576.0,
+            pass: 0.06,
+            setup: 150e-6,
+            check: 15e-6,
+            budget_ms: 500,
+        };
+        let control = target.adapted();
+        let passes = target.interval(&control) / target.pass;
+        assert!((0.07..0.14).contains(&passes), "{passes}");
+        let window = target.window(&control);
+        assert!((150..260).contains(&window.pages), "{window:?}");
     }
 
     #[test]

@@ -74,6 +74,15 @@ pub struct Snapshot {
     pub last_touches: Vec<LastTouch>,
 }
 
+impl Snapshot {
+    /// When it was taken, after the start: the kernel takes it at the end of the interval in which it is asked, at `asked`, but has the
+    /// asker wait in steps of 0.1 s, until `copied`, which may be longer than all intervals.
+    pub fn taken(&self, asked: Duration, copied: Duration) -> Duration {
+        let intervals = f64::from(self.intervals.max(1));
+        asked.mul_f64(intervals / (intervals - 0.5)).min(copied)
+    }
+}
+
 /// The kernel's files, or a copy of them.
 #[derive(Debug)]
 struct Files {
@@ -384,7 +393,7 @@ impl Kdamond {
         u32::try_from(pid).ok()
     }
 
-    /// Has the kernel copy the state of all pages, which takes up to an interval and 0.2 s.
+    /// Has the kernel copy the state of all pages ([`Snapshot::taken`] says when); up to an interval and 0.2 s later this returns.
     pub fn copy(&self) -> io::Result<()> {
         self.files.write("0/state", "update_schemes_tried_regions")
     }
@@ -567,6 +576,23 @@ mod tests {
             );
             self.set(&format!("{REGIONS}/0/start"), &start.to_string());
         }
+    }
+
+    #[test]
+    fn a_snapshot_is_of_the_interval_in_which_it_was_asked_for() {
+        let ms = Duration::from_millis;
+        let taken = |intervals, asked, copied| {
+            let snapshot = Snapshot {
+                intervals,
+                last_touches: Vec::new(),
+            };
+            snapshot.taken(ms(asked), ms(copied))
+        };
+        // 24 intervals of 4 ms, asked for in the midst of the last; copied when the asker looked again.
+        assert_eq!(taken(24, 94, 194), ms(96));
+        // It was there when it was asked for.
+        assert_eq!(taken(1, 94, 100), ms(100));
+        assert_eq!(taken(0, 94, 100), ms(100));
     }
 
     #[test]
