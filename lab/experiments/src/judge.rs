@@ -207,8 +207,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         false => (
             &PROGRAMS[..],
             Lengths {
-                estimates: 24,
-                periods: 12,
+                estimates: 12,
+                periods: 10,
             },
         ),
     };
@@ -254,16 +254,16 @@ const METHOD: &str = "In an emulated guest (TCG) a program of known references r
     in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
     periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the LRU memory at which 5 % of the visits miss, \
     and the pages touched in a second at the rate that the program itself reports. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
-    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
+    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count while the method ran. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
 
 const LIMITS: [&str; 8] = [
     "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
-    "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer.",
+    "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
     "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
-    "Errors of curves are of the number of misses, and so hold that of the visits a second, which the program counts over its last round while other work runs on the host; the working sets show how far the shapes are right.",
+    "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
     "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found: they follow steps of 8 s one or two periods late, which is most of their error there. Those of the kernel's interfaces are of the last second.",
     "All programs are made ones with one array; no real program was judged.",
     "Huge pages are off; so is memory pressure, by which generations age themselves.",
@@ -333,13 +333,16 @@ tail=$!
         }
     };
     for ours in &OURS {
+        if !to.is_empty() {
+            text += "lines=$($b wc -l < /tmp/log)\n";
+        }
         text += &format!(
             "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
             ours.name, ours.backend, ours.budget_percent, lengths.periods
         );
         if !to.is_empty() {
-            // The console takes lines of up to 16 KiB.
-            text += "$b fold -w 4000 /tmp/out\n";
+            // The rounds that ended meanwhile. The console takes lines of up to 16 KiB.
+            text += "$b tail -n +$((lines + 1)) /tmp/log\n$b fold -w 4000 /tmp/out\n";
         }
     }
     text + "echo finished\n$b poweroff -f\n"
@@ -353,6 +356,8 @@ struct Truth {
     pages: u64,
     /// Visits a second, of the last round.
     rate: f64,
+    /// Visits, and the seconds that they took, of all rounds since the method began.
+    since_begun: (f64, f64),
     curve: Option<MissRatioCurve>,
 }
 
@@ -364,6 +369,7 @@ impl Truth {
             program,
             pages,
             rate: 0.0,
+            since_begun: (0.0, 0.0),
             curve: curve.transpose()?,
         })
     }
@@ -412,22 +418,26 @@ impl Truth {
                 self.pages = pages;
             }
             self.rate = ops / ms * 1e3;
+            self.since_begun.0 += ops;
+            self.since_begun.1 += ms / 1e3;
         }
     }
 
-    /// Error of a curve's misses a second over the sizes that it resolves, as a share of the misses at the smallest of them;
+    /// Error of the misses a second of a curve, of the time since the method began, over the sizes that it resolves, as a share of the misses at the smallest of them;
     /// `None` if it resolves none that the program could miss.
     fn curve_error(&self, curve: &MissRatioCurve) -> Option<f64> {
         let (from, end) = (curve.points().first()?.size, PageCount(self.pages));
+        let (visits, seconds) = self.since_begun;
         let misses = |size| {
-            self.rate
+            visits / seconds
                 * match &self.curve {
                     Some(truth) => truth.miss_ratio(size),
                     None => f64::from(u8::from(size < end)),
                 }
         };
         let most = misses(from);
-        if from >= end || most <= 0.0 {
+        // Neither is one without a round.
+        if from >= end || most.is_nan() || most <= 0.0 {
             return None;
         }
         let errors = even_sizes(from, end).map(|size| {
@@ -478,6 +488,7 @@ impl Reader {
             self.judged.entry(method.to_owned()).or_default();
             self.method = Some(method.to_owned());
             self.costs.clear();
+            self.truth.since_begun = (0.0, 0.0);
             self.begun = at;
             return;
         }
