@@ -17,7 +17,7 @@ mod writing;
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 
-use ::parquet::basic::{ConvertedType, LogicalType, Type};
+use ::parquet::basic::{ConvertedType, LogicalType, TimeUnit, Type};
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
 use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use ::parquet::errors::{ParquetError, Result as ParquetResult};
@@ -158,7 +158,7 @@ pub(crate) struct Reader {
     metadata: ParquetMetaData,
     page: Leaf,
     op: Option<Leaf>,
-    time: Option<Leaf>,
+    time: Option<(Leaf, Tick)>,
     size: Option<Leaf>,
     /// Numbers of the row groups to read, the next one last.
     groups: Vec<usize>,
@@ -233,6 +233,7 @@ impl Reader {
                 found.ok_or_else(missing).map(Some)
             };
             let time = wanted(TIME, options.times)?;
+            let time = time.map(|leaf| (leaf, Tick::of(&metadata, leaf)));
             let size = wanted(SIZE, options.sizes)?;
             let all = metadata.num_row_groups();
             let groups = options.row_groups.clone();
@@ -306,11 +307,11 @@ impl Reader {
             _ => batch.extend(pages, std::iter::repeat(AccessKind::Unknown)),
         }
         let details = batch.details_mut();
-        if let (Some(column), Some(time)) = (&mut group.time, self.time) {
+        if let (Some(column), Some((time, tick))) = (&mut group.time, self.time) {
             let times = numbers_of(column, time, read, numbers, small, levels)?;
-            details
-                .times_us
-                .extend(numbers.iter().map(|time| time.cast_unsigned()));
+            for &time in &*numbers {
+                details.times_us.push(tick.to_us(time.cast_unsigned())?);
+            }
             if times != read {
                 return Err(general("it has fewer times than pages".to_owned()));
             }
@@ -356,7 +357,8 @@ impl Reader {
             None => None,
         };
         let column = |leaf: Option<Leaf>| leaf.map(|leaf| self.column(group, leaf)).transpose();
-        let (time, size) = (column(self.time)?, column(self.size)?);
+        let time = column(self.time.map(|(leaf, _)| leaf))?;
+        let size = column(self.size)?;
         let rows = usize::try_from(group.num_rows());
         self.group = Some(Group {
             page: self.column(group, self.page)?,
@@ -409,6 +411,38 @@ fn decoded<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
         ParquetError::General(reason) => reason,
         error => error.to_string(),
     })
+}
+
+/// Unit of a column of times: that of its type, if it is one of timestamps, else microseconds, as its name says.
+#[derive(Debug, Clone, Copy)]
+enum Tick {
+    Milliseconds,
+    Microseconds,
+    Nanoseconds,
+}
+
+impl Tick {
+    fn of(metadata: &ParquetMetaData, leaf: Leaf) -> Self {
+        let column = metadata.file_metadata().schema_descr().column(leaf.index);
+        match (column.logical_type_ref(), column.converted_type()) {
+            (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
+                TimeUnit::MILLIS => Self::Milliseconds,
+                TimeUnit::MICROS => Self::Microseconds,
+                TimeUnit::NANOS => Self::Nanoseconds,
+            },
+            (_, ConvertedType::TIMESTAMP_MILLIS) => Self::Milliseconds,
+            _ => Self::Microseconds,
+        }
+    }
+
+    fn to_us(self, time: u64) -> ParquetResult<u64> {
+        let late = || general("a time is too large".to_owned());
+        match self {
+            Self::Milliseconds => time.checked_mul(1000).ok_or_else(late),
+            Self::Microseconds => Ok(time),
+            Self::Nanoseconds => Ok(time / 1000),
+        }
+    }
 }
 
 /// Finds a column; an error if it does not have one of these types.
@@ -604,6 +638,40 @@ mod tests {
         let all = references_of(&mut trace)?;
         assert_eq!(Some(progress.read_bytes()), progress.total_bytes());
         Ok(all)
+    }
+
+    #[test]
+    fn timestamps_are_read_in_their_unit() {
+        let with_times = Options {
+            times: true,
+            ..Options::default()
+        };
+        let times = |kind: &str, times: Vec<Option<i64>>| {
+            let schema =
+                format!("message t {{ required int64 page; required int64 time_us {kind}; }}");
+            let pages = vec![Some(1); times.len()];
+            let file = file_of(
+                &schema,
+                &[Values::Long(pages), Values::Long(times)],
+                Compression::UNCOMPRESSED,
+            );
+            let mut trace = open(file.path(), &with_times)?;
+            let mut batch = ReferenceBatch::new();
+            trace.next_batch(&mut batch)?;
+            Ok::<_, SourceError>(batch.details().times_us.clone())
+        };
+        let seconds_3 = [3_000_000; 2];
+        for (kind, value) in [
+            ("", 3_000_000),
+            ("(TIMESTAMP(MILLIS,true))", 3000),
+            ("(TIMESTAMP_MILLIS)", 3000),
+            ("(TIMESTAMP(MICROS,true))", 3_000_000),
+            ("(TIMESTAMP(NANOS,false))", 3_000_000_999),
+        ] {
+            assert_eq!(times(kind, vec![Some(value)]).unwrap(), seconds_3, "{kind}");
+        }
+        let late = times("(TIMESTAMP(MILLIS,true))", vec![Some(i64::MAX)]).unwrap_err();
+        assert!(late.to_string().contains("a time is too large"), "{late}");
     }
 
     #[test]
