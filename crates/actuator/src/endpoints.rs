@@ -41,6 +41,8 @@ pub struct Endpoints {
     pub vm: VmId,
     /// Its QEMU process.
     pub pid: u32,
+    /// Its UUID, by that process.
+    pub uuid: Option<String>,
     /// Its RAM.
     pub memory_bytes: u64,
     /// Its monitor.
@@ -64,6 +66,7 @@ impl Default for Endpoints {
         Self {
             vm: VmId(String::new()),
             pid: 0,
+            uuid: None,
             memory_bytes: 0,
             monitor: None,
             disk_admin: None,

@@ -26,12 +26,20 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
         let Some(uri) = &endpoints.libvirt_uri else {
             return Ok(None);
         };
-        // The process identifies a VM of libvirt: its monitor may have no path, and belongs to libvirt in any case.
-        let virsh = Virsh::new(uri, endpoints.timeout);
-        let domains = virsh.domains()?;
-        let mut domains = domains.iter();
-        let info = domains.find(|domain| domain.pid == Some(endpoints.pid));
-        Ok(info.map(|info| Box::new(Domain::new(virsh.clone(), info, endpoints.balloon)) as _))
+        // The process identifies a VM of libvirt: its monitor may have no path, and belongs to libvirt in any case. libvirt
+        // itself is not asked yet: it may be slow, or not there for now.
+        let Some(name) = name_of(endpoints.pid) else {
+            return Ok(None);
+        };
+        Ok(Some(Box::new(Domain::new(
+            Virsh::new(uri, endpoints.timeout),
+            DomainInfo {
+                name,
+                uuid: endpoints.uuid.clone(),
+                memory_bytes: endpoints.memory_bytes,
+            },
+            endpoints.balloon,
+        ))))
     },
 };
 
@@ -59,19 +67,15 @@ pub struct Virsh {
     timeout: Duration,
 }
 
-/// A running VM of libvirt.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What the process of a VM of libvirt shows of it.
+#[derive(Debug, Clone)]
 pub struct DomainInfo {
     /// Its name.
     pub name: String,
-    /// Its UUID, because a name could be interpreted as the number of another VM.
-    pub uuid: String,
-    /// Its QEMU process; `None` for a libvirt other than the system's, or if it has just ended.
-    pub pid: Option<u32>,
-    /// Its maximum memory.
-    pub max_bytes: u64,
-    /// Its memory, as last reported to libvirt.
-    pub actual_bytes: u64,
+    /// Its UUID, by its process.
+    pub uuid: Option<String>,
+    /// Its RAM, by its process.
+    pub memory_bytes: u64,
 }
 
 /// Why a `virsh` command failed.
@@ -85,6 +89,8 @@ enum VirshError {
     Failed { status: ExitStatus, text: String },
     #[error("unexpected output of virsh: {0:?}")]
     Output(String),
+    #[error("libvirt lists no running VM {0:?} with the UUID of its process")]
+    NotListed(String),
 }
 
 impl Virsh {
@@ -95,23 +101,6 @@ impl Virsh {
             uri: uri.to_owned(),
             timeout,
         }
-    }
-
-    /// Lists the running VMs.
-    ///
-    /// # Errors
-    ///
-    /// [`ActuatorError::Query`] if there is no `virsh`, no libvirt, or no answer in time.
-    pub fn domains(&self) -> Result<Vec<DomainInfo>, ActuatorError> {
-        self.run(&["list", "--uuid", "--name"])
-            .and_then(|uuids| {
-                let stats = self.run(&["domstats", "--balloon", "--list-running"])?;
-                Ok(domains_of(&stats, &uuids))
-            })
-            .map_err(|source| ActuatorError::Query {
-                what: format!("libvirt at {}", self.uri),
-                source: source.into(),
-            })
     }
 
     fn run(&self, words: &[&str]) -> Result<String, VirshError> {
@@ -176,38 +165,17 @@ fn read_all(pipe: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     received
 }
 
-/// Parses `domstats --balloon` and `list --uuid --name`. A VM that is not in both, or has no size, is starting or
-/// ending and is left out.
-fn domains_of(text: &str, uuids: &str) -> Vec<DomainInfo> {
-    let mut domains = Vec::new();
-    for block in text.split("\n\n") {
-        let mut lines = block.trim_start().lines();
-        let name = lines.next().and_then(|line| {
-            let name = line.strip_prefix("Domain: '")?;
-            name.strip_suffix('\'')
-        });
-        let Some(name) = name else {
-            continue;
-        };
-        let uuid = uuids.lines().find_map(|line| {
-            let (uuid, its) = line.split_once(' ')?;
-            (its.trim() == name).then_some(uuid)
-        });
-        if let (Some(actual_bytes), Some(max_bytes), Some(uuid)) = (
-            value(block, "balloon.current"),
-            value(block, "balloon.maximum"),
-            uuid,
-        ) {
-            domains.push(DomainInfo {
-                name: name.to_owned(),
-                uuid: uuid.to_owned(),
-                pid: pid_of(name),
-                max_bytes,
-                actual_bytes,
-            });
-        }
-    }
-    domains
+/// The UUID of the VM with this name in the output of `list --uuid --name`. Names are padded there, and may end with blanks, so that the
+/// process's own UUID decides among them; without one, a name that is not the only one like it has no UUID.
+fn uuid_of(list: &str, name: &str, by_process: Option<&str>) -> Option<String> {
+    let lines = list.lines().filter_map(|line| line.split_once(' '));
+    let mut uuids = lines
+        .filter(|(uuid, its)| {
+            its.trim() == name.trim() && by_process.is_none_or(|known| known == *uuid)
+        })
+        .map(|(uuid, _)| uuid.to_owned());
+    let uuid = uuids.next()?;
+    uuids.next().is_none().then_some(uuid)
 }
 
 /// A value of `domstats` in KiB, in bytes.
@@ -217,9 +185,43 @@ fn value(domstats: &str, key: &str) -> Option<u64> {
     kib?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn pid_of(name: &str) -> Option<u32> {
-    let file = format!("{PID_FOLDER}/{name}.pid");
-    fs::read_to_string(file).ok()?.trim().parse().ok()
+/// The name of the VM that is this process, if it is one of the system's libvirt, also while that does not run.
+fn name_of(pid: u32) -> Option<String> {
+    let files = fs::read_dir(PID_FOLDER).ok()?.flatten();
+    let mut names = files.filter_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        let name = name.strip_suffix(".pid")?;
+        let its: u32 = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+        (its == pid).then(|| name.to_owned())
+    });
+    names.next()
+}
+
+/// The virtio-mem devices in a VM's description. libvirt's maximum has all of them, its balloon none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct VirtioMem {
+    /// Memory that they can have.
+    size_bytes: u64,
+    /// Memory that they have.
+    current_bytes: u64,
+}
+
+impl VirtioMem {
+    fn of_description(description: &str) -> Self {
+        let mut sum = Self::default();
+        for device in description.split("<memory model='virtio-mem'").skip(1) {
+            let device = device.split("</memory>").next().unwrap_or(device);
+            let bytes = |tag: &str| {
+                let (_, rest) = device.split_once(&format!("<{tag} unit='KiB'>"))?;
+                let (kib, _) = rest.split_once('<')?;
+                kib.parse::<u64>().ok()?.checked_mul(1024)
+            };
+            let (size, current) = (bytes("size"), bytes("current"));
+            sum.size_bytes = sum.size_bytes.saturating_add(size.unwrap_or(0));
+            sum.current_bytes = sum.current_bytes.saturating_add(current.unwrap_or(0));
+        }
+        sum
+    }
 }
 
 /// The output of `dommemstat`.
@@ -267,10 +269,15 @@ impl MemoryStats<'_> {
 #[derive(Debug)]
 pub struct Domain {
     vm: VmId,
-    uuid: String,
+    info: DomainInfo,
+    /// Its UUID once libvirt lists it, because a name could be interpreted as the number of another VM.
+    uuid: Option<String>,
     virsh: Virsh,
-    /// Its maximum memory.
+    /// Its maximum memory, as far as it has it: its RAM, and of its virtio-mem the part that is plugged.
     max_bytes: u64,
+    /// libvirt's maximum; `None` until it is known.
+    libvirt_max_bytes: Option<u64>,
+    virtio_mem: VirtioMem,
     /// Interval of the guest's statistics; `None` until it is known.
     interval_s: Option<u64>,
     stats_interval: StatsInterval,
@@ -284,12 +291,15 @@ pub struct Domain {
 impl Domain {
     /// A running VM. Sends nothing yet; the time limit is that of `virsh`, not of the settings.
     #[must_use]
-    pub fn new(virsh: Virsh, info: &DomainInfo, settings: BalloonSettings) -> Self {
+    pub fn new(virsh: Virsh, info: DomainInfo, settings: BalloonSettings) -> Self {
         Self {
             vm: VmId(info.name.clone()),
-            uuid: info.uuid.clone(),
+            uuid: None,
             virsh,
-            max_bytes: info.max_bytes,
+            max_bytes: info.memory_bytes,
+            libvirt_max_bytes: None,
+            virtio_mem: VirtioMem::default(),
+            info,
             interval_s: None,
             stats_interval: StatsInterval::new(settings.stats_interval_s),
             absence: None,
@@ -315,11 +325,39 @@ impl Domain {
         format!("the memory of libvirt VM {}", self.vm)
     }
 
-    /// Runs a command on this VM.
-    fn run(&self, words: &[&str]) -> Result<String, VirshError> {
+    /// Runs a command on this VM, once libvirt lists it: also one that is paused.
+    fn run(&mut self, words: &[&str]) -> Result<String, VirshError> {
+        let uuid = self.identified()?;
         let (command, rest) = words.split_first().expect("a command");
-        let domain = format!("--domain={}", self.uuid);
+        let domain = format!("--domain={uuid}");
         self.virsh.run(&[&[*command, &domain], rest].concat())
+    }
+
+    fn identified(&mut self) -> Result<String, VirshError> {
+        if let Some(uuid) = &self.uuid {
+            return Ok(uuid.clone());
+        }
+        let list = self.virsh.run(&["list", "--uuid", "--name"])?;
+        let uuid = uuid_of(&list, &self.info.name, self.info.uuid.as_deref());
+        let uuid = uuid.ok_or_else(|| VirshError::NotListed(self.info.name.clone()))?;
+        self.uuid = Some(uuid.clone());
+        Ok(uuid)
+    }
+
+    /// Takes its maximum, of which only what is plugged can be used.
+    fn follow_maximum(&mut self) {
+        if let Some(maximum) = self.libvirt_max_bytes {
+            let unplugged = self.virtio_mem.size_bytes;
+            let plugged = self.virtio_mem.current_bytes;
+            self.max_bytes = maximum.saturating_sub(unplugged).saturating_add(plugged);
+        }
+    }
+
+    fn read_description(&mut self) -> Result<String, VirshError> {
+        let description = self.run(&["dumpxml"])?;
+        self.virtio_mem = VirtioMem::of_description(&description);
+        self.follow_maximum();
+        Ok(description)
     }
 
     fn exchange(&mut self) -> Result<Option<GuestStats>, VirshError> {
@@ -338,6 +376,7 @@ impl Domain {
             self.tracker.see(self.max_bytes, now);
             return Ok(None);
         };
+        let actual_bytes = actual_bytes.saturating_add(self.virtio_mem.current_bytes);
         // The maximum was queried some time ago.
         self.max_bytes = self.max_bytes.max(actual_bytes);
         self.tracker.see(actual_bytes, now);
@@ -350,7 +389,7 @@ impl Domain {
         Ok(guest)
     }
 
-    fn set_interval(&self, interval_s: u64) -> Result<(), VirshError> {
+    fn set_interval(&mut self, interval_s: u64) -> Result<(), VirshError> {
         let period = interval_s.to_string();
         self.run(&["dommemstat", "--period", &period, "--live"])
             .map(drop)
@@ -358,7 +397,7 @@ impl Domain {
 
     /// Turns on the guest's statistics unless they are on and frequent enough; returns their interval in s.
     fn begin_stats(&mut self) -> Result<u64, VirshError> {
-        let description = self.run(&["dumpxml"])?;
+        let description = self.read_description()?;
         let mut interval_s = period_of(&description);
         if let Some(ours_s) = self.stats_interval.to_set(interval_s) {
             match self.set_interval(ours_s) {
@@ -387,9 +426,15 @@ impl MemoryPart for Domain {
             text = self.run(&["domstats", "--balloon", "--block"]).ok();
         }
         let text = text.as_deref();
-        // RAM may have been plugged or unplugged.
-        let maximum = text.and_then(|text| value(text, "balloon.maximum"));
-        self.max_bytes = maximum.unwrap_or(self.max_bytes);
+        // RAM may have been plugged or unplugged; with virtio-mem without a change of the maximum.
+        if let Some(maximum) = text.and_then(|text| value(text, "balloon.maximum")) {
+            let before = self.libvirt_max_bytes.replace(maximum);
+            self.follow_maximum();
+            if before != Some(maximum) || self.virtio_mem.size_bytes > 0 {
+                // What has not answered is asked again soon.
+                let _ = self.read_description();
+            }
+        }
         let observed = Observation::of_guest(self.query(), failures);
         Observation {
             blocks: text.and_then(BlockReads::of_virsh),
@@ -418,21 +463,25 @@ impl MemoryPart for Domain {
 
     /// `virsh setmem --live`.
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
-        let kib = target_bytes / 4096 * 4;
-        let target_bytes = kib * 1024;
-        if !(4096..=self.max_bytes).contains(&target_bytes) {
+        let target_bytes = target_bytes / 4096 * 4096;
+        let plugged = self.virtio_mem.current_bytes;
+        let least = plugged.saturating_add(4096);
+        if !(least..=self.max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),
                 target_bytes,
-                why: format!("expected 4096 to {}, its maximum", self.max_bytes),
+                why: format!("expected {least} to {}, its maximum", self.max_bytes),
             });
         }
+        let kib = (target_bytes - plugged) / 1024;
         if self.stats_interval.target_is_set() {
             self.interval_s = None;
         }
         let outcome = self.run(&["setmem", "--size", &kib.to_string(), "--live"]);
         let sent = match &outcome {
-            Err(VirshError::Start(_)) => Delivery::No,
+            Err(VirshError::Start(_) | VirshError::NotListed(_)) => Delivery::No,
+            // It was not named yet.
+            Err(_) if self.uuid.is_none() => Delivery::No,
             Err(VirshError::Failed { text, .. })
                 if REFUSALS.iter().any(|refusal| text.contains(refusal)) =>
             {
@@ -470,21 +519,39 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn domains_are_read_and_garbage_is_passed_over() {
-        let text = "Domain: 'a'b'\n  balloon.current=131072\n  balloon.maximum=262144\n\n\
-                    Domain: 'ends'\n\nDomain: 'wrong'\n  balloon.current=-1\n  balloon.maximum=1\n\n\
-                    Domain: 'huge'\n  balloon.current=18446744073709551615\n  balloon.maximum=1\n\nerror\n";
-        let uuids = "1-2 ends\n3-4 a'b\n5-6 wrong\n7-8 huge\n\n";
-        let expected = DomainInfo {
-            name: "a'b".into(),
-            uuid: "3-4".into(),
-            pid: None,
-            max_bytes: 256 << 20,
-            actual_bytes: 128 << 20,
+    fn a_vm_is_the_one_with_its_name_and_the_uuid_of_its_process() {
+        let list = "1-2 web \n3-4  a'b \n5-6 web\n\n";
+        let uuid = |name, by_process| uuid_of(list, name, by_process);
+        assert_eq!(uuid("a'b", None), Some("3-4".to_owned()));
+        assert_eq!(uuid("web ", Some("1-2")), Some("1-2".to_owned()));
+        assert_eq!(uuid("web", Some("5-6")), Some("5-6".to_owned()));
+        assert_eq!(uuid("web", None), None);
+        assert_eq!(uuid("web", Some("3-4")), None);
+        assert_eq!(uuid("1-2", None), None);
+        assert_eq!(
+            value("d\n  balloon.maximum=4\n", "balloon.maximum"),
+            Some(4096)
+        );
+        let huge = "balloon.maximum=18446744073709551615";
+        assert_eq!(value(huge, "balloon.maximum"), None);
+    }
+
+    #[test]
+    fn virtio_mem_is_read_from_a_description() {
+        let device = |size: &str, current: &str| {
+            format!(
+                "<memory model='virtio-mem'><target><size unit='KiB'>{size}</size><node>0</node>\
+                 <requested unit='KiB'>8</requested><current unit='KiB'>{current}</current></target></memory>"
+            )
         };
-        assert_eq!(domains_of(text, uuids), [expected]);
-        assert_eq!(domains_of(text, ""), []);
-        assert_eq!(domains_of("", uuids), []);
+        let dimm = "<memory model='dimm'><target><size unit='KiB'>64</size></target></memory>";
+        let both = format!("{}{dimm}{}", device("512", "128"), device("256", "x"));
+        let expected = VirtioMem {
+            size_bytes: 768 << 10,
+            current_bytes: 128 << 10,
+        };
+        assert_eq!(VirtioMem::of_description(&both), expected);
+        assert_eq!(VirtioMem::of_description(dimm), VirtioMem::default());
     }
 
     #[test]
@@ -521,7 +588,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_output_makes_it_panic(text in "((Domain: ')?(balloon.current)?[=' \\n0-9a-z]{0,9}){0,9}") {
-            let _ = domains_of(&text, &text);
+            let _ = uuid_of(&text, &text, None);
+            let _ = VirtioMem::of_description(&text);
             let _ = MemoryStats(&text).guest(1);
             let _ = period_of(&text);
         }

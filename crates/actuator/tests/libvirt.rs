@@ -8,10 +8,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
-    ActuatorError, BalloonSettings, Delivery, Domain, DomainInfo, MemoryPart as _, Progress, Virsh,
-    VmMemory,
+    ActuatorError, BalloonSettings, Delivery, Domain, DomainInfo, Endpoints, MemoryPart as _,
+    Progress, Virsh, VmMemory,
 };
-use plimsoll_flow::VmId;
 use plimsoll_rig::{GuestConfig, GuestImage};
 use plimsoll_vm::QemuVm;
 
@@ -84,19 +83,30 @@ fn start(balloon: &str) -> Option<TestDomain> {
     Some(running)
 }
 
-fn info_of(running: &TestDomain) -> DomainInfo {
-    let domains = Virsh::new(URI, TIMEOUT).domains().unwrap();
-    let info = domains.into_iter().find(|info| info.name == running.name);
-    info.unwrap()
+/// Its process, found as libvirt starts it.
+fn process_of(running: &TestDomain) -> QemuVm {
+    let pid = fs::read_to_string(format!("/run/libvirt/qemu/{}.pid", running.name)).unwrap();
+    QemuVm::of_pid(pid.trim().parse().unwrap()).unwrap()
 }
 
-fn memory_of(info: &DomainInfo) -> VmMemory {
-    let settings = BalloonSettings {
-        stats_interval_s: 1,
-        ..BalloonSettings::default()
+fn memory_of(vm: &QemuVm) -> VmMemory {
+    let endpoints = Endpoints {
+        vm: vm.id.clone(),
+        pid: vm.pid,
+        uuid: vm.uuid.clone(),
+        memory_bytes: vm.memory_bytes,
+        libvirt_uri: Some(URI.to_owned()),
+        balloon: BalloonSettings {
+            stats_interval_s: 1,
+            ..BalloonSettings::default()
+        },
+        timeout: TIMEOUT,
+        ..Endpoints::default()
     };
-    let domain = Domain::new(Virsh::new(URI, TIMEOUT), info, settings);
-    VmMemory::new(VmId(info.name.clone()), Box::new(domain), None)
+    let mut failures = Vec::new();
+    let memory = VmMemory::open(&endpoints, &mut failures);
+    assert!(failures.is_empty(), "{failures:?}");
+    memory
 }
 
 #[test]
@@ -104,11 +114,9 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     let Some(running) = start("virtio") else {
         return;
     };
-    let info = info_of(&running);
-    assert_eq!((info.max_bytes, info.actual_bytes), (192 * MIB, 192 * MIB));
     // Discovery finds it like any other VM, by the same name.
-    let vm = QemuVm::of_pid(info.pid.unwrap()).unwrap();
-    assert_eq!(vm.id.0, info.name);
+    let vm = process_of(&running);
+    assert_eq!(vm.id.0, running.name);
     // Somebody's interval is kept until memory is moved, and restored.
     let period = || {
         let output = Command::new("virsh")
@@ -120,7 +128,7 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     };
     let name = format!("--domain={}", running.name);
     assert!(virsh(&["dommemstat", &name, "--period", "3", "--live"]));
-    let mut memory = memory_of(&info);
+    let mut memory = memory_of(&vm);
     assert_eq!(*memory.vm(), vm.id);
     let until = |memory: &mut VmMemory,
                  is_so: &dyn Fn(&plimsoll_actuator::MemoryStatus) -> bool| {
@@ -167,7 +175,7 @@ fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
     let Some(running) = start("none") else {
         return;
     };
-    let mut memory = memory_of(&info_of(&running));
+    let mut memory = memory_of(&process_of(&running));
     let status = memory.poll();
     assert!(
         matches!(status.direct.progress, Progress::Absent(_)),
@@ -181,17 +189,14 @@ fn a_vm_of_libvirt_without_a_balloon_keeps_its_ram() {
 #[test]
 fn without_libvirt_nothing_was_sent() {
     let virsh = Virsh::new("qemu+unix:///system?socket=/nonexistent", TIMEOUT);
-    let error = virsh.domains().unwrap_err();
-    assert!(matches!(error, ActuatorError::Query { .. }), "{error}");
     let info = DomainInfo {
         name: "web".into(),
-        uuid: "7439cc3f-a71c-4ca7-b846-55793d6c6c2c".into(),
-        pid: None,
-        max_bytes: 192 * MIB,
-        actual_bytes: 192 * MIB,
+        uuid: Some("7439cc3f-a71c-4ca7-b846-55793d6c6c2c".into()),
+        memory_bytes: 192 * MIB,
     };
-    let mut domain = Domain::new(virsh, &info, BalloonSettings::default());
-    domain.query().unwrap_err();
+    let mut domain = Domain::new(virsh, info, BalloonSettings::default());
+    let error = domain.query().unwrap_err();
+    assert!(matches!(error, ActuatorError::Query { .. }), "{error}");
     assert_eq!(domain.set(MIB).unwrap_err().sent(), Some(Delivery::No));
     assert_eq!(domain.part().reserved_bytes, 192 * MIB);
 }

@@ -155,6 +155,7 @@ impl Host for QemuHost {
         let endpoints = Endpoints {
             vm: VmId(found.vm.clone()),
             pid: found.pid,
+            uuid: found.uuid.clone(),
             memory_bytes: found.ram_bytes,
             monitor: vm.and_then(|vm| vm.monitor_socket()),
             disk_admin: admin.clone(),
