@@ -494,6 +494,20 @@ impl History {
         resized == Some((process.pid, process.start_ticks))
     }
 
+    /// Whether an earlier process of a VM was resized.
+    #[must_use]
+    pub fn other_was_resized(&self, vm: &str, process: ProcessId) -> bool {
+        let state = self.state();
+        let record = state.vms.get(state.id(vm));
+        let resized = record.and_then(|record| record.resized);
+        resized.is_some_and(|resized| resized != (process.pid, process.start_ticks))
+    }
+
+    /// Forgets that a process of a VM was resized.
+    pub fn forget_resized(&self, vm: &str) -> Persistence {
+        self.state().change_vm(vm, |kept| kept.resized = None)
+    }
+
     /// The most that a VM's cache had in the last decision about the VM, in bytes.
     #[must_use]
     pub fn cache(&self, vm: &str) -> Option<u64> {

@@ -597,6 +597,9 @@ impl Part {
             } else {
                 StepState::Growing
             }
+        } else if self.told.direct_bytes > self.to.direct_bytes {
+            // Between two steps.
+            StepState::Shrinking
         } else {
             StepState::Waiting
         };

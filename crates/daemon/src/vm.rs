@@ -29,6 +29,8 @@ const FLOOR_UNIT_BYTES: u64 = 4 << 20;
 const QUICK: Duration = Duration::from_millis(500);
 /// Number of times that the time for which nothing is taken from a VM doubles at most.
 const BACK_OFF_MAX: u32 = 5;
+/// How long a guest may boot: so long the driver of its balloon may be silent before it counts as missing.
+const BOOT_MAX: Duration = Duration::from_mins(2);
 /// How long miss counts are kept.
 const COUNTS_KEEP: Duration = Duration::from_secs(3 * 3600);
 
@@ -44,6 +46,10 @@ pub struct Vm {
     pub first_bytes: u64,
     /// Whether that size is known and stored for later daemons.
     pub first_is_kept: bool,
+    /// Whether it is only assumed, because the driver of its balloon is silent.
+    first_is_assumed: bool,
+    /// Since when that driver is silent, and its size in the turn before, until its baseline is known.
+    settling: Option<(Instant, u64)>,
     /// Settings of the rules that match its name.
     pub rule: VmRule,
     /// Settings changed by hand.
@@ -105,6 +111,8 @@ impl Vm {
             status,
             first_bytes: first_bytes.unwrap_or(has),
             first_is_kept: first_bytes.is_some(),
+            first_is_assumed: false,
+            settling: None,
             rule,
             change,
             seen: Observations::by(feeds),
@@ -157,6 +165,37 @@ impl Vm {
                 self.status.direct.progress,
                 Progress::Absent(Absence::NoDevice)
             )
+    }
+
+    /// Whether the driver of its balloon is silent: there is none, or its guest still boots.
+    #[must_use]
+    pub fn is_driverless(&self) -> bool {
+        matches!(
+            self.status.direct.progress,
+            Progress::Absent(Absence::NoDriver)
+        )
+    }
+
+    /// Takes its size as its baseline, unless it has one; returns whether it did. A guest that boots has all of its RAM until the driver of its
+    /// balloon has taken what is not the VM's: the baseline is the size at which it settles then.
+    pub fn settle(&mut self, now: Instant) -> bool {
+        let is_silent = self.is_driverless();
+        if !self.is_known() || self.first_is_kept && (is_silent || !self.first_is_assumed) {
+            return false;
+        }
+        self.first_bytes = self.size_bytes();
+        let settling = self.settling;
+        if is_silent || settling.is_some() {
+            let since = settling.map_or(now, |(since, _)| since);
+            self.settling = Some((since, self.first_bytes));
+        }
+        self.first_is_assumed =
+            is_silent && settling.is_some_and(|(since, _)| now.duration_since(since) >= BOOT_MAX);
+        self.first_is_kept = match is_silent {
+            true => self.first_is_assumed,
+            false => settling.is_none_or(|(_, before)| before == self.first_bytes),
+        };
+        self.first_is_kept
     }
 
     /// Its size: its own memory and its cache.
@@ -348,6 +387,7 @@ impl Vm {
         self.settings().managed
             && self.rule.self_balloon != Some(true)
             && self.is_known()
+            && self.first_is_kept
             && (self.is_resizable() || self.status.cache.is_some())
     }
 
@@ -364,10 +404,7 @@ impl Vm {
             .filter(|failure| matches!(failure, ActuatorError::Claim { .. }));
         self.refused_claims += claims.count() as u64;
         self.warnings = failures.map(|failure| with_causes(failure)).collect();
-        if matches!(
-            self.status.direct.progress,
-            Progress::Absent(Absence::NoDriver)
-        ) {
+        if self.is_driverless() {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
             self.warnings.push(silent.to_owned());
         }

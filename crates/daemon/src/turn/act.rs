@@ -16,6 +16,9 @@ use crate::host::Host;
 use crate::moves::{self, Move, MoveProgress};
 use crate::vm::Vm;
 
+/// Change of a VM's size that is kept while it goes on.
+const STEP_KEPT_BYTES: u64 = 32 << 20;
+
 impl<H: Host> Turns<H> {
     /// Begins a move; a proposal that it carries out keeps its number.
     pub(super) fn begin(
@@ -72,6 +75,7 @@ impl<H: Host> Turns<H> {
             decision,
             promises: pending.promises,
             stage: Stage::Moving(under_way),
+            kept_sizes: Vec::new(),
             began: now,
         });
         self.advance(now);
@@ -128,12 +132,18 @@ impl<H: Host> Turns<H> {
                 let progressed = under_way.advance(&mut held, divided, now, &mut self.progress);
                 drop(held);
                 let steps = under_way.steps();
+                let sizes: Vec<u64> = steps.iter().map(|step| step.now.size_bytes()).collect();
+                let moved = |(kept, now): (&u64, &u64)| kept.abs_diff(*now) >= STEP_KEPT_BYTES;
                 let changed = active
                     .decision
                     .steps
                     .iter()
                     .map(|step| &step.state)
-                    .ne(steps.iter().map(|step| &step.state));
+                    .ne(steps.iter().map(|step| &step.state))
+                    || active.kept_sizes.iter().zip(&sizes).any(moved);
+                if changed || active.kept_sizes.is_empty() {
+                    active.kept_sizes = sizes;
+                }
                 active.decision.steps = steps;
                 let told = changed.then(|| active.decision.clone());
                 if let Some(decision) = told {

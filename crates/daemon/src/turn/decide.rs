@@ -153,12 +153,29 @@ impl<H: Host> Turns<H> {
             && !cooling
             && self.turn >= FIRST_MOVE_TURN
             && let Some(pending) = &pending
+            && !self.way_back_is_lost(pending)
         {
             let pending = pending.clone();
             self.begin(pending, Initiator::Daemon, None, now);
             return;
         }
         self.propose(pending);
+    }
+
+    /// Whether a move would take memory from VMs that could not get it back after a crash, because their sizes cannot be kept on disk.
+    /// A host that is short does not wait for its disk.
+    fn way_back_is_lost(&mut self, pending: &PendingMove) -> bool {
+        let mut moves = pending.moves.iter();
+        let takes = moves.any(|(_, from, to)| to.bytes() < from.bytes());
+        let is_lost = takes
+            && self.config.gives_back_on_exit
+            && !self.is_withheld_outstanding()
+            && !self.history.warnings().is_empty();
+        if is_lost {
+            let why = "nothing is taken from VMs until history is on disk again: after a crash they would not get it back";
+            self.warnings.push(why.to_owned());
+        }
+        is_lost
     }
 
     /// The next step of the workflow, if there is one.

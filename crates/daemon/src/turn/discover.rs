@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_output::exit::with_causes;
 
-use super::{STORE, Stage, Turns};
+use super::{SAME_BYTES, STORE, Stage, Turns};
 use crate::host::{DiscoveredVm, Host};
 use crate::vm::Vm;
 
@@ -79,6 +79,26 @@ impl<H: Host> Turns<H> {
         vm.followed_ram_bytes = self.history.ram(&name);
         vm.earlier_cache_bytes = self.history.cache(&name).unwrap_or(0);
         self.vms.insert(name, vm);
+    }
+
+    /// Recognises VMs that continue in another process, after a managed save or a migration, with the size to which a decision brought them;
+    /// of one that began anew that is forgotten.
+    pub(super) fn recognise_restored(&mut self) {
+        for (name, vm) in self.vms.iter().filter(|(_, vm)| vm.is_known()) {
+            let process = vm.found.process();
+            if !self.history.other_was_resized(name, process) {
+                continue;
+            }
+            let is_small = vm.size_bytes() + SAME_BYTES < vm.first_bytes;
+            let is_restored = vm.first_is_kept && is_small && !vm.is_driverless();
+            let _ = match is_restored {
+                true => {
+                    let cache_bytes = self.history.cache(name).unwrap_or(0);
+                    self.history.put_resized(name, process, cache_bytes)
+                }
+                false => self.history.forget_resized(name),
+            };
+        }
     }
 
     pub(super) fn read_store(&mut self) {

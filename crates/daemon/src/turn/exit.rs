@@ -16,6 +16,8 @@ const RETURN_MAX: Duration = Duration::from_secs(20);
 const DISCOVERY_MAX: Duration = Duration::from_secs(3);
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause before what a VM refused is tried again: its monitor or libvirt may be back then.
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 impl<H: Host> Turns<H> {
     /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
@@ -30,6 +32,7 @@ impl<H: Host> Turns<H> {
                 let _ = vm.actuator.want_statistics(was_resized);
             }
             poll_all(self.vms.values_mut());
+            self.recognise_restored();
             let all_answer = self.vms.values().all(Vm::is_known);
             let longest = match self.vms.is_empty() {
                 true => DISCOVERY_MAX,
@@ -41,12 +44,6 @@ impl<H: Host> Turns<H> {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        for (name, _) in self.vms.iter().filter(|(_, vm)| !vm.is_known()) {
-            tracing::warn!(
-                vm = name,
-                "its monitor does not answer: it keeps what it has"
-            );
-        }
         let done = self.return_memory();
         self.want_statistics(false);
         let _ = self.history.flush();
@@ -57,8 +54,15 @@ impl<H: Host> Turns<H> {
     pub(super) fn return_memory(&mut self) -> bool {
         let until = Instant::now() + RETURN_MAX;
         self.begin_return(Instant::now());
-        while self.goes_on_returning(Instant::now()) && Instant::now() < until {
-            std::thread::sleep(POLL_INTERVAL);
+        loop {
+            while self.goes_on_returning(Instant::now()) && Instant::now() < until {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            if Instant::now() + RETRY_INTERVAL >= until || !self.vms_lack_memory() {
+                break;
+            }
+            std::thread::sleep(RETRY_INTERVAL);
+            self.return_to_vms(Instant::now());
         }
         self.stop("The time for giving memory back was over");
         if let Some(first) = self.lent_store() {
@@ -68,7 +72,27 @@ impl<H: Host> Turns<H> {
                 (self.store_bytes - first) >> 20
             );
         }
-        self.resized().is_empty()
+        let silent = self.vms.iter().filter(|(_, vm)| !vm.is_known());
+        for (name, _) in silent.clone() {
+            tracing::warn!(
+                vm = name,
+                "its monitor, or libvirt, does not answer: it keeps what it has"
+            );
+        }
+        let all_answered = !silent
+            .into_iter()
+            .any(|(name, vm)| self.history.was_resized(name, vm.found.process()));
+        all_answered && self.resized().is_empty()
+    }
+
+    /// Whether a VM that was resized has less than it had, or does not answer, so that this is not known.
+    fn vms_lack_memory(&self) -> bool {
+        let mut vms = self.vms.iter();
+        let is_silent = vms.any(|(name, vm)| {
+            !vm.is_known() && self.history.was_resized(name, vm.found.process())
+        });
+        let lacks = |(_, from, to): &(String, Holding, Holding)| from.direct_bytes < to.direct_bytes;
+        is_silent || self.resized().iter().any(lacks)
     }
 
     /// Begins the move by which VMs get back what they had. VMs above that give first: memory is never given twice.

@@ -75,6 +75,8 @@ struct ActiveDecision {
     decision: Decision,
     promises: Vec<Promise>,
     stage: Stage,
+    /// Sizes of its VMs when its steps were last stored, in bytes.
+    kept_sizes: Vec<u64>,
     /// Time of its start.
     began: Instant,
 }
@@ -292,16 +294,22 @@ impl<H: Host> Turns<H> {
         for vm in self.vms.values_mut() {
             vm.feel(self.host.pressure_of(&vm.found), now);
             vm.refresh(&self.config, now);
-            if vm.is_known() && !vm.first_is_kept {
-                vm.first_bytes = vm.size_bytes();
-                vm.first_is_kept = true;
+            if vm.settle(now) {
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
+                if self.history.began_anew() && vm.first_bytes + SAME_BYTES < vm.ram_bytes() {
+                    tracing::warn!(
+                        vm = vm.found.vm,
+                        "its balloon holds a part of its RAM, and history is lost: what it had before is unknown, and the {} MiB that it has count as its baseline",
+                        vm.first_bytes >> 20
+                    );
+                }
             }
-            if vm.is_known() && vm.follow_ram() {
+            if vm.is_known() && vm.first_is_kept && vm.follow_ram() {
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);
                 let _ = self.history.put_ram(&vm.found.vm, vm.ram_bytes());
             }
         }
+        self.recognise_restored();
         self.observe_groups();
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
