@@ -75,7 +75,7 @@ $PWD/packaging /packaging ro" "/bin/sh /packaging/test-installed.sh /packages/$(
 # What linters find in packages. There is no address of mail, and `plimsoll-vhost-user-blk` is for management software, not for people.
 lint() {
     say "linters of packages"
-    lintian --fail-on error,warning --suppress-tags malformed-contact,bogus-mail-host-in-debian-changelog,no-manual-page "$deb" \
+    lintian --fail-on error,warning --suppress-tags malformed-contact,bogus-mail-host-in-debian-changelog,no-manual-page,unusual-interpreter "$deb" \
         || die "lintian complains"
     rpmlint --config packaging/rpm/rpmlint.toml "$rpm" >"$work/rpm/lint" 2>&1 || true
     grep -q ' 0 errors, 0 warnings' "$work/rpm/lint" || die "rpmlint complains: $(cat "$work/rpm/lint")"

@@ -88,10 +88,10 @@ impl<H: Host> Turns<H> {
     /// Whether a VM that was resized has less than it had, or does not answer, so that this is not known.
     fn vms_lack_memory(&self) -> bool {
         let mut vms = self.vms.iter();
-        let is_silent = vms.any(|(name, vm)| {
-            !vm.is_known() && self.history.was_resized(name, vm.found.process())
-        });
-        let lacks = |(_, from, to): &(String, Holding, Holding)| from.direct_bytes < to.direct_bytes;
+        let is_silent = vms
+            .any(|(name, vm)| !vm.is_known() && self.history.was_resized(name, vm.found.process()));
+        let lacks =
+            |(_, from, to): &(String, Holding, Holding)| from.direct_bytes < to.direct_bytes;
         is_silent || self.resized().iter().any(lacks)
     }
 

@@ -36,6 +36,8 @@ pub enum BalloonBehaviour {
     Back(u64),
     /// There is no balloon.
     Absent,
+    /// Its guest boots: the driver is silent, and follows no target.
+    Boots,
     /// Its monitor fails: commands may or may not arrive.
     Broken,
 }
@@ -832,7 +834,11 @@ impl MemoryPart for SimulatedPart {
             };
         }
         self.max_bytes = Some(vm.ram_bytes);
-        self.absence = (vm.follows == BalloonBehaviour::Absent).then_some(Absence::NoDevice);
+        self.absence = match vm.follows {
+            BalloonBehaviour::Absent => Some(Absence::NoDevice),
+            BalloonBehaviour::Boots => Some(Absence::NoDriver),
+            _ => None,
+        };
         self.tracker.see(vm.direct_bytes, now);
         vm.polled = Some((now_ms, vm.direct_bytes, vm.report.map(|(at_ms, _)| at_ms)));
         let mut guest = vm.report.map(|(_, stats)| stats);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_daemon::config::Workflow;
+use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::Command;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Kind, Mode, Phase, State};
@@ -252,6 +253,88 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
     rig.turns.begin_return(rig.now);
     rig.pass(20);
     assert_eq!(rig.mib("web"), 400);
+}
+
+/// As a VM of which libvirt's `<memory>` is more than its `<currentMemory>`: its driver takes the difference at boot.
+#[test]
+fn the_baseline_of_a_vm_that_boots_is_what_its_balloon_leaves_it() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    let host = rig.host.clone();
+    host.change("web", |vm| vm.follows = BalloonBehaviour::Boots);
+    rig.pass(30);
+    assert_eq!(rig.shared.history.baseline("web"), None);
+    for mib in [400, 300, 256] {
+        host.change("web", |vm| {
+            vm.follows = BalloonBehaviour::Pace(64 * MIB);
+            vm.direct_bytes = mib * MIB;
+        });
+        rig.pass(5);
+    }
+    rig.pass(10);
+    assert_eq!(rig.shared.history.baseline("web"), Some(256 * MIB));
+    // A driver that stays silent is none; if it answers after all, that counts.
+    rig.add(101, "late", web());
+    host.change("late", |vm| vm.follows = BalloonBehaviour::Boots);
+    rig.pass(200);
+    assert_eq!(rig.shared.history.baseline("late"), Some(512 * MIB));
+    host.change("late", |vm| {
+        vm.follows = BalloonBehaviour::Pace(64 * MIB);
+        vm.direct_bytes = 384 * MIB;
+    });
+    rig.pass(20);
+    assert_eq!(rig.shared.history.baseline("late"), Some(384 * MIB));
+}
+
+#[test]
+fn a_vm_that_is_restored_in_another_process_gets_back_what_it_had() {
+    let shrunk = || {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        divided(&mut rig);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        assert!(rig.mib("scan") < 200);
+        let history = Arc::clone(&rig.shared.history);
+        (rig.host.clone(), history)
+    };
+    let (host, history) = shrunk();
+    host.change("scan", |vm| vm.pid += 1000);
+    let mut later = Rig::with(config(Mode::Observe), host, history);
+    later.pass(10);
+    later.turns.begin_return(later.now);
+    later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
+    // One that booted meanwhile has the size that it was started with.
+    let (host, history) = shrunk();
+    host.change("scan", |vm| {
+        vm.pid += 1000;
+        vm.follows = BalloonBehaviour::Boots;
+    });
+    let mut later = Rig::with(config(Mode::Observe), host.clone(), history);
+    later.pass(10);
+    host.change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
+    later.pass(10);
+    let has = later.mib("scan");
+    later.turns.begin_return(later.now);
+    later.pass(30);
+    assert_eq!(later.mib("scan"), has);
+}
+
+/// There is a file where the history's directory is to be: what a VM had cannot be kept, as with a full disk.
+#[test]
+fn nothing_is_taken_from_vms_while_the_way_back_cannot_be_kept() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().join("history.redb");
+    let limits = Limits::of(&config(Mode::Act));
+    let (history, warnings) = History::open(&path, limits).unwrap();
+    assert!(!warnings.is_empty());
+    let host = Rig::of_three(config(Mode::Act)).host;
+    let mut rig = Rig::with(config(Mode::Act), host, Arc::new(history));
+    rig.pass(120);
+    assert!(VMS.iter().all(|vm| rig.mib(vm) == 512));
+    let warnings = rig.snapshot().host.warnings.clone();
+    let is_named = |warning: &String| warning.contains("nothing is taken from VMs");
+    assert!(warnings.iter().any(is_named), "{warnings:?}");
+    // It is shown, and an operator may apply it.
+    rig.apply().unwrap();
 }
 
 #[test]
