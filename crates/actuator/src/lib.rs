@@ -46,7 +46,7 @@ pub use fixed::FixedMemory;
 pub use guest_need::{GuestNeed, STATS_AGE_MAX_S, slack_bytes};
 pub use hcache::HcacheStore;
 #[cfg(feature = "libvirt")]
-pub use libvirt::{Domain, DomainInfo, Virsh};
+pub use libvirt::{Domain, DomainInfo, Virsh, libvirt_names};
 pub use plimsoll_protocol::disk_admin::DiskStat;
 pub use plimsoll_vm::{BlockReads, GuestStats, StatsClock};
 pub use progress::{Absence, Part, Patience, Progress, Tracker};

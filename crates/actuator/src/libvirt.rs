@@ -3,6 +3,7 @@
 //! A monitor serves one client. For a VM of libvirt that client is libvirt, so the balloon is set and queried through
 //! it. `virsh` needs nothing at build time and cannot crash or block this process: it is killed at its time limit.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,7 +29,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
         };
         // The process identifies a VM of libvirt: its monitor may have no path, and belongs to libvirt in any case. libvirt
         // itself is not asked yet: it may be slow, or not there for now.
-        let Some(name) = name_of(endpoints.pid) else {
+        let Some(name) = libvirt_names().remove(&endpoints.pid) else {
             return Ok(None);
         };
         Ok(Some(Box::new(Domain::new(
@@ -185,16 +186,17 @@ fn value(domstats: &str, key: &str) -> Option<u64> {
     kib?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The name of the VM that is this process, if it is one of the system's libvirt, also while that does not run.
-fn name_of(pid: u32) -> Option<String> {
-    let files = fs::read_dir(PID_FOLDER).ok()?.flatten();
-    let mut names = files.filter_map(|file| {
+/// Names of the VMs of the system's libvirt by their processes, also while that does not run.
+#[must_use]
+pub fn libvirt_names() -> BTreeMap<u32, String> {
+    let files = fs::read_dir(PID_FOLDER).into_iter().flatten().flatten();
+    let names = files.filter_map(|file| {
         let name = file.file_name().into_string().ok()?;
         let name = name.strip_suffix(".pid")?;
-        let its: u32 = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
-        (its == pid).then(|| name.to_owned())
+        let pid = fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+        Some((pid, name.to_owned()))
     });
-    names.next()
+    names.collect()
 }
 
 /// The virtio-mem devices in a VM's description. libvirt's maximum has all of them, its balloon none.

@@ -112,6 +112,11 @@ impl Host for QemuHost {
         self.vm_groups = groups_of(&self.known);
         let own = self.known.iter().map(|vm| (vm.process(), vm.id.0.as_str()));
         name(&mut self.names, own);
+        // Its monitor shows nothing of that: libvirt passes it as an open socket.
+        #[cfg(feature = "libvirt")]
+        let of_libvirt = plimsoll_actuator::libvirt_names();
+        #[cfg(not(feature = "libvirt"))]
+        let of_libvirt = BTreeMap::<u32, String>::new();
         let found = self.known.iter().map(|vm| {
             let name = self.names[&vm.process()].clone();
             if name != vm.id.0 {
@@ -126,7 +131,7 @@ impl Host for QemuHost {
                 start_ticks: vm.start_ticks,
                 uuid: vm.uuid.clone(),
                 accelerator: vm.accelerator,
-                libvirt: is_libvirts(vm),
+                libvirt: of_libvirt.contains_key(&vm.pid),
                 ram_bytes: vm.memory_bytes,
                 backends: backends.remove(&vm.process()).unwrap_or_default(),
             }
@@ -245,12 +250,6 @@ fn groups_of(vms: &[Arc<QemuVm>]) -> BTreeMap<ProcessId, ControlGroup> {
         !is_ours && !others.any(|(_, other)| group.contains(other))
     });
     alone
-}
-
-/// Whether libvirt started it: its monitor is in libvirt's directory.
-fn is_libvirts(vm: &QemuVm) -> bool {
-    let path = vm.qmp_socket.as_deref().unwrap_or(Path::new(""));
-    path.components().any(|part| part.as_os_str() == "libvirt")
 }
 
 /// The admin socket of the daemon under a VM's disk: where `plimsoll run` puts it, or beside the disks' sockets.
