@@ -8,7 +8,8 @@
  *
  * A frame is tied to a block when a read or write between them is submitted,
  * and may be put once that has succeeded. The caller ensures that nothing can
- * write to a frame while it is tied by a read. It is untied as soon as any of
+ * write to a frame while it is tied by a read, and that a frame that changes while
+ * it is tied by a write is written to the block again before it is evicted. It is untied as soon as any of
  * these happens:
  * - a write to the block, complete or partial, from any frame, is submitted;
  * - a newer read or write ties the block to another frame;

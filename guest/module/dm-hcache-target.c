@@ -18,8 +18,11 @@
  *
  * Frames that are tied: for reads, those of the page cache or swap cache that no
  * process can reach yet, so that the contents hashed at the end of the read are
- * those that were read; for writes, all of the page cache and swap cache. Other
- * frames are never evicted, or only with other contents.
+ * those that were read; for writes, those that this write writes back: whoever
+ * changes such a frame makes it dirty, and it is written to its block again before
+ * it can be evicted. A direct write may come from a frame of the page cache too,
+ * but of another file: that one can change while it is written, and be evicted
+ * with contents that the block never had.
  *
  * A get reads into the module's own pages, and hits are copied. If the host does
  * not answer within `get_timeout_ms`, the read goes to the lower device, and the
@@ -38,6 +41,7 @@
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/pagemap.h>
+#include <linux/rcupdate.h>
 #include <linux/slab.h>
 #include <linux/timekeeping.h>
 #include <linux/vmalloc.h>
@@ -805,6 +809,27 @@ static bool is_unreachable(struct page *page)
 	return is_cached(page) && !folio_test_uptodate(folio) && !folio_mapped(folio);
 }
 
+/*
+ * Whether a write to the target writes back the cache's own page. Direct I/O marks
+ * its writes as idle, and in later kernels pins its pages. Buffers are written
+ * without the mark of write-back: they are of a block device, which few map.
+ */
+static bool is_written_back(struct bio *bio, struct page *page)
+{
+	struct folio *folio = page_folio(page);
+	struct address_space *mapping;
+	bool buffers;
+
+	if (bio->bi_opf & REQ_IDLE || folio_maybe_dma_pinned(folio))
+		return false;
+	rcu_read_lock();
+	mapping = folio_mapping(folio);
+	buffers = mapping && mapping->host && S_ISBLK(mapping->host->i_mode) &&
+		  !folio_mapped(folio);
+	rcu_read_unlock();
+	return mapping && (buffers || folio_test_writeback(folio));
+}
+
 static void forget_pages(struct hcache_io *io)
 {
 	struct bvec_iter iter;
@@ -854,7 +879,7 @@ static int map_write(struct hcache *c, struct hcache_io *io)
 	io->tied = 0;
 	if (io->whole && will_put(c)) {
 		__bio_for_each_segment(vec, io->bio, iter, io->iter) {
-			if (is_cached(vec.bv_page)) {
+			if (is_written_back(io->bio, vec.bv_page)) {
 				io->tied |= 1ULL << i;
 				io->hash[i] = frames_hash(vec.bv_page);
 				frames_write_begin(c->number, io->block + i,
