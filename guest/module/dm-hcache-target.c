@@ -820,7 +820,8 @@ static bool is_written_back(struct bio *bio, struct page *page)
 	struct address_space *mapping;
 	bool buffers;
 
-	if (bio->bi_opf & REQ_IDLE || folio_maybe_dma_pinned(folio))
+	/* One with a memory error must not be read, so not hashed. */
+	if (bio->bi_opf & REQ_IDLE || folio_maybe_dma_pinned(folio) || PageHWPoison(page))
 		return false;
 	rcu_read_lock();
 	mapping = folio_mapping(folio);

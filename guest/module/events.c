@@ -129,7 +129,10 @@ static void folio_removed(struct folio *folio, enum removal removal, u16 flags)
 
 	events_check_missed();
 	for (i = 0; i < pages; i++) {
-		if (removal == EVICTED || READ_ONCE(fault_evict))
+		/* Whoever reads a page with a memory error gets a machine check. */
+		if (PageHWPoison(folio_page(folio, i)))
+			report_removed(folio_pfn(folio) + i, flags);
+		else if (removal == EVICTED || READ_ONCE(fault_evict))
 			report_evicted(folio_page(folio, i), uptodate, flags);
 		else if (removal == DROPPED)
 			report_dropped(folio_page(folio, i), uptodate);

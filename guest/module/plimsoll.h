@@ -35,7 +35,7 @@ struct plimsoll_client {
 	 * As evicted(); NULL: removed() is called instead.
 	 */
 	void (*dropped)(struct page *page, bool uptodate);
-	/* The frame left the page cache or swap cache in another way. */
+	/* The frame left the page cache or swap cache in another way, or has a memory error. */
 	void (*removed)(unsigned long pfn);
 	/* The frame enters the page cache or swap cache; its I/O comes later. */
 	void (*added)(unsigned long pfn);
