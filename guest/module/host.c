@@ -30,7 +30,7 @@ static u32 features;
 static DEFINE_MUTEX(attach_lock);	/* guards the four above */
 
 static bool suspect;		/* plimsoll_check_host() was called */
-static bool must_attach;	/* the host cannot have the ring */
+static bool must_attach;	/* the host cannot have the ring, or may have other pools */
 static u64 last_tail;		/* at the worker's last check */
 static u32 checks_stuck;
 
@@ -112,12 +112,13 @@ static void attach_again(void)
 	bool changed;
 
 	mutex_lock(&attach_lock);
+	/* Before, so that a reason that arises meanwhile is not lost. */
+	WRITE_ONCE(must_attach, false);
 	changed = !attach();
 	mutex_unlock(&attach_lock);
 	if (!changed)
 		return;
 	pr_info("the host reads the ring again\n");
-	WRITE_ONCE(must_attach, false);
 	checks_stuck = 0;
 	events_reattached();
 }
@@ -167,15 +168,18 @@ u32 plimsoll_features(void)
 }
 EXPORT_SYMBOL_GPL(plimsoll_features);
 
-static int pool_command(u32 command, const u64 arg[4], u32 *generation, u64 *value)
+/*
+ * With attach_lock held. After a failure it is unknown whether the host has opened
+ * or closed a pool, which would be its own until the guest ends: the worker's next
+ * check attaches the host again, which closes all pools. The check is not hastened:
+ * a host that fails each time is attached once a second at most.
+ */
+static int pool_command(u32 command, const u64 arg[4], u64 *value)
 {
-	int rc = -ENOTCONN;
+	int rc = control_command(command, arg, value);
 
-	mutex_lock(&attach_lock);
-	if (attached)
-		rc = control_command(command, arg, value);
-	*generation = plimsoll_generation();
-	mutex_unlock(&attach_lock);
+	if (rc < 0)
+		WRITE_ONCE(must_attach, true);
 	return rc > 0 ? -rc : rc;
 }
 
@@ -183,8 +187,8 @@ int plimsoll_pool_open(const char *serial, u64 first_block, struct plimsoll_pool
 {
 	u64 arg[4] = { PLIMSOLL_POOL_PRIVATE };
 	__le64 words[3] = {};
+	int i, rc = -ENOTCONN;
 	u64 number;
-	int i, rc;
 
 	if (serial) {
 		strscpy((char *)words, serial, PLIMSOLL_SERIAL_BYTES + 1);
@@ -192,7 +196,11 @@ int plimsoll_pool_open(const char *serial, u64 first_block, struct plimsoll_pool
 		for (i = 0; i < 3; i++)
 			arg[1 + i] = le64_to_cpu(words[i]);
 	}
-	rc = pool_command(PLIMSOLL_POOL_OPEN, arg, &pool->generation, &number);
+	mutex_lock(&attach_lock);
+	if (attached)
+		rc = pool_command(PLIMSOLL_POOL_OPEN, arg, &number);
+	pool->generation = plimsoll_generation();
+	mutex_unlock(&attach_lock);
 	if (rc)
 		return rc;
 	if (number < 1 || number > PLIMSOLL_POOLS_MAX)
@@ -209,9 +217,9 @@ int plimsoll_pool_close(struct plimsoll_pool pool)
 
 	mutex_lock(&attach_lock);
 	if (attached && pool.generation == plimsoll_generation())
-		rc = control_command(PLIMSOLL_POOL_CLOSE, arg, NULL);
+		rc = pool_command(PLIMSOLL_POOL_CLOSE, arg, NULL);
 	mutex_unlock(&attach_lock);
-	return rc > 0 ? -rc : rc;
+	return rc;
 }
 EXPORT_SYMBOL_GPL(plimsoll_pool_close);
 
