@@ -599,7 +599,7 @@ static void get_ended(struct bio *bio)
 	if (given_up) {
 		count(c, LATE);
 		get_free(get);
-		/* The module cannot be gone before a grace period of RCU: see hcache_exit(). */
+		/* The module is there until this has returned: see hcache_exit(). */
 		module_put(THIS_MODULE);
 		return;
 	}
@@ -1334,7 +1334,11 @@ static void __exit hcache_exit(void)
 {
 	dm_unregister_target(&hcache_type);
 	plimsoll_unregister(&client);
-	/* Wait until the code that dropped the last reference has left the module. */
+	/*
+	 * Wait until the code that dropped the last reference has left the module:
+	 * in a task, which may be preempted before it returns, and in an interrupt.
+	 */
+	synchronize_rcu_tasks();
 	synchronize_rcu();
 	mempool_destroy(gets);
 	free_bounce();
