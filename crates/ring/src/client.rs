@@ -67,6 +67,12 @@ pub struct Slot {
     of: u32,
 }
 
+/// What is known of an operation in flight, whatever the server writes into the ring.
+struct Pending {
+    user_data: u64,
+    slot: Option<Slot>,
+}
+
 /// The result of an operation of a batch.
 #[derive(Debug)]
 pub struct Completion {
@@ -116,8 +122,8 @@ pub struct Connection {
     /// When a wait fails.
     deadline: Option<Instant>,
     end: ClientEnd,
-    /// Slots of the operations in flight, each at its position of the ring.
-    pending: Box<[Option<Slot>]>,
+    /// The operations in flight, each at its position of the ring.
+    pending: Box<[Option<Pending>]>,
     /// Free slots for batches.
     free: Vec<u32>,
     /// Completions of batches that arrived while a simple call waited.
@@ -469,12 +475,15 @@ impl Connection {
         }
         let status = Status::from_number(done.status).ok_or(Error::Protocol("unknown status"))?;
         let place = self.place(position);
+        let pending = self.pending[place].take();
+        let Pending { user_data, slot } =
+            pending.ok_or(Error::Protocol("a completion of nothing"))?;
         self.end.reap();
         Ok(Some(Completion {
-            user_data: done.user_data,
+            user_data,
             status,
             value: done.value,
-            slot: self.pending[place].take(),
+            slot,
         }))
     }
 
@@ -505,7 +514,10 @@ impl Connection {
         self.end.advance();
         entry.sequence = self.end.written();
         let place = self.place(position);
-        self.pending[place] = slot;
+        self.pending[place] = Some(Pending {
+            user_data: entry.user_data,
+            slot,
+        });
         self.region.write_submission(position, &entry.to_words());
         Ok(())
     }

@@ -1,0 +1,105 @@
+//! A server that writes into the ring and the socket whatever it likes.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+use std::time::Duration;
+
+use plimsoll_hcache::{Handle, PoolId};
+use plimsoll_ring::protocol::{Geometry, RawCompletion, Reply, Status};
+use plimsoll_ring::{ConnectOptions, Connection, Error, Region, Word};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+const ENTRIES: u32 = 8;
+const SLOTS: u32 = 3;
+
+/// Long enough for any machine; no test lasts as long.
+const FAR: Duration = Duration::from_secs(60);
+
+struct Liar {
+    connection: Connection,
+    region: Region,
+    _stream: UnixStream,
+    _folder: tempfile::TempDir,
+}
+
+fn listener(folder: &Path) -> (UnixListener, PathBuf) {
+    let path = folder.join("hcache");
+    (UnixListener::bind(&path).unwrap(), path)
+}
+
+/// A connection to a server that welcomed its client as it should.
+fn liar() -> Liar {
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = listener(folder.path());
+    let (region, memory) = Region::create(Geometry::new(ENTRIES, SLOTS).unwrap()).unwrap();
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let server = thread::spawn(move || welcome(&listener, &[memory, bell]));
+    let options = ConnectOptions {
+        entries: ENTRIES,
+        slots: SLOTS - 1,
+        spin: Duration::ZERO,
+        timeout: FAR,
+        ..ConnectOptions::new("lied to")
+    };
+    Liar {
+        connection: Connection::connect(&path, &options).unwrap(),
+        region,
+        _stream: server.join().unwrap(),
+        _folder: folder,
+    }
+}
+
+fn welcome(listener: &UnixListener, files: &[OwnedFd; 2]) -> UnixStream {
+    let (stream, _) = listener.accept().unwrap();
+    let descriptors = files.each_ref().map(|file| file.as_fd());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let reply = Reply::Welcome {
+        client: 1,
+        entries: ENTRIES,
+        slots: SLOTS,
+    };
+    let bytes = reply.to_bytes();
+    let parts = [IoSlice::new(&bytes)];
+    sendmsg(&stream, &parts, &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    stream
+}
+
+#[test]
+fn a_completion_has_the_user_data_that_was_submitted_whatever_the_server_writes() {
+    let mut liar = liar();
+    let handle = Handle {
+        pool: PoolId(1),
+        object: 0,
+        index: 0,
+    };
+    for (position, lie) in [(0, 200), (1, u64::MAX)] {
+        let slot = liar.connection.reserve().unwrap();
+        liar.connection.submit_get(handle, slot, 3).unwrap();
+        liar.connection.publish();
+        let completion = RawCompletion {
+            user_data: lie,
+            sequence: position + 1,
+            status: Status::Ok as i32,
+            value: 0,
+        };
+        liar.region
+            .write_completion(position, &completion.to_words());
+        liar.region
+            .word(Word::CompletionTail)
+            .store(position + 1, SeqCst);
+        let done = liar.connection.reap().unwrap().unwrap();
+        assert_eq!(done.user_data, 3);
+        liar.connection.release(done.slot);
+    }
+    // And one of nothing.
+    liar.region.word(Word::CompletionTail).store(3, SeqCst);
+    assert!(matches!(liar.connection.reap(), Err(Error::Protocol(_))));
+}
