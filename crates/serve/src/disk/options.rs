@@ -2,6 +2,8 @@
 //! comma, and one cache.
 
 use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -382,9 +384,15 @@ pub fn name(text: &str) -> Result<String, String> {
 #[must_use]
 pub fn name_of(image: Option<&Path>) -> String {
     let stem = image.and_then(Path::file_stem);
-    let stem = stem.map(|stem| stem.to_string_lossy().into_owned());
-    let characters = stem.iter().flat_map(|stem| stem.chars().take(48));
-    let made: String = characters
+    name_from(&stem.unwrap_or_default().to_string_lossy())
+}
+
+/// A text as a name, with '-' for each character that names cannot have.
+#[must_use]
+pub fn name_from(text: &str) -> String {
+    let made: String = text
+        .chars()
+        .take(48)
         .map(|character| {
             if name(&format!("x{character}")).is_ok() {
                 character
@@ -394,6 +402,39 @@ pub fn name_of(image: Option<&Path>) -> String {
         })
         .collect();
     name(&made).unwrap_or_else(|_| "vm".to_owned())
+}
+
+/// Refuses an image that is given twice, unless it is only read.
+///
+/// # Errors
+///
+/// A [`UsageError`](plimsoll_output::exit::UsageError) that names it.
+pub fn check_distinct(disks: &[DiskSpec]) -> anyhow::Result<()> {
+    let identity = |disk: &DiskSpec| {
+        let file = fs::metadata(&disk.image).ok()?;
+        // A block device may have several nodes.
+        Some(match file.file_type().is_block_device() {
+            true => (None, file.rdev()),
+            false => (Some(file.dev()), file.ino()),
+        })
+    };
+    for (number, disk) in disks.iter().enumerate() {
+        let same = |other: &&DiskSpec| {
+            identity(disk).is_some_and(|file| identity(other) == Some(file))
+                && !(disk.read_only && other.read_only)
+        };
+        if let Some(other) = disks[..number].iter().find(same) {
+            if other.image == disk.image {
+                bail_usage!("--disk: image {} is given twice", disk.image.display());
+            }
+            bail_usage!(
+                "--disk: {} and {} are the same image, which is given twice",
+                other.image.display(),
+                disk.image.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use super::admin::{Admin, Daemon, Request};
 use super::ghosts::{Ghosts, Prediction};
-use super::options::{CacheArgs, DiskSpec, name, name_of};
+use super::options::{CacheArgs, DiskSpec, check_distinct, name, name_of};
 use super::recorder::{Observers, Recorder};
 use super::report::{RecordReport, Report};
 use super::state::StateDirectory;
@@ -97,6 +97,7 @@ pub struct Args {
 impl Args {
     fn disks(&self) -> anyhow::Result<Vec<DiskOptions>> {
         let mut disks = Vec::new();
+        check_distinct(&self.disk)?;
         for disk in &self.disk {
             let Some(socket) = &disk.socket else {
                 bail_usage!("--disk {}: it needs socket=PATH", disk.image.display());

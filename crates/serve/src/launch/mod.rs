@@ -18,7 +18,9 @@ use plimsoll_output::bail_usage;
 use plimsoll_vm::{CommandLine, escape_commas};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::disk::options::{CacheArgs, DiskSpec, WriteError, name, name_of};
+use crate::disk::options::{
+    CacheArgs, DiskSpec, WriteError, check_distinct, name, name_from, name_of,
+};
 use crate::disk::state::{create, directories};
 use memory::Memory;
 
@@ -30,7 +32,7 @@ const SOCKET_PATH_MAX: usize = 107;
 /// A QEMU and its disks.
 #[derive(Debug, clap::Args)]
 pub struct LaunchArgs {
-    /// Name of the VM [default: the first image's, without its extension]
+    /// Name of the VM [default: that of QEMU's -name, or the first image's without its extension]
     #[arg(long, value_parser = name)]
     name: Option<String>,
     /// Disk to give to the VM: a raw image or a block device, and read-only, serial=TEXT, queues=N, direct=auto|on|off
@@ -56,8 +58,19 @@ pub struct Plan {
     pub memory_phrase: String,
     /// Arguments of the daemon, if there is one.
     pub daemon: Option<Vec<OsString>>,
-    /// The daemon's directory, which is removed with this if it is empty then; `None` if `--state` names it.
-    own_directory: Option<PathBuf>,
+    /// The daemon's directory; `None` if `--state` names it.
+    _own_directory: Option<OwnDirectory>,
+}
+
+/// A directory that is removed with this if it is empty then.
+#[derive(Debug)]
+struct OwnDirectory(PathBuf);
+
+impl Drop for OwnDirectory {
+    fn drop(&mut self) {
+        // It stays if there are writes in it, or sockets.
+        let _ = fs::remove_dir(&self.0);
+    }
 }
 
 impl Plan {
@@ -74,9 +87,9 @@ impl Plan {
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
         let of_qemu = CommandLine::parse(&line).name;
-        let made = || {
-            let of_qemu = of_qemu.as_deref().and_then(|text| name(text).ok());
-            of_qemu.unwrap_or_else(|| name_of(first))
+        let made = || match &of_qemu {
+            Some(text) => name_from(text),
+            None => name_of(first),
         };
         let name = args.name.clone().unwrap_or_else(made);
         let has_daemon = !args.disk.is_empty();
@@ -89,11 +102,13 @@ impl Plan {
         }
         let memory = Memory::of(&line)?;
         let memory_phrase = memory.add_to(&mut added);
-        let own_directory = directories().join(&name);
+        let by_name = directories().join(&name);
         let state = args.cache.state.as_deref();
+        // From here on, so that a plan that fails leaves nothing.
+        let own_directory = (has_daemon && state.is_none()).then(|| OwnDirectory(by_name.clone()));
         let daemon = if has_daemon {
             args.cache.engine()?;
-            let directory = state.unwrap_or(&own_directory);
+            let directory = state.unwrap_or(&by_name);
             Some(daemon_arguments(args, &name, directory, &line, &mut added)?)
         } else {
             None
@@ -104,17 +119,8 @@ impl Plan {
             added,
             memory_phrase,
             daemon,
-            own_directory: (has_daemon && state.is_none()).then_some(own_directory),
+            _own_directory: own_directory,
         })
-    }
-}
-
-impl Drop for Plan {
-    fn drop(&mut self) {
-        if let Some(directory) = &self.own_directory {
-            // It stays if there are writes in it, or sockets.
-            let _ = fs::remove_dir(directory);
-        }
     }
 }
 
@@ -126,6 +132,15 @@ fn daemon_arguments(
     line: &[String],
     added: &mut Vec<OsString>,
 ) -> anyhow::Result<Vec<OsString>> {
+    let mut disks = args.disk.clone();
+    for disk in &mut disks {
+        if disk.socket.is_some() {
+            bail_usage!("--disk: socket= goes with `plimsoll disk serve`; here sockets are made");
+        }
+        disk.image = fs::canonicalize(&disk.image)
+            .with_context(|| format!("image {}", disk.image.display()))?;
+    }
+    check_distinct(&disks)?;
     create(directory)?;
     let directory = fs::canonicalize(directory)
         .with_context(|| format!("cannot find the directory {}", directory.display()))?;
@@ -151,14 +166,7 @@ fn daemon_arguments(
                 .into(),
         ]);
     };
-    for (number, disk) in args.disk.iter().enumerate() {
-        if disk.socket.is_some() {
-            bail_usage!("--disk: socket= goes with `plimsoll disk serve`; here sockets are made");
-        }
-        let image = fs::canonicalize(&disk.image)
-            .with_context(|| format!("image {}", disk.image.display()))?;
-        let mut disk = disk.clone();
-        disk.image = image;
+    for (number, disk) in disks.iter().enumerate() {
         let socket = socket(&format!("disk{number}.sock"))?;
         device(&format!("disk{number}"), &socket, disk.queues);
         arguments.extend(["--disk".into(), disk.at(&socket).into()]);
@@ -223,9 +231,61 @@ pub fn accelerator(line: &[String]) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser as _;
+    use plimsoll_output::exit::UsageError;
 
     fn line(text: &str) -> Vec<String> {
         text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        launch: LaunchArgs,
+    }
+
+    fn plan(words: &[&str]) -> anyhow::Result<Plan> {
+        let words = std::iter::once(&"run").chain(words);
+        Plan::new(&Program::try_parse_from(words).unwrap().launch)
+    }
+
+    #[test]
+    fn a_plan_that_fails_leaves_no_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let image = folder.path().join("nosuch.raw");
+        let (image, at) = (image.to_str().unwrap(), state.to_str().unwrap());
+        let error = plan(&["--disk", image, "--state", at, "--", "qemu"]).unwrap_err();
+        assert!(error.to_string().contains("nosuch.raw"), "{error:#}");
+        assert!(!state.exists());
+    }
+
+    #[test]
+    fn an_image_given_twice_is_called_that() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        fs::write(&image, [0; 4096]).unwrap();
+        let state = folder.path().join("state");
+        let (image, at) = (image.to_str().unwrap(), state.to_str().unwrap());
+        let twice = |options: &str| {
+            let disk = format!("{image}{options}");
+            plan(&[
+                "--disk", &disk, "--disk", &disk, "--state", at, "--", "qemu",
+            ])
+        };
+        let error = twice("").unwrap_err();
+        assert!(error.is::<UsageError>(), "{error:#}");
+        assert!(error.to_string().contains("twice"), "{error:#}");
+        assert!(twice(",read-only").is_ok());
+    }
+
+    #[test]
+    fn the_name_is_qemus_as_far_as_a_name_can_be() {
+        for (given, expected) in [("web", "web"), ("guest=we,,b", "we-b"), ("a b.c", "a-b.c")] {
+            let plan = plan(&["--", "qemu", "-name", given]).unwrap();
+            assert_eq!(plan.name, expected);
+            assert!(plan.added.iter().all(|word| word != "-name"));
+        }
     }
 
     #[test]
@@ -237,14 +297,7 @@ mod tests {
             if let Some(left) = left {
                 fs::write(directory.join(left), "").unwrap();
             }
-            drop(Plan {
-                name: "web".to_owned(),
-                line: Vec::new(),
-                added: Vec::new(),
-                memory_phrase: String::new(),
-                daemon: None,
-                own_directory: Some(directory.clone()),
-            });
+            drop(OwnDirectory(directory.clone()));
             assert_eq!(directory.exists(), left.is_some());
         }
     }
