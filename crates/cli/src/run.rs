@@ -17,7 +17,7 @@ use rustix::process::Signal;
 
 /// Run QEMU with memory that can be traced and, optionally, disks with an exclusive cache.
 ///
-/// Everything after -- is QEMU's command line. Exits with QEMU's exit code (128 plus the signal number if a signal
+/// Everything after -- is QEMU's command line, without -daemonize. Exits with QEMU's exit code (128 plus the signal number if a signal
 /// ended it).
 #[derive(Debug, clap::Args)]
 pub struct Args {

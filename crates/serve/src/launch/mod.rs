@@ -86,6 +86,14 @@ impl Plan {
             .iter()
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
+        if line
+            .iter()
+            .any(|word| word == "-daemonize" || word == "--daemonize")
+        {
+            bail_usage!(
+                "-daemonize: QEMU would leave this program, which takes that for the end of the VM; omit it, and put `plimsoll run` itself in the background"
+            );
+        }
         let of_qemu = CommandLine::parse(&line).name;
         let made = || match &of_qemu {
             Some(text) => name_from(text),
@@ -247,6 +255,24 @@ mod tests {
     fn plan(words: &[&str]) -> anyhow::Result<Plan> {
         let words = std::iter::once(&"run").chain(words);
         Plan::new(&Program::try_parse_from(words).unwrap().launch)
+    }
+
+    #[test]
+    fn a_qemu_that_would_leave_is_refused_before_anything_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        fs::write(&image, [0; 4096]).unwrap();
+        let (image, state) = (image.to_str().unwrap(), folder.path().join("state"));
+        let disk = ["--disk", image, "--state", state.to_str().unwrap()];
+        for option in ["-daemonize", "--daemonize"] {
+            for disk in [&disk[..], &[]] {
+                let error = plan(&[disk, &["--", "qemu", option]].concat()).unwrap_err();
+                assert!(error.is::<UsageError>(), "{error:#}");
+                assert!(error.to_string().contains("-daemonize"), "{error:#}");
+            }
+        }
+        assert!(!state.exists());
+        assert!(plan(&["--", "qemu", "-name", "daemonize"]).is_ok());
     }
 
     #[test]
