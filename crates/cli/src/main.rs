@@ -88,7 +88,8 @@ fn main() -> ExitCode {
         Verb::Trace(args) => trace::run(args, &mut out),
         Verb::Attach(args) => attach::run(args, &mut out),
         Verb::Disk(args) => disk::run(args, &mut out),
-        Verb::Run(args) => match run::run(args, &mut out) {
+        // Not by `out`: a VM ends as QEMU does, also when nobody reads what is said about it.
+        Verb::Run(args) => match run::run(args, &mut io::stdout()) {
             Ok(0) => Ok(()),
             Ok(code) => return ExitCode::from(code),
             Err(error) => Err(error),

@@ -3,6 +3,7 @@
 use plimsoll_skip::{Lack, skip};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -1294,4 +1295,19 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
     ] {
         desk.complaint(wrong, 2);
     }
+}
+
+#[test]
+fn a_vm_is_started_also_if_nobody_reads_the_output() {
+    let desk = Desk::new();
+    let qemu = desk.path("qemu");
+    fs::write(&qemu, "#!/bin/sh\ntouch started\nexit 7\n").unwrap();
+    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    let gone = || std::io::pipe().unwrap().1;
+    let ended = desk.command("run -- ./qemu").stdout(gone()).output();
+    let ended = ended.unwrap();
+    assert_eq!(ended.status.code(), Some(7), "{ended:?}");
+    assert!(desk.path("started").exists());
+    let failed = desk.command("run -- ./nosuch").stdout(gone()).output();
+    assert_ne!(failed.unwrap().status.code(), Some(0));
 }
