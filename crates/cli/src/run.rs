@@ -12,7 +12,8 @@ use std::thread;
 use anyhow::Context as _;
 use plimsoll_observe::page_log::{PageLog, PageLogArgs, Recording};
 use plimsoll_output::stop_flag;
-use plimsoll_serve::launch::{Daemon, LaunchArgs, Plan, TURN, accelerator, dying_with_us, signal};
+use plimsoll_serve::launch::{Daemon, LaunchArgs, Plan, TURN, accelerator, signal};
+use plimsoll_vm::{LastSignal, dying_with_us};
 use rustix::process::Signal;
 
 /// Run QEMU with memory that can be traced and, optionally, disks with an exclusive cache.
@@ -47,7 +48,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
     );
     let _ = out.flush();
     let mut daemon = plan.daemon.as_deref().map(Daemon::start).transpose()?;
-    let mut qemu = dying_with_us(&args.launch.qemu[0])
+    let mut qemu = dying_with_us(&args.launch.qemu[0], LastSignal::Term)
         .args(&args.launch.qemu[1..])
         .args(&plan.added)
         .spawn()

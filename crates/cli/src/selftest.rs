@@ -2,15 +2,15 @@
 //!
 //! Not here: the guest and its tracing (`plimsoll_observe::selftest`); what this host supports (`doctor`).
 
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use plimsoll_flow::Accelerator;
 use plimsoll_observe::selftest::{Outcome, Subject};
-use plimsoll_output::TableOrJson;
 use plimsoll_output::exit::with_causes;
+use plimsoll_output::{AtomicFile, TableOrJson, stop_flag};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_trap::BACKENDS;
 use plimsoll_vm::{HostKernel, KvmSupport, QEMU, detect};
@@ -65,15 +65,12 @@ struct Run {
 ///
 /// # Errors
 ///
-/// That no guest can be started, that the report cannot be written, and that a guest found a page wrong. A backend that
-/// does not work here is part of the report.
+/// That no guest can be started, that the report cannot be written, that no backend gave a result, that a guest found a
+/// page wrong, and that this was interrupted: there is no report then. A backend that does not work here is part of the
+/// report.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let file = match &args.report {
-        Some(path) => {
-            Some(File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?)
-        }
-        None => None,
-    };
+    let file = args.report.as_deref().map(AtomicFile::create).transpose()?;
+    let stop = stop_flag()?;
     let detection = detect();
     let mut accelerators = Vec::new();
     if detection.kvm != KvmSupport::None {
@@ -86,13 +83,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         writeln!(out, "{}\n", detection.reason)?;
         writeln!(
             out,
-            "accelerator  backend     error  overhead  by the guest  untraced  speed  lost"
+            "{} error  overhead  by the guest  untraced  speed  lost",
+            head("accelerator", "backend")
         )?;
     }
     for accelerator in accelerators {
-        let mut guest = Subject::boot(accelerator)?;
+        let mut guest = Subject::boot(accelerator, &stop)?;
         for row in BACKENDS {
             let traced = guest.trace(row);
+            if stop.load(Ordering::Relaxed) {
+                bail!("interrupted: the guest is ended, and there is no report");
+            }
             let (result, refusal) = match traced {
                 Ok(outcome) => (Some(outcome), None),
                 Err(error) => (None, Some(with_causes(&*error))),
@@ -128,6 +129,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(mut file) = file {
         serde_json::to_writer_pretty(&mut file, &report)?;
         writeln!(file)?;
+        file.persist()?;
+    }
+    if report.runs.iter().all(|run| run.result.is_none()) {
+        bail!("no backend gave a result");
     }
     let results = report.runs.iter().filter_map(|run| run.result.as_ref());
     let mismatches: u64 = results.map(|outcome| outcome.mismatches).sum();
@@ -137,10 +142,17 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The first columns of the table.
+fn head(accelerator: &str, backend: &str) -> String {
+    let names = BACKENDS.iter().map(|row| row.name().len());
+    let width = names.max().unwrap_or(0);
+    format!("{accelerator:<11}  {backend:<width$}")
+}
+
 impl Run {
     /// Its line of the table.
     fn line(&self) -> String {
-        let head = format!("{:<11}  {:<10}", self.accelerator.to_string(), self.backend);
+        let head = head(&self.accelerator.to_string(), self.backend);
         match (&self.result, &self.refusal) {
             (Some(found), _) => {
                 let percent = |share: f64| format!("{:.2} %", share * 100.0);
@@ -205,9 +217,13 @@ mod tests {
         let line = run_of(Ok(outcome)).line();
         assert_eq!(
             line,
-            "kvm          trap        1.23 %    1.01 %        0.95 %    2.00 %   0.98     0"
+            "kvm          trap         1.23 %    1.01 %        0.95 %    2.00 %   0.98     0"
+        );
+        assert_eq!(
+            head("accelerator", "backend").len(),
+            head("kvm", "first-touch").len()
         );
         let line = run_of(Err("no rights")).line();
-        assert_eq!(line, "kvm          trap        no rights");
+        assert_eq!(line, "kvm          trap         no rights");
     }
 }

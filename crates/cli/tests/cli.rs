@@ -1311,3 +1311,16 @@ fn a_vm_is_started_also_if_nobody_reads_the_output() {
     let failed = desk.command("run -- ./nosuch").stdout(gone()).output();
     assert_ne!(failed.unwrap().status.code(), Some(0));
 }
+
+#[test]
+fn a_selftest_in_which_nothing_can_be_tested_fails_and_keeps_the_old_report() {
+    let desk = Desk::new();
+    fs::write(desk.path("report"), "old").unwrap();
+    let ended = desk
+        .command("selftest --report report")
+        .env("PATH", desk.0.path())
+        .output()
+        .unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert_eq!(fs::read(desk.path("report")).unwrap(), b"old");
+}

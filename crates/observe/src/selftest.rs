@@ -4,7 +4,7 @@
 //! The guest is part of `plimsoll-vm` (crate `plimsoll-kvm-guest`). It scans an array repeatedly, so its working set is
 //! the array, and it measures its stalls by its own clock.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -27,6 +27,8 @@ const PERIODS_SETTLING: usize = 2;
 const PERIOD: Duration = Duration::from_secs(2);
 /// Time for which the guest is observed untraced, before and after each backend.
 const UNTRACED: Duration = Duration::from_secs(2);
+/// How often it is checked whether to stop.
+const TURN: Duration = Duration::from_millis(100);
 
 /// Result and cost of a backend.
 #[derive(Debug, Serialize)]
@@ -58,10 +60,11 @@ pub struct Outcome {
 
 /// The guest and its last report.
 #[derive(Debug)]
-pub struct Subject {
+pub struct Subject<'a> {
     guest: BareGuest,
     vm: QemuVm,
     latest: Reading,
+    stop: &'a AtomicBool,
 }
 
 /// Cumulative visits and stalls of the guest at the end of a round.
@@ -100,24 +103,26 @@ impl Pace {
     }
 }
 
-impl Subject {
-    /// Boots a guest with an accelerator and this CPU model, and waits until it runs.
+impl<'a> Subject<'a> {
+    /// Boots a guest with an accelerator and this CPU model, and waits until it runs. When `stop` becomes true, this and
+    /// all else that is done with the guest ends with an error.
     ///
     /// # Errors
     ///
     /// Why it does not run.
-    pub fn boot(on: (Accelerator, &str)) -> anyhow::Result<Self> {
+    pub fn boot(on: (Accelerator, &str), stop: &'a AtomicBool) -> anyhow::Result<Self> {
         let name = format!("plimsoll-selftest-{}-{}", on.0, std::process::id());
         let settings = format!("workload=sequential mib={ARRAY_MIB} write_ratio=0.2 seconds=600");
         let guest = BareGuest::start(&name, on, MEMORY_MIB, &settings);
         let mut guest = guest.with_context(|| format!("cannot start {QEMU}"))?;
-        let latest = next_round(&mut guest, Instant::now() + BOOT)
+        let latest = next_round(&mut guest, Instant::now() + BOOT, stop)
             .with_context(|| format!("a small guest under {} did not run", on.0))?;
         let vm: Result<_, VmError> = QemuVm::of_pid(guest.pid());
         Ok(Self {
             vm: vm?,
             guest,
             latest,
+            stop,
         })
     }
 
@@ -126,7 +131,7 @@ impl Subject {
         let now = Instant::now();
         let deadline = now + Duration::from_secs(30);
         while self.latest.at < now {
-            self.latest = next_round(&mut self.guest, deadline)?;
+            self.latest = next_round(&mut self.guest, deadline, self.stop)?;
         }
         Ok(self.latest)
     }
@@ -134,7 +139,11 @@ impl Subject {
     /// Measures the guest untraced for a while.
     fn rest(&mut self) -> anyhow::Result<Pace> {
         let from = self.read()?;
-        std::thread::sleep(UNTRACED);
+        let end = Instant::now() + UNTRACED;
+        while Instant::now() < end {
+            go_on(self.stop)?;
+            std::thread::sleep(TURN);
+        }
         let to = self.read()?;
         Ok(Pace::between(&from, &to))
     }
@@ -143,7 +152,7 @@ impl Subject {
     ///
     /// # Errors
     ///
-    /// Why the backend cannot trace it, or that the guest has ended.
+    /// Why the backend cannot trace it, that the guest has ended, or that this was interrupted.
     pub fn trace(&mut self, row: &BackendRow) -> anyhow::Result<Outcome> {
         let config = TraceConfig {
             period: PERIOD,
@@ -152,9 +161,8 @@ impl Subject {
         let before = self.rest()?;
         let options = ObserverOptions::default();
         let mut observer = Observer::attach(&self.vm, row.method, &config, &options)?;
-        let stop = AtomicBool::new(false);
         let from = self.read()?;
-        let periods = (0..PERIODS).map(|_| observer.period(&stop));
+        let periods = (0..PERIODS).map(|_| observer.period(self.stop));
         let periods: Vec<ObservedPeriod> = periods.collect::<Result<_, _>>()?;
         let to = self.read()?;
         let cost = observer.touch_cost();
@@ -192,10 +200,23 @@ impl Subject {
     }
 }
 
+/// An error if this was interrupted.
+fn go_on(stop: &AtomicBool) -> anyhow::Result<()> {
+    if stop.load(Ordering::Relaxed) {
+        bail!("interrupted");
+    }
+    Ok(())
+}
+
 /// The guest's next round; an error if there is none.
-fn next_round(guest: &mut BareGuest, deadline: Instant) -> anyhow::Result<Reading> {
+fn next_round(
+    guest: &mut BareGuest,
+    deadline: Instant,
+    stop: &AtomicBool,
+) -> anyhow::Result<Reading> {
     loop {
-        match guest.next(deadline) {
+        go_on(stop)?;
+        match guest.next(deadline.min(Instant::now() + TURN)) {
             BareGuestEvent::Line(
                 at,
                 ConsoleEvent::Round {
@@ -214,6 +235,7 @@ fn next_round(guest: &mut BareGuest, deadline: Instant) -> anyhow::Result<Readin
             }
             BareGuestEvent::Line(_, ConsoleEvent::Error { message }) => bail!("{message}"),
             BareGuestEvent::Line(..) => {}
+            BareGuestEvent::Silence if Instant::now() < deadline => {}
             BareGuestEvent::Silence => bail!("the guest printed nothing in time"),
             BareGuestEvent::Ended(why) => bail!("it ended: {why}"),
         }

@@ -1,17 +1,18 @@
 //! A guest without an operating system, with which the capabilities of this host are tested.
 //!
-//! The crate `plimsoll-kvm-guest` contains its image. The guest is killed when its [`BareGuest`] is dropped; set
-//! `seconds` or `visits` so that it also ends if this process is killed.
+//! The crate `plimsoll-kvm-guest` contains its image. The guest is killed when its [`BareGuest`] is dropped, and by the
+//! kernel when the thread that started it ends, if `setpriv` is installed; set `seconds` or `visits` so that it also ends
+//! without.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::{ConsoleEvent, qemu_program};
+use crate::{ConsoleEvent, LastSignal, dying_with_us, qemu_program};
 use plimsoll_flow::Accelerator;
 
 /// Maximum bytes of QEMU's error output in a message.
@@ -55,7 +56,7 @@ impl BareGuest {
         let image = folder.path().join("guest.rom");
         fs::write(&image, plimsoll_kvm_guest::IMAGE)?;
         let ram = format!("memory-backend-memfd,id=ram,size={memory_mib}M,share=on");
-        let mut child = Command::new(qemu_program()?)
+        let mut child = dying_with_us(qemu_program()?.as_os_str(), LastSignal::Kill)
             .args(["-name", &format!("guest={name},debug-threads=on")])
             .args(["-accel", &accelerator.to_string(), "-cpu", cpu_model])
             .args(["-machine", "q35,memory-backend=ram", "-object", &ram])

@@ -29,6 +29,7 @@ mod cgroup;
 mod command_line;
 mod console;
 mod contents;
+mod dying;
 mod error;
 mod group_list;
 mod group_name;
@@ -52,6 +53,7 @@ pub use command_line::{
     BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
+pub use dying::{LastSignal, dying_with_us};
 pub use error::VmError;
 pub use group_list::{GroupFault, GroupListing, GroupPattern, ListedGroup};
 pub use group_name::{GroupName, escaped};

@@ -10,7 +10,7 @@ mod memory;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Child;
 
 use anyhow::Context as _;
 use plimsoll_flow::Accelerator;
@@ -200,24 +200,6 @@ pub fn signal(child: &Child, signal: Signal) {
     if let Some(pid) = pid {
         // It is our child and not waited for: the number is its own. Its end is noticed by the next poll.
         let _ = kill_process(pid, signal);
-    }
-}
-
-/// A command whose process the kernel ends with ours, if `setpriv` of util-linux is installed.
-#[must_use]
-pub fn dying_with_us(program: &OsString) -> Command {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    let setpriv = std::env::split_paths(&places)
-        .map(|place| place.join("setpriv"))
-        .find(|file| file.is_file());
-    match setpriv {
-        // It replaces itself by the program, so the process id stays.
-        Some(setpriv) => {
-            let mut command = Command::new(setpriv);
-            command.args(["--pdeathsig", "TERM", "--"]).arg(program);
-            command
-        }
-        None => Command::new(program),
     }
 }
 
