@@ -9,7 +9,7 @@
 //! Source of the format: proc_pid_maps(5), proc_pid_smaps(5).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use plimsoll_flow::{RamBacking, RamMapping};
@@ -148,6 +148,24 @@ pub fn ram_state(smaps: &str, ram: &[RamMapping]) -> RamState {
         }
     }
     state
+}
+
+/// Returns the first addresses of the mappings that have pages swapped out, from the text of `/proc/PID/smaps`.
+///
+/// Lines that are neither a mapping nor its swap are ignored.
+#[must_use]
+pub fn swapped_out(smaps: &str) -> BTreeSet<u64> {
+    let (mut swapped, mut start) = (BTreeSet::new(), None);
+    for line in smaps.lines() {
+        if let Some(size) = line.strip_prefix("Swap:") {
+            if size.trim() != "0 kB" {
+                swapped.extend(start);
+            }
+        } else if let Some(entry) = MapEntry::parse(line) {
+            start = Some(entry.start);
+        }
+    }
+    swapped
 }
 
 /// File systems by device number.
@@ -417,6 +435,13 @@ mod tests {
                 (ram.address, ram.backing)
             })
             .collect()
+    }
+
+    #[test]
+    fn a_mapping_with_swap_is_named_by_its_start() {
+        let smaps = "1000-3000 rw-s 00000000 00:01 7 /memfd:a\nSize: 8 kB\nSwap:                  0 kB\nSwapPss: 0 kB\n\
+                     3000-5000 rw-s 00000000 00:01 8 /memfd:b\nSize: 8 kB\nSwap:                  4 kB\nSwapPss: 4 kB\n";
+        assert_eq!(swapped_out(smaps), BTreeSet::from([0x3000]));
     }
 
     #[test]
