@@ -13,7 +13,9 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use plimsoll_estimator::working_set::{Contents, Precopy, PrecopyOptions, precopy};
 use plimsoll_observe::{ObservedWrites, writes};
-use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv, printable, stop_flag};
+use plimsoll_output::{
+    Columns, Side, TextFormat, TextFormatArg, bail_usage, csv, printable, stop_flag,
+};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::size::{BitRate, ByteSize, Interval};
 use plimsoll_trap::TraceConfig;
@@ -48,9 +50,9 @@ struct EstimateArgs {
     /// How long to observe; predictions for rounds that take longer assume that the last rise goes on
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     observe: Interval,
-    /// Time from one scan to the next; every first write to a page after a scan takes the VM about 2 µs
-    #[arg(long, value_name = "TIME", default_value = "100ms")]
-    scan_interval: Interval,
+    /// Time from one scan to the next [default: 100ms, or a tenth of --for if that is less]; every first write to a page after a scan takes the VM about 2 µs
+    #[arg(long, value_name = "TIME")]
+    scan_interval: Option<Interval>,
     /// Attach to a process in a user namespace of its own, too
     #[arg(long)]
     allow_namespaced: bool,
@@ -59,6 +61,8 @@ struct EstimateArgs {
 }
 
 const PAGE_BYTES: u64 = 4096;
+/// A round of this share of a scan's time counts as one of its time: scans take a little longer than their interval.
+const ROUNDED: f64 = 0.9;
 
 /// What `-o json` writes.
 #[derive(Debug, Serialize)]
@@ -70,6 +74,10 @@ struct Estimate {
     share_with_contents: f64,
     bandwidth_bits_per_second: f64,
     observed_seconds: f64,
+    /// Whether the observation ended before its time.
+    interrupted: bool,
+    /// Whether all rounds are as long as a scan at least; if not, shorter ones count what one scan found, an upper limit.
+    resolved: bool,
     /// Share of the VM's CPU time that observing took.
     overhead_ratio: f64,
     /// Distinct pages written within a time, in bytes.
@@ -104,6 +112,7 @@ struct Round {
 /// Why there is no such VM, and why its writes cannot be observed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let Verb::Estimate(args) = &args.verb;
+    let times = args.times()?;
     let stop = stop_flag()?;
     let vm = plimsoll_vm::find(&args.vm)?;
     let pages_per_second = args.bandwidth.bytes_per_second() / PAGE_BYTES as f64;
@@ -120,7 +129,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         allow_namespaced: args.allow_namespaced,
         ..TraceConfig::default()
     };
-    let times = (args.observe.get(), args.scan_interval.get());
     let seen = writes(&vm, times, &config, &stop)?;
     let seen = seen.context("interrupted before the first scan: nothing was observed")?;
     let memory = Contents {
@@ -128,11 +136,45 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         share,
         share_of_last,
     };
-    let estimate = Estimate::new(vm.id.0.clone(), &memory, &options, &seen, args);
+    let estimate = Estimate::new(
+        vm.id.0.clone(),
+        &memory,
+        &options,
+        &seen,
+        args.bandwidth,
+        times.1,
+    );
     match args.form.output {
         TextFormat::Table => Ok(out.write_all(estimate.to_text(args.downtime.get()).as_bytes())?),
         TextFormat::Csv => Ok(out.write_all(estimate.to_csv().as_bytes())?),
         TextFormat::Json => Ok(writeln!(out, "{}", serde_json::to_string(&estimate)?)?),
+    }
+}
+
+/// Shortest and longest time to observe, and shortest from scan to scan: as `plimsoll-trap` has them.
+const OBSERVE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(86_400)];
+const SCAN_MIN: Duration = Duration::from_millis(1);
+const SCAN_DEFAULT: Duration = Duration::from_millis(100);
+
+impl EstimateArgs {
+    /// How long to observe, and the time from one scan to the next.
+    fn times(&self) -> anyhow::Result<(Duration, Duration)> {
+        let observe = self.observe.get();
+        let [shortest, longest] = OBSERVE;
+        if !(shortest..=longest).contains(&observe) {
+            bail_usage!("--for {}: accepted are 10ms to 24h", self.observe);
+        }
+        let interval = match self.scan_interval {
+            Some(interval) => interval.get(),
+            None => SCAN_DEFAULT.min(observe / 10),
+        };
+        if !(SCAN_MIN..=observe).contains(&interval) {
+            bail_usage!(
+                "--scan-interval: accepted are 1ms to the time of --for ({})",
+                self.observe
+            );
+        }
+        Ok((observe, interval))
     }
 }
 
@@ -142,12 +184,12 @@ impl Estimate {
         memory: &Contents,
         options: &PrecopyOptions,
         seen: &ObservedWrites,
-        args: &EstimateArgs,
+        bandwidth: BitRate,
+        scan_interval: Duration,
     ) -> Self {
         let course = precopy(memory, &seen.curve, options);
         let observed_seconds = seen.curve.observed_seconds();
-        let doublings =
-            (0..).map(|power| args.scan_interval.get().as_secs_f64() * f64::from(1_u32 << power));
+        let doublings = (0..).map(|power| scan_interval.as_secs_f64() * f64::from(1_u32 << power));
         let within = doublings
             .take(24)
             .take_while(|&seconds| seconds <= observed_seconds);
@@ -163,13 +205,18 @@ impl Estimate {
             bytes: bytes(pages),
             seconds: pages / options.pages_per_second,
         });
+        let rounds: Vec<Round> = rounds.collect();
         Self {
             schema: SCHEMA,
             vm,
             ram_bytes: seen.ram.0 * PAGE_BYTES,
             share_with_contents: memory.share,
-            bandwidth_bits_per_second: args.bandwidth.bytes_per_second() * 8.0,
+            bandwidth_bits_per_second: bandwidth.bytes_per_second() * 8.0,
             observed_seconds,
+            interrupted: seen.is_interrupted,
+            resolved: rounds
+                .iter()
+                .all(|round| round.seconds >= seen.curve.scan_seconds() * ROUNDED),
             overhead_ratio: seen.overhead_ratio,
             written: within
                 .map(|seconds| Written {
@@ -177,7 +224,7 @@ impl Estimate {
                     bytes: bytes(seen.curve.pages_within(seconds)),
                 })
                 .collect(),
-            rounds: rounds.collect(),
+            rounds,
             copied_bytes: bytes(course.pages()),
             running_seconds: *running_seconds,
             downtime_seconds: *stopped_seconds,
@@ -186,6 +233,13 @@ impl Estimate {
     }
 
     fn to_text(&self, downtime_max: Duration) -> String {
+        let mut notes = String::new();
+        if self.interrupted {
+            notes += "interrupted: observed for a shorter time than requested\n";
+        }
+        if !self.resolved {
+            notes += "rounds shorter than a scan count what one scan found, an upper limit: use a shorter --scan-interval\n";
+        }
         let mut columns = Columns::new(&[
             ("round", Side::Right),
             ("copied", Side::Right),
@@ -198,7 +252,13 @@ impl Estimate {
                 format!("{:.2}", round.seconds),
             ]);
         }
-        let end = if self.ends {
+        let end = if self.rounds.is_empty() {
+            format!(
+                "ends without a round: all contents, {}, fit into the downtime, of about {:.0} ms, without the state of devices",
+                size(self.copied_bytes),
+                self.downtime_seconds * 1000.0
+            )
+        } else if self.ends {
             format!(
                 "ends after {} rounds, {} copied in {:.2} s; downtime about {:.0} ms, without the state of devices",
                 self.rounds.len(),
@@ -228,14 +288,17 @@ impl Estimate {
                     written.seconds
                 )
             });
+        let table = match self.rounds.is_empty() {
+            true => String::new(),
+            false => format!("{}\n", columns.text()),
+        };
         format!(
-            "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{}\n{end}\n",
+            "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{table}{end}\n{notes}",
             printable(&self.vm),
             self.share_with_contents * 100.0,
             size(self.ram_bytes as f64),
             self.observed_seconds,
             self.overhead_ratio * 100.0,
-            columns.text()
         )
     }
 
@@ -263,4 +326,79 @@ fn size(bytes: f64) -> String {
     )]
     let bytes = bytes as u64;
     ByteSize(bytes).rounded()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[derive(Debug, clap::Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: EstimateArgs,
+    }
+
+    fn times(line: &str) -> anyhow::Result<(Duration, Duration)> {
+        let words = "x 1 --bandwidth 1G"
+            .split(' ')
+            .chain(line.split_whitespace());
+        Program::try_parse_from(words).unwrap().args.times()
+    }
+
+    #[test]
+    fn a_short_observation_has_shorter_scans_and_a_wrong_time_is_blamed_on_its_option() {
+        let ms = Duration::from_millis;
+        assert_eq!(times("").unwrap(), (ms(10_000), ms(100)));
+        assert_eq!(times("--for 500ms").unwrap(), (ms(500), ms(50)));
+        assert_eq!(times("--for 10ms").unwrap(), (ms(10), ms(1)));
+        for (line, option) in [
+            ("--for 5ms", "--for"),
+            ("--for 25h", "--for"),
+            ("--scan-interval 11s", "--scan-interval"),
+            ("--scan-interval 500us", "--scan-interval"),
+        ] {
+            let error = times(line).unwrap_err();
+            assert!(error.to_string().starts_with(option), "{error}");
+        }
+    }
+
+    fn estimate(round_seconds: &[f64]) -> Estimate {
+        let round = |&seconds: &f64| Round {
+            bytes: 4096.0,
+            seconds,
+        };
+        Estimate {
+            schema: SCHEMA,
+            vm: "web".to_owned(),
+            ram_bytes: 1 << 20,
+            share_with_contents: 0.5,
+            bandwidth_bits_per_second: 1e9,
+            observed_seconds: 1.0,
+            interrupted: !round_seconds.is_empty(),
+            resolved: round_seconds.is_empty(),
+            overhead_ratio: 0.0,
+            written: Vec::new(),
+            rounds: round_seconds.iter().map(round).collect(),
+            copied_bytes: 524_288.0,
+            running_seconds: 0.0,
+            downtime_seconds: 0.1,
+            ends: true,
+        }
+    }
+
+    #[test]
+    fn a_result_without_rounds_has_no_table_and_limits_of_one_are_named() {
+        let text = estimate(&[]).to_text(SCAN_DEFAULT);
+        assert!(text.contains("ends without a round"), "{text}");
+        assert!(
+            !text.contains("copied ") && !text.contains("interrupted"),
+            "{text}"
+        );
+        let text = estimate(&[0.05]).to_text(SCAN_DEFAULT);
+        assert!(
+            text.contains("interrupted:") && text.contains("--scan-interval"),
+            "{text}"
+        );
+    }
 }

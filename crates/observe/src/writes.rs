@@ -4,7 +4,7 @@
 //!
 //! Not here: what follows for a migration (`plimsoll_estimator::working_set::precopy`).
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use plimsoll_estimator::working_set::{WriteCurve, WrittenPages};
@@ -21,6 +21,8 @@ pub struct ObservedWrites {
     pub curve: WriteCurve,
     /// Pages of its RAM.
     pub ram: PageCount,
+    /// Whether `stop` ended the observation before its time.
+    pub is_interrupted: bool,
     /// Share of the VM's CPU time that the observation took.
     pub overhead_ratio: f64,
 }
@@ -31,7 +33,7 @@ pub struct ObservedWrites {
 ///
 /// # Errors
 ///
-/// [`ObserveError`]; the VM is then as it was.
+/// [`ObserveError`], also if the VM has ended meanwhile; it is otherwise as it was.
 pub fn writes(
     vm: &QemuVm,
     (length, interval): (Duration, Duration),
@@ -61,9 +63,15 @@ pub fn writes(
     let period = backend.run_period(stop, &mut sink).map_err(failed)?;
     let ram = PageCount(backend.ram_pages());
     backend.detach().map_err(failed)?;
+    let is_interrupted = period.length < length && stop.load(Ordering::Relaxed);
+    // One that has ended but was not waited for has no memory.
+    if vm.process().mapped_bytes().is_none_or(|bytes| bytes == 0) {
+        return Err(failed(TrapError::VmGone { pid: vm.pid }));
+    }
     Ok(written.curve().map(|curve| ObservedWrites {
         curve,
         ram,
+        is_interrupted,
         overhead_ratio: period.overhead_ratio,
     }))
 }

@@ -16,6 +16,8 @@
 //! If writing keeps pace with copying, rounds come to a length at which as many pages are written as are copied: then more
 //! rounds change nothing, and the migration does not end by itself.
 //!
+//! Within less time than one scan takes, as many pages may be written as within that scan: this upper limit is used.
+//!
 //! Not here: that a VM may write more slowly while it is copied; compression; the time for the state of devices.
 
 use std::time::Duration;
@@ -132,9 +134,11 @@ pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions)
             .max(options.round_pages_min)
             .min(rest);
         round_pages.push(copied);
-        let written = writes.pages_within(seconds_of(copied)).clamp(0.0, all);
+        // Pages may be written again and again within one scan: so within less time, as many may be written.
+        let resolved = |pages: f64| seconds_of(pages).max(writes.scan_seconds());
+        let written = writes.pages_within(resolved(copied)).clamp(0.0, all);
         let again = match round_pages[..] {
-            [.., before, _] => written_again(writes, seconds_of(before), seconds_of(copied)),
+            [.., before, _] => written_again(writes, resolved(before), resolved(copied)),
             _ => written / all,
         };
         let before = rest;
@@ -146,7 +150,8 @@ pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions)
         }
     }
     Precopy {
-        running_seconds: round_pages.iter().copied().map(seconds_of).sum(),
+        // The sum of no numbers is -0.0.
+        running_seconds: round_pages.iter().copied().map(seconds_of).sum::<f64>() + 0.0,
         stopped_seconds: seconds_of(rest),
         stopped_pages: rest,
         round_pages,
@@ -316,6 +321,20 @@ mod tests {
     }
 
     #[test]
+    fn a_set_that_is_rewritten_within_a_scan_is_not_taken_for_a_part_of_it() {
+        // 20,000 pages within 20 ms, again and again.
+        let vm = Vm {
+            writes: (0..20_000_u64).cycle().take(4_000_000).collect(),
+            writes_per_second: 1_000_000.0,
+        };
+        let options = PrecopyOptions::qemu(40_000.0, Duration::from_millis(300));
+        for scan_seconds in [0.02, 0.5] {
+            let found = precopy(&RAM, &vm.curve(4.0, scan_seconds), &options);
+            assert!(!found.ends, "{scan_seconds}: {found:?}");
+        }
+    }
+
+    #[test]
     fn a_vm_that_writes_nothing_is_copied_once_and_a_small_one_only_while_stopped() {
         let mut written = WrittenPages::new();
         written.scan(&[], Duration::from_millis(10));
@@ -329,6 +348,7 @@ mod tests {
         let small = Contents { pages: 40, ..RAM };
         let found = precopy(&small, &curve, &PrecopyOptions::xen(25_000.0));
         assert_eq!((found.round_pages, found.stopped_pages), (vec![], 40.0));
+        assert!(found.running_seconds.is_sign_positive());
         let found = precopy(
             &RAM,
             &curve,

@@ -123,6 +123,12 @@ impl WriteCurve {
         }
     }
 
+    /// Time of a scan, on average: within less, it is not known how many pages are written.
+    #[must_use]
+    pub fn scan_seconds(&self) -> f64 {
+        self.scan_seconds
+    }
+
     /// The time that was observed.
     #[must_use]
     pub fn observed_seconds(&self) -> f64 {
