@@ -40,7 +40,7 @@ pub struct ConnectOptions {
     pub slots: u32,
     /// How long to poll for completions before sleeping.
     pub spin: Duration,
-    /// How long the server may take to answer on the socket.
+    /// How long connecting and the server's whole answer on the socket may take together.
     pub timeout: Duration,
 }
 
@@ -433,6 +433,10 @@ impl Connection {
                 return Ok(());
             }
             woken?;
+            // Bytes wake it at once, as many as the server likes.
+            if self.deadline.is_some_and(|end| Instant::now() >= end) {
+                return Err(Error::TimedOut);
+            }
         }
     }
 
@@ -451,7 +455,7 @@ impl Connection {
             Ok(_) | Err(Errno::INTR) => (),
             Err(error) => return Err(error.into()),
         }
-        match recv(&self.socket, &mut [0; 64], RecvFlags::DONTWAIT) {
+        match recv(&self.socket, &mut [0; 4096], RecvFlags::DONTWAIT) {
             Ok((0, _)) | Err(Errno::CONNRESET) => Err(Error::Disconnected),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -625,23 +629,26 @@ fn ask(
         SocketFlags::CLOEXEC,
         None,
     )?;
+    // One for all: a server that sends a byte now and then does not hold its client any longer.
+    let deadline = (Instant::now().checked_add(timeout))
+        .ok_or(std::io::Error::from(std::io::ErrorKind::InvalidInput))?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
     connect(&socket, &address).map_err(unreachable)?;
     let mut socket = UnixStream::from(socket);
+    limit(&socket, Timeout::Send, deadline)?;
     // A client that is refused at once may find the connection closed already, with the reason in it.
     let _ = socket.write_all(&request.to_bytes());
 
     let mut descriptors = Vec::new();
     let mut head = [0; HEAD_BYTES];
-    let begun = receive(&socket, &mut head, &mut descriptors)?;
-    socket.read_exact(&mut head[begun..]).map_err(ended)?;
+    let begun = receive(&socket, &mut head, &mut descriptors, deadline)?;
+    fill(&socket, &mut head[begun..], deadline)?;
     let (length, kind) = (word(&head, 0).unwrap_or(0), word(&head, 4).unwrap_or(0));
     if length > REPLY_BYTES_MAX {
         return Err(Error::Protocol("too long an answer"));
     }
     let mut payload = vec![0; length as usize];
-    socket.read_exact(&mut payload).map_err(ended)?;
+    fill(&socket, &mut payload, deadline)?;
     match Reply::parse(kind, &payload) {
         None => Err(Error::Protocol("an answer that is none")),
         Some(Reply::Refused(refusal, text)) => Err(Error::Refused { refusal, text }),
@@ -649,16 +656,41 @@ fn ask(
     }
 }
 
+/// Lets the next call on the socket wait until `deadline` at most.
+fn limit(socket: &UnixStream, calls: Timeout, deadline: Instant) -> Result<(), Error> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Error::Io(std::io::ErrorKind::TimedOut.into()));
+    }
+    Ok(set_socket_timeout(socket, calls, Some(left))?)
+}
+
+/// Reads as many bytes as the buffer has.
+fn fill(mut socket: &UnixStream, mut buffer: &mut [u8], deadline: Instant) -> Result<(), Error> {
+    while !buffer.is_empty() {
+        limit(socket, Timeout::Recv, deadline)?;
+        match socket.read(buffer) {
+            Ok(0) => return Err(Error::Disconnected),
+            Ok(length) => buffer = &mut buffer[length..],
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => (),
+            Err(error) => return Err(ended(error)),
+        }
+    }
+    Ok(())
+}
+
 /// Receives the first bytes of an answer, and the descriptors that come with them.
 fn receive(
     socket: &UnixStream,
     buffer: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
+    deadline: Instant,
 ) -> Result<usize, Error> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(buffer)];
     let length = loop {
+        limit(socket, Timeout::Recv, deadline)?;
         match recvmsg(socket, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Ok(message) if message.bytes == 0 => return Err(Error::Disconnected),
             Ok(message) => break message.bytes,
@@ -676,9 +708,9 @@ fn receive(
 
 /// The error for the end of the stream in the middle of an answer.
 fn ended(error: std::io::Error) -> Error {
-    use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    use std::io::ErrorKind::{ConnectionReset, TimedOut, WouldBlock};
     match error.kind() {
-        UnexpectedEof | ConnectionReset => Error::Disconnected,
+        ConnectionReset => Error::Disconnected,
         WouldBlock => Error::Io(TimedOut.into()),
         _ => Error::Io(error),
     }

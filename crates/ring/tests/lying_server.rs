@@ -1,17 +1,17 @@
 //! A server that writes into the ring and the socket whatever it likes.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use plimsoll_hcache::{Handle, PoolId};
 use plimsoll_ring::protocol::{Geometry, RawCompletion, Reply, Status};
-use plimsoll_ring::{ConnectOptions, Connection, Error, Region, Word};
+use plimsoll_ring::{ConnectOptions, Connection, Error, Region, Word, stats};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -20,11 +20,12 @@ const SLOTS: u32 = 3;
 
 /// Long enough for any machine; no test lasts as long.
 const FAR: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_millis(200);
 
 struct Liar {
     connection: Connection,
     region: Region,
-    _stream: UnixStream,
+    stream: UnixStream,
     _folder: tempfile::TempDir,
 }
 
@@ -50,7 +51,7 @@ fn liar() -> Liar {
     Liar {
         connection: Connection::connect(&path, &options).unwrap(),
         region,
-        _stream: server.join().unwrap(),
+        stream: server.join().unwrap(),
         _folder: folder,
     }
 }
@@ -102,4 +103,50 @@ fn a_completion_has_the_user_data_that_was_submitted_whatever_the_server_writes(
     // And one of nothing.
     liar.region.word(Word::CompletionTail).store(3, SeqCst);
     assert!(matches!(liar.connection.reap(), Err(Error::Protocol(_))));
+}
+
+#[test]
+fn a_server_that_wakes_its_client_without_end_is_given_up_at_the_deadline() {
+    let Liar {
+        mut connection,
+        region: _region,
+        mut stream,
+        _folder,
+    } = liar();
+    let handle = Handle {
+        pool: PoolId(1),
+        object: 0,
+        index: 0,
+    };
+    connection.submit_flush(handle, 0).unwrap();
+    thread::scope(|scope| {
+        // Ends with the connection.
+        scope.spawn(move || while stream.write_all(&[7; 1 << 16]).is_ok() {});
+        let begun = Instant::now();
+        connection.set_deadline(Some(begun + SOON));
+        assert!(matches!(connection.wait(), Err(Error::TimedOut)));
+        assert!(begun.elapsed() < FAR / 2);
+        drop(connection);
+    });
+}
+
+#[test]
+fn an_answer_that_comes_byte_by_byte_has_one_time_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = listener(folder.path());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let answer = Reply::Stats("x".repeat(1000)).to_bytes();
+            for byte in answer {
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(SOON / 4);
+            }
+        });
+        let result = stats(&path, SOON);
+        let timed_out = |error: &std::io::Error| error.kind() == std::io::ErrorKind::TimedOut;
+        assert!(matches!(result, Err(Error::Io(error)) if timed_out(&error)));
+    });
 }
