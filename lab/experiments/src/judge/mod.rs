@@ -1,0 +1,297 @@
+//! The judge: the working set of one process by every interface of the kernel, and by our backends, beside a truth in closed form.
+//!
+//! Everything runs inside of one emulated guest, on a program of which it is known what it touches: `plimsoll-judge`
+//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the LRU memory at which 5 % of
+//! the visits miss, which an operator asks for; and the pages touched in a second, which most of the kernel's interfaces are for.
+//! Each estimate is compared with both. Of our backends, the first is that of the visits that their curves resolve, as their
+//! working sets are.
+
+mod program;
+mod reader;
+mod script;
+mod truth;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
+use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host, median};
+
+use program::{PROGRAMS, Program, QUICK_PROGRAMS};
+use reader::{Estimate, Judged, Reader, Shown};
+use script::{Lengths, methods, script};
+use truth::Truth;
+
+use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, ResultSet, Unit};
+
+/// Compare every interface by which Linux shows working sets, and our backends, with the truth, in one guest
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Number of seeds, each of which boots every guest anew [default: 3; 1 with --quick]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+    /// Few programs and few estimates: whether everything works
+    #[arg(long)]
+    quick: bool,
+    /// Directory of measurements already made, which are not repeated
+    #[arg(long, default_value = "target/lab/judge")]
+    state: PathBuf,
+    #[command(flatten)]
+    keep: KeepArgs,
+}
+
+/// For a guest under TCG on a busy host.
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+/// Runs the experiment.
+///
+/// # Errors
+///
+/// Why a guest did not come up; what was measured before is kept and not repeated.
+pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
+    let seeds = args.seeds.unwrap_or(if args.quick { 1 } else { 3 });
+    let (programs, lengths) = match args.quick {
+        true => (
+            &PROGRAMS[..QUICK_PROGRAMS],
+            Lengths {
+                estimates: 8,
+                periods: 5,
+            },
+        ),
+        false => (
+            &PROGRAMS[..],
+            Lengths {
+                estimates: 12,
+                periods: 10,
+            },
+        ),
+    };
+    let steps = programs.len() * usize::try_from(seeds)? + 2;
+    let settings = format!("{lengths:?}, seeds {seeds}, {} programs", programs.len());
+    let mut progress = Progress::begin(&args.state, &settings, steps)?;
+    let guest = "Linux 6.12 of our options, one vCPU, 768 MiB, huge pages off";
+    let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
+    let mut all = Vec::new();
+    for program in programs {
+        let mut of_seeds: Vec<Judged> = Vec::new();
+        for seed in 1..=seeds {
+            let name = format!("{}-{seed}", file_name(program.name));
+            of_seeds.push(progress.step(&name, || judge(program, seed, lengths))?);
+        }
+        all.push((program, of_seeds));
+    }
+    let set = ResultSet {
+        title: "The judge: working sets by the kernel's interfaces and ours, beside the truth"
+            .to_owned(),
+        method: METHOD.to_owned(),
+        command: format!(
+            "./dev lab judge{}",
+            if args.quick { " --quick" } else { "" }
+        ),
+        measurements: measurements(&all),
+        limits: LIMITS.map(str::to_owned).to_vec(),
+        raw: serde_json::to_value(
+            all.iter()
+                .map(|(program, of)| (program.name, of))
+                .collect::<Vec<_>>(),
+        )?,
+        ..ResultSet::new(
+            "judge",
+            progress.step("end", || conditions.ended())?,
+            (seeds, Repetition::Seed),
+        )
+    };
+    args.keep.keep(set, charts(&all), out)
+}
+
+const METHOD: &str = "In an emulated guest (TCG) a program of known references runs in a control group of its own, and every method \
+    in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
+    periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the LRU memory at which 5 % of the visits miss, \
+    and the pages touched in a second at the rate that the program itself reports. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
+    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count while the method ran. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
+    with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
+    `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
+    drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
+
+const LIMITS: [&str; 8] = [
+    "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
+    "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
+    "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
+    "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
+    "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found: they follow steps of 8 s one or two periods late, which is most of their error there. Those of the kernel's interfaces are of the last second.",
+    "All programs are made ones with one array; no real program was judged.",
+    "Huge pages are off; so is memory pressure, by which generations age themselves.",
+    "Of the page log's plugin no trace was taken: the truths are closed forms.",
+];
+
+/// Letters and digits of a name.
+fn file_name(name: &str) -> String {
+    let kept = name.chars().filter(char::is_ascii_alphanumeric);
+    kept.collect::<String>().to_ascii_lowercase()
+}
+
+/// Judges the methods on one program.
+fn judge(program: &Program, seed: u64, lengths: Lengths) -> anyhow::Result<Judged> {
+    let folder = tempfile::tempdir()?;
+    let own = std::env::current_exe()?;
+    let beside = own.parent().unwrap_or(Path::new("."));
+    let programs = ["plimsoll", "plimsoll-judge"].map(|name| beside.join(name));
+    for program in &programs {
+        anyhow::ensure!(program.is_file(), "there is no {}", program.display());
+    }
+    let programs: Vec<&Path> = programs.iter().map(PathBuf::as_path).collect();
+    let image =
+        GuestImage::tracking_idle_pages(&script(program, seed, lengths), &programs, folder.path());
+    let image = image.context("./dev setup builds its kernel")?;
+    let _turn = host::turn();
+    let config = GuestConfig {
+        accelerator: AcceleratorChoice::Tcg,
+        memory_mib: 768,
+        ..GuestConfig::new(&format!("judge-{}", std::process::id()), "")
+    };
+    let mut guest = Guest::start(&image, &config)?;
+    let mut reader = Reader {
+        truth: Truth::new(*program)?,
+        judged: Judged::new(),
+        method: None,
+        begun: Instant::now(),
+        costs: Vec::new(),
+        folded: String::new(),
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let mut is_finished = false;
+    loop {
+        match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Some(line)) => {
+                is_finished |= line.text == "finished";
+                reader.take(line.text.trim_end(), Instant::now());
+            }
+            Ok(None) => anyhow::bail!("the guest is still not done"),
+            Err(GuestError::GuestEnded { .. }) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    anyhow::ensure!(is_finished, "the guest did not come to its end");
+    Ok(reader.judged)
+}
+
+/// The figures of a method on a program: one of each seed.
+type Figure = fn(&Shown) -> Option<f64>;
+
+fn median_error(shown: &Shown, truth: fn(Estimate) -> f64) -> Option<f64> {
+    let errors = shown.estimates.iter().map(|one| one.error(truth));
+    (!shown.estimates.is_empty()).then(|| median(errors))
+}
+
+fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
+    let figures: [(&str, Unit, Figure); 5] = [
+        (
+            "Error of the working set: memory at which 5 % of the visits miss",
+            Unit::Percent,
+            |shown| median_error(shown, |one| one.needed),
+        ),
+        (
+            "Error of the working set: pages touched in a second",
+            Unit::Percent,
+            |shown| median_error(shown, |one| one.touched),
+        ),
+        (
+            "CPU time over that of the program",
+            Unit::Percent,
+            |shown| shown.cost,
+        ),
+        (
+            "Smallest size that the curve resolves",
+            Unit::Bytes,
+            |shown| shown.resolved_bytes,
+        ),
+        ("Mean absolute error of the curve", Unit::Share, |shown| {
+            shown.curve_error.filter(|_| shown.resolves_much())
+        }),
+    ];
+    let mut made = Vec::new();
+    for (what, unit, figure) in figures {
+        for (program, of_seeds) in all {
+            for method in methods() {
+                let shown = || of_seeds.iter().filter_map(|judged| judged.get(method));
+                // What it sees then is the program's own beginning.
+                let is_blind = method == "write-scan" && program.only_reads();
+                let values: Vec<_> = of_seeds
+                    .iter()
+                    .map(|judged| judged.get(method).filter(|_| !is_blind).and_then(figure))
+                    .collect();
+                let has_value = values.iter().any(Option::is_some);
+                // Only ours have curves.
+                if !has_value && unit != Unit::Percent {
+                    continue;
+                }
+                let message = shown().find_map(|shown| shown.message.clone());
+                made.push(Measurement {
+                    item: String::new(),
+                    what: what.to_owned(),
+                    of: format!("{}: {method}", program.name),
+                    unit,
+                    values,
+                    paper: String::new(),
+                    remark: match (has_value, is_blind) {
+                        (true, _) => String::new(),
+                        (false, true) => "the program only reads".to_owned(),
+                        (false, false) => message.unwrap_or_default(),
+                    },
+                });
+            }
+        }
+    }
+    made
+}
+
+/// The working set over time of the program that changes it, by our backends and by the kernel's interfaces.
+fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
+    let mut charts = Vec::new();
+    let changing = all.iter().find(|(program, _)| program.is_changing);
+    if let Some((program, of_seeds)) = changing
+        && let Some(judged) = of_seeds.first()
+    {
+        let ours = ["idle", "idle at 10 %", "damon", "damon at 10 %"];
+        let kernel = ["damon-default", "damon-tuned", "mglru", "clear-refs"];
+        for (name, methods) in [("ours", ours), ("kernel", kernel)] {
+            let mut series = Vec::new();
+            let mut offset = 0.0;
+            let mut truth = Vec::new();
+            for method in methods {
+                let Some(shown) = judged.get(method) else {
+                    continue;
+                };
+                let points = |of: fn(&Estimate) -> f64| {
+                    let points = shown.estimates.iter();
+                    points
+                        .map(move |one| (one.seconds + offset, of(one)))
+                        .collect::<Vec<_>>()
+                };
+                series.push(Series::new(
+                    method,
+                    SeriesStyle::Dots,
+                    points(|one| one.bytes),
+                ));
+                truth.extend(points(|one| one.needed));
+                offset += shown.estimates.last().map_or(0.0, |one| one.seconds);
+            }
+            series.push(Series::new("in use", SeriesStyle::Truth, truth));
+            charts.push((
+                name,
+                Chart {
+                    title: format!("Working set over time, {}", program.name),
+                    subtitle: "one method after the other; emulated (TCG)".to_owned(),
+                    x: Axis::new("time", AxisUnit::Seconds),
+                    y: Axis::new("working set", AxisUnit::Bytes),
+                    shades: Vec::new(),
+                    series,
+                    markers: Vec::new(),
+                },
+            ));
+        }
+    }
+    charts
+}

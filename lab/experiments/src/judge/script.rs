@@ -1,0 +1,151 @@
+//! The methods, and what the guest runs to use them.
+
+use std::time::Duration;
+
+use super::program::Program;
+
+/// The kernel's own interfaces, as plimsoll-judge names them.
+pub const INTERFACES: [&str; 8] = [
+    "damon-default",
+    "damon-tuned",
+    "mglru",
+    "clear-refs",
+    "rss",
+    "cgroup",
+    "committed",
+    "available",
+];
+
+/// Those that only read a file, and are read at the same time.
+pub const READERS: [&str; 4] = ["rss", "cgroup", "committed", "available"];
+
+/// Our backends, with their budgets in percent.
+pub const OURS: [Ours; 5] = [
+    Ours::new("idle", "idle", 1),
+    Ours::new("idle at 10 %", "idle", 10),
+    Ours::new("damon", "damon", 1),
+    Ours::new("damon at 10 %", "damon", 10),
+    Ours::new("write-scan", "write-scan", 1),
+];
+
+/// Time for which each of the kernel's interfaces is read again and again: a second is what truths are computed for.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Length of a period of ours: the default.
+pub const PERIOD_S: u32 = 5;
+
+/// One of our backends at a budget.
+#[derive(Debug)]
+pub struct Ours {
+    pub name: &'static str,
+    pub backend: &'static str,
+    pub budget_percent: u32,
+}
+
+impl Ours {
+    pub const fn new(name: &'static str, backend: &'static str, budget_percent: u32) -> Self {
+        Self {
+            name,
+            backend,
+            budget_percent,
+        }
+    }
+}
+
+/// How much is measured by each method.
+#[derive(Debug, Clone, Copy)]
+pub struct Lengths {
+    /// Of the kernel's interfaces, a second each.
+    pub estimates: u32,
+    /// Of ours.
+    pub periods: u32,
+}
+
+/// The script that the guest runs.
+pub fn script(program: &Program, seed: u64, lengths: Lengths) -> String {
+    let words = program
+        .words
+        .split(' ')
+        .map(|word| format!("plimsoll.{word}"));
+    let words = words.collect::<Vec<_>>().join(" ");
+    let mut text = format!(
+        "b=/bin/busybox
+$b mkdir -p /proc /sys /tmp /dev /cg /run
+$b mount -t proc proc /proc
+$b mount -t sysfs sys /sys
+$b mount -t devtmpfs dev /dev
+$b mount -t tmpfs tmp /tmp
+$b mount -t debugfs debug /sys/kernel/debug
+$b mount -t cgroup2 cg /cg
+echo 1 > /proc/sys/kernel/printk
+echo never > /sys/kernel/mm/transparent_hugepage/enabled
+echo y > /sys/kernel/mm/lru_gen/enabled
+echo +memory > /cg/cgroup.subtree_control
+$b mkdir /cg/judged
+$b sh -c 'echo $$ > /cg/judged/cgroup.procs; exec /workload {words} plimsoll.seed={seed}' > /tmp/log 2>&1 &
+pid=$!
+while ! $b grep -q round /tmp/log; do $b sleep 0.2; done
+/plimsoll-judge wake 2000 &
+$b tail -f /tmp/log &
+tail=$!
+"
+    );
+    for interface in INTERFACES {
+        let count = lengths.estimates;
+        let interval = INTERVAL.as_millis();
+        let run = format!("/plimsoll-judge {interface} $pid {interval} {count} 2>&1");
+        text += &match READERS.contains(&interface) {
+            true => format!("echo begin {interface}\n{run} &\nreaders=\"$readers $!\"\n"),
+            false => format!("echo begin {interface}\n{run}\n"),
+        };
+    }
+    text += "wait $readers\n";
+    // Lines of JSON are long, and the console is one.
+    let (form, to) = match program.is_changing {
+        true => ("csv", ""),
+        false => {
+            text += "$b kill $tail\n";
+            ("json", " > /tmp/out")
+        }
+    };
+    for ours in &OURS {
+        if !to.is_empty() {
+            text += "lines=$($b wc -l < /tmp/log)\n";
+        }
+        text += &format!(
+            "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
+            ours.name, ours.backend, ours.budget_percent, lengths.periods
+        );
+        if !to.is_empty() {
+            // The rounds that ended meanwhile. The console takes lines of up to 16 KiB.
+            text += "$b tail -n +$((lines + 1)) /tmp/log\n$b fold -w 4000 /tmp/out\n";
+        }
+    }
+    text + "echo finished\n$b poweroff -f\n"
+}
+
+/// Names of all methods.
+pub fn methods() -> impl Iterator<Item = &'static str> {
+    OURS.iter().map(|ours| ours.name).chain(INTERFACES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::program::PROGRAMS;
+    use super::*;
+
+    #[test]
+    fn a_script_names_every_method_and_ends() {
+        let lengths = Lengths {
+            estimates: 2,
+            periods: 1,
+        };
+        for program in &PROGRAMS {
+            let text = script(program, 7, lengths);
+            for method in methods() {
+                assert!(text.contains(&format!("begin {method}\n")), "{method}");
+            }
+            assert!(text.contains("plimsoll.seed=7") && text.ends_with("poweroff -f\n"));
+        }
+    }
+}
