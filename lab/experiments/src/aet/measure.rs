@@ -172,7 +172,9 @@ pub fn tracing(
             [
                 sizes.and_then(|curves| working_set(&curves.lru)),
                 sizes.and_then(|curves| working_set(&curves.aet)),
-                true_working_set(&misses, period.resolution_pages()),
+                misses
+                    .working_set(PageCount(period.resolution_pages()))
+                    .map(|size| size.0),
             ],
         ));
     })?;
@@ -250,22 +252,4 @@ fn working_set(curve: &MissRatioCurve) -> Option<u64> {
     let points = curve.points().iter();
     let mut small = points.filter(|point| point.miss_ratio <= WORKING_SET_RATIO);
     small.next().map(|point| point.size.0)
-}
-
-/// The same of every reference that reaches past `hidden` pages; `None` if none does.
-fn true_working_set(misses: &Misses, hidden: u64) -> Option<u64> {
-    let allowed = misses.at(PageCount(hidden)) as f64 * WORKING_SET_RATIO;
-    let (mut low, mut high) = (hidden, misses.after.distinct().0.max(hidden) + 1);
-    if allowed == 0.0 || misses.at(PageCount(high)) as f64 > allowed {
-        return None;
-    }
-    while low + 1 < high {
-        let middle = u64::midpoint(low, high);
-        if misses.at(PageCount(middle)) as f64 <= allowed {
-            high = middle;
-        } else {
-            low = middle;
-        }
-    }
-    Some(high)
 }

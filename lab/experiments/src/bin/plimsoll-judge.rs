@@ -15,21 +15,24 @@
 //! `plimsoll-judge wake INTERVAL_US` does nothing but to wake, which has an emulator flush its TLB: that has room for all pages of
 //! a program and would hide every access after the first, where a processor's holds some thousand.
 //!
+//! `plimsoll-judge frames PID` prints the guest's page frames that are mapped by a process now: lines `frames START+COUNT ...` in
+//! hexadecimal digits, of ranges in their order, then `frames end`.
+//!
 //! Lines: `estimate METHOD BYTES`, and in the end `cost METHOD OWN_S TARGET_S WALL_S`: CPU time of this process with its kernel
 //! thread, and of the target. It uses files alone, so that it costs what reading them costs.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
-use std::fs;
-use std::io::Write as _;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const USAGE: &str =
-    "usage: plimsoll-judge METHOD PID INTERVAL_MS COUNT, or plimsoll-judge wake INTERVAL_US";
+const USAGE: &str = "usage: plimsoll-judge METHOD PID INTERVAL_MS COUNT, plimsoll-judge frames PID, or plimsoll-judge wake INTERVAL_US";
 /// Ticks in which the kernel reports CPU time to programs.
 const TICKS: f64 = 100.0;
 const PAGE_BYTES: u64 = 4096;
@@ -307,6 +310,77 @@ fn interface(method: &str, pid: &str, interval_ms: u64) -> Result<Box<dyn Interf
     })
 }
 
+/// Addresses of a process's mappings that it can have pages in: not those of the kernel, which all processes share.
+fn mappings_of(maps: &str) -> Result<Vec<(u64, u64)>> {
+    let own = maps
+        .lines()
+        .filter(|line| !line.ends_with("[vsyscall]") && !line.contains("[vvar"));
+    own.map(|line| {
+        let (range, _) = line.split_once(' ').ok_or("no range")?;
+        let (start, end) = range.split_once('-').ok_or("no range")?;
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16));
+        Ok((start?, end?))
+    })
+    .collect()
+}
+
+/// The frame of an entry of `pagemap`, of a page that is present.
+fn frame_of(entry: u64) -> Option<u64> {
+    const PRESENT: u64 = 1 << 63;
+    const FRAME: u64 = (1 << 55) - 1;
+    Some(entry & FRAME).filter(|frame| entry & PRESENT != 0 && *frame != 0)
+}
+
+/// Numbers in their order as starts and counts; those that are there twice count once.
+fn ranges_of(mut numbers: Vec<u64>) -> Vec<(u64, u64)> {
+    numbers.sort_unstable();
+    numbers.dedup();
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((start, count)) if *start + *count == number => *count += 1,
+            _ => ranges.push((number, 1)),
+        }
+    }
+    ranges
+}
+
+/// Prints the frames that are mapped by a process.
+fn print_frames(pid: &str) -> Result<()> {
+    /// Of `pagemap`, read at a time.
+    const ENTRIES: usize = 512;
+    /// Well below what a console takes as a line.
+    const RANGES_OF_A_LINE: usize = 200;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let mut frames = Vec::new();
+    for (start, end) in mappings_of(&read(&format!("/proc/{pid}/maps"))?)? {
+        let (mut page, end) = (start / PAGE_BYTES, end / PAGE_BYTES);
+        while page < end {
+            let mut bytes = [0; 8 * ENTRIES];
+            let wanted = usize::try_from(end - page).map_or(ENTRIES, |left| left.min(ENTRIES));
+            let length = pagemap.read_at(&mut bytes[..8 * wanted], page * 8)?;
+            let (entries, _) = bytes[..length].as_chunks::<8>();
+            // The rest was unmapped meanwhile.
+            if entries.is_empty() {
+                break;
+            }
+            let entries = entries.iter().map(|entry| u64::from_ne_bytes(*entry));
+            page += entries.len() as u64;
+            frames.extend(entries.filter_map(frame_of));
+        }
+    }
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    for ranges in ranges_of(frames).chunks(RANGES_OF_A_LINE) {
+        write!(out, "frames")?;
+        for (start, count) in ranges {
+            write!(out, " {start:x}+{count:x}")?;
+        }
+        writeln!(out)?;
+    }
+    writeln!(out, "frames end")?;
+    Ok(out.flush()?)
+}
+
 fn run() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [command, interval] = words.as_slice()
@@ -316,6 +390,11 @@ fn run() -> Result<()> {
         loop {
             sleep(interval);
         }
+    }
+    if let [command, pid] = words.as_slice()
+        && command == "frames"
+    {
+        return print_frames(pid);
     }
     let [method, pid, interval, count] = words.as_slice() else {
         return Err(USAGE.into());
@@ -408,5 +487,27 @@ memcg    13 /other
         assert_eq!((number, pages), (12, vec![(3, 11), (4, 402), (5, 16_000)]));
         assert!(generations_of(text, "/none").is_err());
         assert!(generations_of("memcg x /small\n", "/small").is_err());
+    }
+
+    #[test]
+    fn frames_are_those_of_present_pages_in_ranges() {
+        let present = 1 << 63;
+        assert_eq!(frame_of(present | 1 << 61 | 1 << 55 | 0x123), Some(0x123));
+        // Swapped out; and without the right to see numbers.
+        assert_eq!([frame_of(0x123), frame_of(present)], [None, None]);
+        assert_eq!(ranges_of(vec![9, 5, 4, 6, 5]), [(4, 3), (9, 1)]);
+        let maps = "\
+00400000-00500000 r-xp 00000000 00:01 1 /workload
+7ffc00100000-7ffc00104000 r--p 00000000 00:00 0 [vvar]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+";
+        assert_eq!(mappings_of(maps).unwrap(), [(0x40_0000, 0x50_0000)]);
+        assert!(mappings_of("x").is_err());
+    }
+
+    #[test]
+    fn the_frames_of_a_process_can_be_printed() {
+        print_frames("self").unwrap();
+        assert!(print_frames("0").is_err());
     }
 }

@@ -1,10 +1,15 @@
-//! The judge: the working set of one process by every interface of the kernel, and by our backends, beside a truth in closed form.
+//! The judge: the working set of one process by every interface of the kernel, and by our backends, beside the truth.
 //!
 //! Everything runs inside of one emulated guest, on a program of which it is known what it touches: `plimsoll-judge`
 //! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the LRU memory at which 5 % of
 //! the visits miss, which an operator asks for; and the pages touched in a second, which most of the kernel's interfaces are for.
 //! Each estimate is compared with both. Of our backends, the first is that of the visits that their curves resolve, as their
 //! working sets are.
+//!
+//! Truths of made programs are closed forms. Those of real programs are counted by the emulator's plugin (`qemu/pagelog`), which
+//! sees every reference of the guest: of these, the ones to page frames that the process has mapped, as its `pagemap` says before each
+//! method. The plugin counts while every method watches, so that program, method and truth are of the same slow machine. Visits are
+//! then references that miss the 64 pages used most recently by all of the guest; from that size on, misses are exact.
 
 mod program;
 mod reader;
@@ -16,14 +21,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_flow::PageCount;
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host, median};
 
-use program::{PROGRAMS, Program, QUICK_PROGRAMS};
+use program::{Kind, MADE, Program, QUICK_MADE, QUICK_REAL, REAL};
 use reader::{Estimate, Judged, Reader, Shown};
 use script::{Lengths, methods, script};
-use truth::Truth;
+use truth::{ClosedForm, Counted, PAGES_PER_MIB, Truth};
 
+use crate::page_log::ProcessTrace;
 use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, ResultSet, Unit};
 
 /// Compare every interface by which Linux shows working sets, and our backends, with the truth, in one guest
@@ -35,6 +42,9 @@ pub struct Args {
     /// Few programs and few estimates: whether everything works
     #[arg(long)]
     quick: bool,
+    /// Only programs whose names begin so
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
     /// Directory of measurements already made, which are not repeated
     #[arg(long, default_value = "target/lab/judge")]
     state: PathBuf,
@@ -44,6 +54,8 @@ pub struct Args {
 
 /// For a guest under TCG on a busy host.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// Of the guest: below it, frames are numbered without a gap.
+const MEMORY_MIB: u64 = 768;
 
 /// Runs the experiment.
 ///
@@ -54,22 +66,34 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let seeds = args.seeds.unwrap_or(if args.quick { 1 } else { 3 });
     let (programs, lengths) = match args.quick {
         true => (
-            &PROGRAMS[..QUICK_PROGRAMS],
+            MADE[..QUICK_MADE].iter().chain(&REAL[..QUICK_REAL]),
             Lengths {
                 estimates: 8,
                 periods: 5,
             },
         ),
         false => (
-            &PROGRAMS[..],
+            MADE.iter().chain(&REAL),
             Lengths {
                 estimates: 12,
                 periods: 10,
             },
         ),
     };
+    let only = args.only.as_deref().unwrap_or_default();
+    let programs: Vec<_> = programs
+        .filter(|program| program.name.starts_with(only))
+        .collect();
+    anyhow::ensure!(
+        !programs.is_empty(),
+        "no program's name begins with '{only}'"
+    );
     let steps = programs.len() * usize::try_from(seeds)? + 2;
-    let settings = format!("{lengths:?}, seeds {seeds}, {} programs", programs.len());
+    let settings = format!(
+        "{lengths:?}, seeds {seeds}, {} programs{}",
+        programs.len(),
+        only_words(only)
+    );
     let mut progress = Progress::begin(&args.state, &settings, steps)?;
     let guest = "Linux 6.12 of our options, one vCPU, 768 MiB, huge pages off";
     let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
@@ -87,8 +111,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .to_owned(),
         method: METHOD.to_owned(),
         command: format!(
-            "./dev lab judge{}",
-            if args.quick { " --quick" } else { "" }
+            "./dev lab judge{}{}",
+            if args.quick { " --quick" } else { "" },
+            only_words(only)
         ),
         measurements: measurements(&all),
         limits: LIMITS.map(str::to_owned).to_vec(),
@@ -106,25 +131,37 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.keep.keep(set, charts(&all), out)
 }
 
-const METHOD: &str = "In an emulated guest (TCG) a program of known references runs in a control group of its own, and every method \
+const METHOD: &str = "In an emulated guest (TCG) a program, made or real, runs in a control group of its own, and every method \
     in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
-    periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth in closed form: the LRU memory at which 5 % of the visits miss, \
-    and the pages touched in a second at the rate that the program itself reports. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
-    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count while the method ran. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
+    periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth: the LRU memory at which 5 % of the visits miss, and the pages touched in a second. \
+    Of made programs these are closed forms, the second at the rate that the program itself reports. Real programs are `stockfish` with a hash table of 64 MiB in an endless search, `redis` with two clients, one that reads all keys and one that writes a tenth of them, `sqlite` in memory with random queries, and `xz -4`. Their truths are counted \
+    from every reference of the guest, instruction fetches among them, as QEMU's plugin records them (qemu/pagelog), of which those to the process's page frames count, as its `pagemap` lists them before each method. A visit is there a reference that misses the 64 pages that the guest used most recently. \
+    The memory needed is of the time since the method's estimate before; the pages touched are of the second before the estimate. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
+    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count while the method ran, and of real programs the misses are those counted in that time. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
 
-const LIMITS: [&str; 8] = [
+const LIMITS: [&str; 10] = [
     "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
     "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
     "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
     "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
     "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found: they follow steps of 8 s one or two periods late, which is most of their error there. Those of the kernel's interfaces are of the last second.",
-    "All programs are made ones with one array; no real program was judged.",
+    "Real programs are traced while they are watched, which makes the guest several times slower still. Costs are shares of the program's time, which is slower by the same plugin.",
+    "The plugin records references to page frames. Pages that the program maps while a method watches are not in the truth until the next list, and those that it frees stay in the stack of the truth; the share of new ones has a table. Frames of shared libraries count whoever uses them, and references by the kernel for the process (copies of what it reads and writes) count as its own.",
+    "The plugin's filter holds the 64 pages that all processes of the guest used most recently. Misses at sizes from 64 pages on are exact; what was touched in the last second is known to within these 64 pages, and as exactly as the records come in time.",
     "Huge pages are off; so is memory pressure, by which generations age themselves.",
-    "Of the page log's plugin no trace was taken: the truths are closed forms.",
+    "Real programs repeat one kind of work without phases for as long as they are watched. Seeds are repetitions of them: their inputs are the same or chosen by the programs themselves.",
 ];
+
+/// The option that chooses programs.
+fn only_words(only: &str) -> String {
+    match only {
+        "" => String::new(),
+        only => format!(" --only '{only}'"),
+    }
+}
 
 /// Letters and digits of a name.
 fn file_name(name: &str) -> String {
@@ -137,36 +174,49 @@ fn judge(program: &Program, seed: u64, lengths: Lengths) -> anyhow::Result<Judge
     let folder = tempfile::tempdir()?;
     let own = std::env::current_exe()?;
     let beside = own.parent().unwrap_or(Path::new("."));
-    let programs = ["plimsoll", "plimsoll-judge"].map(|name| beside.join(name));
-    for program in &programs {
-        anyhow::ensure!(program.is_file(), "there is no {}", program.display());
+    let mut files = ["plimsoll", "plimsoll-judge"]
+        .map(|name| beside.join(name))
+        .to_vec();
+    if let Kind::Real(real) = program.kind {
+        files.extend(real.files.iter().map(PathBuf::from));
     }
-    let programs: Vec<&Path> = programs.iter().map(PathBuf::as_path).collect();
+    for file in &files {
+        anyhow::ensure!(
+            file.is_file(),
+            "there is no {}: ./dev lab judge installs what it needs",
+            file.display()
+        );
+    }
+    let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     let image =
-        GuestImage::tracking_idle_pages(&script(program, seed, lengths), &programs, folder.path());
+        GuestImage::tracking_idle_pages(&script(program, seed, lengths), &files, folder.path());
     let image = image.context("./dev setup builds its kernel")?;
     let _turn = host::turn();
-    let config = GuestConfig {
+    let mut config = GuestConfig {
         accelerator: AcceleratorChoice::Tcg,
-        memory_mib: 768,
+        memory_mib: MEMORY_MIB,
         ..GuestConfig::new(&format!("judge-{}", std::process::id()), "")
     };
-    let mut guest = Guest::start(&image, &config)?;
-    let mut reader = Reader {
-        truth: Truth::new(*program)?,
-        judged: Judged::new(),
-        method: None,
-        begun: Instant::now(),
-        costs: Vec::new(),
-        folded: String::new(),
+    let (truth, trace) = match program.kind {
+        Kind::Made(made) => (Truth::Made(ClosedForm::new(made)?), None),
+        Kind::Real(_) => {
+            let trace = ProcessTrace::of(&mut config)?;
+            let memory = PageCount(MEMORY_MIB * PAGES_PER_MIB);
+            (
+                Truth::Real(Counted::new(trace.frames(), memory)),
+                Some(trace),
+            )
+        }
     };
+    let mut guest = Guest::start(&image, &config)?;
+    let mut reader = Reader::new(truth);
     let deadline = Instant::now() + PATIENCE;
     let mut is_finished = false;
     loop {
         match guest.next_line(deadline.saturating_duration_since(Instant::now())) {
             Ok(Some(line)) => {
                 is_finished |= line.text == "finished";
-                reader.take(line.text.trim_end(), Instant::now());
+                reader.take(line.text.trim_end(), Instant::now())?;
             }
             Ok(None) => anyhow::bail!("the guest is still not done"),
             Err(GuestError::GuestEnded { .. }) => break,
@@ -174,6 +224,10 @@ fn judge(program: &Program, seed: u64, lengths: Lengths) -> anyhow::Result<Judge
         }
     }
     anyhow::ensure!(is_finished, "the guest did not come to its end");
+    drop(guest);
+    if let Some(trace) = trace {
+        trace.end()?;
+    }
     Ok(reader.judged)
 }
 
@@ -186,7 +240,7 @@ fn median_error(shown: &Shown, truth: fn(Estimate) -> f64) -> Option<f64> {
 }
 
 fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
-    let figures: [(&str, Unit, Figure); 5] = [
+    let figures: [(&str, Unit, Figure); 6] = [
         (
             "Error of the working set: memory at which 5 % of the visits miss",
             Unit::Percent,
@@ -210,6 +264,11 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
         ("Mean absolute error of the curve", Unit::Share, |shown| {
             shown.curve_error.filter(|_| shown.resolves_much())
         }),
+        (
+            "Pages mapped while a method watched, which the truth lacks, of all of the program",
+            Unit::Share,
+            |shown| shown.new_frames,
+        ),
     ];
     let mut made = Vec::new();
     for (what, unit, figure) in figures {
@@ -250,7 +309,7 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
 /// The working set over time of the program that changes it, by our backends and by the kernel's interfaces.
 fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
     let mut charts = Vec::new();
-    let changing = all.iter().find(|(program, _)| program.is_changing);
+    let changing = all.iter().find(|(program, _)| program.is_changing());
     if let Some((program, of_seeds)) = changing
         && let Some(judged) = of_seeds.first()
     {

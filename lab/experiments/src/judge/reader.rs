@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use plimsoll_flow::PageCount;
+use anyhow::Context as _;
 use plimsoll_protocol::tracer::TracerLine;
 use serde::{Deserialize, Serialize};
 
-use super::truth::{PAGE_BYTES, Truth};
+use super::truth::{PAGE_BYTES, Truth, Truths};
 
 /// An estimate beside the truths at its time.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -37,6 +37,8 @@ pub struct Shown {
     pub resolved_bytes: Option<f64>,
     /// Mean absolute error of its misses a second, as a share of those at the smallest size.
     pub curve_error: Option<f64>,
+    /// Share of the process's frames that were mapped while it watched, and are not in the truth; of real programs.
+    pub new_frames: Option<f64>,
     /// What it said instead.
     pub message: Option<String>,
 }
@@ -63,10 +65,29 @@ pub struct Reader {
     pub costs: Vec<f64>,
     /// The beginning of a line of JSON that was folded.
     pub folded: String,
+    /// Methods that began since the process's frames were listed.
+    pub since_list: Vec<String>,
 }
 
 impl Reader {
-    pub fn take(&mut self, line: &str, at: Instant) {
+    pub fn new(truth: Truth) -> Self {
+        Self {
+            truth,
+            judged: Judged::new(),
+            method: None,
+            begun: Instant::now(),
+            costs: Vec::new(),
+            folded: String::new(),
+            since_list: Vec::new(),
+        }
+    }
+
+    /// Takes a line.
+    ///
+    /// # Errors
+    ///
+    /// A list of frames that is none; all else that is malformed is not for this reader.
+    pub fn take(&mut self, line: &str, at: Instant) -> anyhow::Result<()> {
         if line.starts_with("begin ") {
             self.folded.clear();
         }
@@ -76,25 +97,35 @@ impl Reader {
                 && serde_json::from_str::<serde_json::Value>(&self.folded).is_ok()
             {
                 let whole = std::mem::take(&mut self.folded);
-                self.take_line(&whole, at);
+                return self.take_line(&whole, at);
             }
-            return;
+            return Ok(());
         }
-        self.take_line(line, at);
+        self.take_line(line, at)
     }
 
-    pub fn take_line(&mut self, line: &str, at: Instant) {
-        if line.starts_with("plimsoll: round ") {
-            self.truth.follow(line);
-            return;
+    fn take_line(&mut self, line: &str, at: Instant) -> anyhow::Result<()> {
+        if self
+            .truth
+            .follow(line)
+            .with_context(|| format!("'{line}'"))?
+        {
+            if line == "frames end" {
+                let new = self.truth.new_frames();
+                for method in self.since_list.drain(..) {
+                    self.judged.entry(method).or_default().new_frames = new;
+                }
+            }
+            return Ok(());
         }
         if let Some(method) = line.strip_prefix("begin ") {
             self.judged.entry(method.to_owned()).or_default();
             self.method = Some(method.to_owned());
             self.costs.clear();
-            self.truth.since_begun = (0.0, 0.0);
+            self.since_list.push(method.to_owned());
+            self.truth.begin(method, at);
             self.begun = at;
-            return;
+            return Ok(());
         }
         let words: Vec<&str> = line.split(' ').collect();
         let method = match words.as_slice() {
@@ -102,15 +133,17 @@ impl Reader {
             ["estimate" | "cost", of, ..] => Some(*of),
             _ => self.method.as_deref(),
         };
-        let Some(shown) = method.and_then(|method| self.judged.get_mut(method)) else {
-            return;
+        let shown = method.and_then(|method| Some((method, self.judged.get_mut(method)?)));
+        let Some((method, shown)) = shown else {
+            return Ok(());
         };
         let mut estimate = |bytes: f64| {
+            let Truths { needed, touched } = self.truth.at(method, at);
             shown.estimates.push(Estimate {
                 seconds: at.saturating_duration_since(self.begun).as_secs_f64(),
                 bytes,
-                needed: self.truth.needed(PageCount(0)),
-                touched: self.truth.touched(),
+                needed,
+                touched,
             });
         };
         match words.as_slice() {
@@ -132,9 +165,9 @@ impl Reader {
                     let first = curve.as_ref().and_then(|curve| curve.points().first());
                     if let (Some(curve), Some(first)) = (&curve, first) {
                         shown.resolved_bytes = Some(first.size.0 as f64 * PAGE_BYTES);
-                        shown.curve_error = self.truth.curve_error(curve);
-                        let needed = self.truth.needed(first.size);
-                        for estimate in &mut shown.estimates {
+                        shown.curve_error = self.truth.curve_error(method, curve, at);
+                        let needed = self.truth.needed_from(first.size, shown.estimates.len());
+                        for (estimate, needed) in shown.estimates.iter_mut().zip(needed) {
                             estimate.needed = needed;
                         }
                     }
@@ -158,28 +191,25 @@ impl Reader {
                 }
             }
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::program::{PROGRAMS, Program};
-    use super::*;
+    use plimsoll_flow::PageCount;
 
-    fn reader(program: Program) -> Reader {
-        Reader {
-            truth: Truth::new(program).unwrap(),
-            judged: Judged::new(),
-            method: None,
-            begun: Instant::now(),
-            costs: Vec::new(),
-            folded: String::new(),
-        }
-    }
+    use super::super::program::{Kind, MADE};
+    use super::super::truth::{ClosedForm, Counted};
+    use super::*;
+    use crate::page_log::SharedFrames;
 
     #[test]
     fn estimates_are_compared_with_what_the_program_says_at_their_time() {
-        let mut reader = reader(PROGRAMS[2]);
+        let Kind::Made(program) = MADE[2].kind else {
+            panic!()
+        };
+        let mut reader = Reader::new(Truth::Made(ClosedForm::new(program).unwrap()));
         let mib = |mib: u64| (mib << 20) as f64;
         for line in [
             "estimate mglru 1",
@@ -195,7 +225,7 @@ mod tests {
             "3,5.000,12288,estimate,0.01,100,0,0.012000,0,300",
             "plimsoll: error: no such thing",
         ] {
-            reader.take(line, Instant::now());
+            reader.take(line, Instant::now()).unwrap();
         }
         let shown = &reader.judged["mglru"];
         assert_eq!(shown.estimates.len(), 2);
@@ -212,5 +242,30 @@ mod tests {
         let idle = &reader.judged["idle"];
         assert_eq!((idle.estimates[0].bytes, idle.cost), (mib(48), Some(0.012)));
         assert!(idle.message.as_ref().unwrap().contains("no such thing"));
+    }
+
+    #[test]
+    fn frames_that_were_mapped_while_methods_watched_are_counted_for_each_of_them() {
+        let counted = Counted::new(SharedFrames::default(), PageCount(100));
+        let mut reader = Reader::new(Truth::Real(counted));
+        for line in [
+            "frames 0+4 5+4",
+            "frames end",
+            "begin rss",
+            "begin cgroup",
+            "estimate rss 4096",
+            "frames 1+8",
+            "frames end",
+            "begin idle",
+        ] {
+            reader.take(line, Instant::now()).unwrap();
+        }
+        let new = |method: &str| reader.judged[method].new_frames;
+        assert_eq!(
+            [new("rss"), new("cgroup"), new("idle")],
+            [Some(0.125), Some(0.125), None]
+        );
+        assert_eq!(reader.judged["rss"].estimates.len(), 1);
+        assert!(reader.take("frames 99+9", Instant::now()).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::program::Program;
+use super::program::{Kind, Program};
 
 /// The kernel's own interfaces, as plimsoll-judge names them.
 pub const INTERFACES: [&str; 8] = [
@@ -61,15 +61,8 @@ pub struct Lengths {
     pub periods: u32,
 }
 
-/// The script that the guest runs.
-pub fn script(program: &Program, seed: u64, lengths: Lengths) -> String {
-    let words = program
-        .words
-        .split(' ')
-        .map(|word| format!("plimsoll.{word}"));
-    let words = words.collect::<Vec<_>>().join(" ");
-    let mut text = format!(
-        "b=/bin/busybox
+/// What begins every script.
+const BEGINNING: &str = "b=/bin/busybox
 $b mkdir -p /proc /sys /tmp /dev /cg /run
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
@@ -82,45 +75,90 @@ echo never > /sys/kernel/mm/transparent_hugepage/enabled
 echo y > /sys/kernel/mm/lru_gen/enabled
 echo +memory > /cg/cgroup.subtree_control
 $b mkdir /cg/judged
-$b sh -c 'echo $$ > /cg/judged/cgroup.procs; exec /workload {words} plimsoll.seed={seed}' > /tmp/log 2>&1 &
+judged() { exec $b sh -c 'echo $$ > /cg/judged/cgroup.procs; exec \"$@\"' sh \"$@\"; }
+";
+
+/// Waits until what is resident grows by less than 1 % in 5 s, for up to 5 minutes, and lets the host's trace see which pages are in
+/// use.
+const SETTLING: &str = "before=0
+tries=0
+while [ $tries -lt 60 ]; do
+$b sleep 5
+now=$($b awk '/^VmRSS/ { print $2 }' /proc/$pid/status)
+[ $((now - before)) -ge $((now / 100)) ] || break
+before=$now
+tries=$((tries + 1))
+done
+/plimsoll-judge frames $pid
+$b sleep 10
+";
+
+/// The script that the guest runs.
+pub fn script(program: &Program, seed: u64, lengths: Lengths) -> String {
+    let mut text = BEGINNING.to_owned();
+    match program.kind {
+        Kind::Made(made) => {
+            let words = made.words.split(' ');
+            let words: String = words.map(|word| format!(" plimsoll.{word}")).collect();
+            text += &format!(
+                "judged /workload{words} plimsoll.seed={seed} > /tmp/log 2>&1 &
 pid=$!
 while ! $b grep -q round /tmp/log; do $b sleep 0.2; done
 /plimsoll-judge wake 2000 &
 $b tail -f /tmp/log &
 tail=$!
 "
-    );
+            );
+        }
+        Kind::Real(real) => {
+            text += real.start;
+            text += "/plimsoll-judge wake 2000 &\n";
+            text += SETTLING;
+        }
+    }
+    let list = match program.kind {
+        Kind::Made(_) => "",
+        Kind::Real(_) => "/plimsoll-judge frames $pid\n",
+    };
     for interface in INTERFACES {
         let count = lengths.estimates;
         let interval = INTERVAL.as_millis();
         let run = format!("/plimsoll-judge {interface} $pid {interval} {count} 2>&1");
+        if interface == READERS[0] || !READERS.contains(&interface) {
+            text += list;
+        }
         text += &match READERS.contains(&interface) {
             true => format!("echo begin {interface}\n{run} &\nreaders=\"$readers $!\"\n"),
             false => format!("echo begin {interface}\n{run}\n"),
         };
     }
     text += "wait $readers\n";
-    // Lines of JSON are long, and the console is one.
-    let (form, to) = match program.is_changing {
-        true => ("csv", ""),
-        false => {
+    let (form, to) = match program.kind {
+        Kind::Made(made) if made.is_changing => ("csv", ""),
+        // Lines of JSON are long, and the console is one.
+        Kind::Made(_) => {
             text += "$b kill $tail\n";
             ("json", " > /tmp/out")
         }
+        // As they are printed: the truth is of that time. The console takes lines of up to 16 KiB.
+        Kind::Real(_) => ("json", " | $b fold -w 4000"),
     };
+    let is_kept = to.contains("/tmp/out");
     for ours in &OURS {
-        if !to.is_empty() {
+        text += list;
+        if is_kept {
             text += "lines=$($b wc -l < /tmp/log)\n";
         }
         text += &format!(
             "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
             ours.name, ours.backend, ours.budget_percent, lengths.periods
         );
-        if !to.is_empty() {
-            // The rounds that ended meanwhile. The console takes lines of up to 16 KiB.
+        if is_kept {
+            // The rounds that ended meanwhile.
             text += "$b tail -n +$((lines + 1)) /tmp/log\n$b fold -w 4000 /tmp/out\n";
         }
     }
+    text += list;
     text + "echo finished\n$b poweroff -f\n"
 }
 
@@ -131,7 +169,7 @@ pub fn methods() -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::program::PROGRAMS;
+    use super::super::program::{MADE, REAL};
     use super::*;
 
     #[test]
@@ -140,12 +178,21 @@ mod tests {
             estimates: 2,
             periods: 1,
         };
-        for program in &PROGRAMS {
+        for program in MADE.iter().chain(&REAL) {
             let text = script(program, 7, lengths);
             for method in methods() {
                 assert!(text.contains(&format!("begin {method}\n")), "{method}");
             }
-            assert!(text.contains("plimsoll.seed=7") && text.ends_with("poweroff -f\n"));
+            assert!(text.ends_with("poweroff -f\n"));
+            let lists = text.matches("/plimsoll-judge frames $pid\n").count();
+            match program.kind {
+                Kind::Made(_) => assert!(text.contains("plimsoll.seed=7") && lists == 0),
+                // Before settling, before each method that is not with others, and at the end.
+                Kind::Real(real) => {
+                    let all = 1 + methods().count() - (READERS.len() - 1) + 1;
+                    assert!(text.contains(real.start) && lists == all, "{lists}");
+                }
+            }
         }
     }
 }

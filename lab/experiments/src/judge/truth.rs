@@ -1,19 +1,229 @@
-//! What a program touches, in closed form.
+//! What a program touches: in closed form, or counted in the trace of its references.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use plimsoll_estimator::FilteredLru;
 use plimsoll_flow::{MissRatioCurve, PageCount, WorkingSet};
 use plimsoll_observe::even_sizes;
 
-use super::program::Program;
+use super::program::Made;
+use super::script::INTERVAL;
 use crate::curves::Law;
+use crate::page_log::{FILTER, Misses, SharedFrames};
 
 pub const PAGE_BYTES: f64 = 4096.0;
 
 pub const PAGES_PER_MIB: u64 = 256;
 
-/// The truths of a program at a time.
+/// The truths of a program.
+#[derive(Debug)]
+pub enum Truth {
+    Made(ClosedForm),
+    Real(Counted),
+}
+
+/// Truths at the time of an estimate, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Truths {
+    /// Memory at which 5 % of the visits miss.
+    pub needed: f64,
+    /// Touched in a second.
+    pub touched: f64,
+}
+
+impl Truth {
+    /// A method begins.
+    pub fn begin(&mut self, method: &str, at: Instant) {
+        match self {
+            Self::Made(made) => made.since_begun = (0.0, 0.0),
+            Self::Real(real) => real.begin(method, at),
+        }
+    }
+
+    /// Takes a line of what the program touches; false for one of other things.
+    pub fn follow(&mut self, line: &str) -> anyhow::Result<bool> {
+        match self {
+            Self::Made(made) if line.starts_with("plimsoll: round ") => made.follow(line),
+            Self::Real(real) if line.starts_with("frames ") => real.follow(line)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Share of the frames of the process that were mapped since the list before the latest; of real programs.
+    pub fn new_frames(&self) -> Option<f64> {
+        match self {
+            Self::Made(_) => None,
+            Self::Real(real) => real.new_frames,
+        }
+    }
+
+    /// When a method estimates.
+    pub fn at(&mut self, method: &str, at: Instant) -> Truths {
+        match self {
+            Self::Made(made) => Truths {
+                needed: made.needed(PageCount(0)),
+                touched: made.touched(),
+            },
+            Self::Real(real) => real.at(method, at),
+        }
+    }
+
+    /// What was needed at each estimate of the method that began last, of the visits that miss at `from`.
+    pub fn needed_from(&self, from: PageCount, estimates: usize) -> Vec<f64> {
+        match self {
+            Self::Made(made) => vec![made.needed(from); estimates],
+            Self::Real(real) => real.stretches.iter().map(|one| needed(one, from)).collect(),
+        }
+    }
+
+    /// Error of the misses a second of a curve, of the time since the method began, over the sizes that it resolves, as a share of
+    /// the misses at the smallest of them; `None` if it resolves none that the program could miss.
+    pub fn curve_error(&self, method: &str, curve: &MissRatioCurve, at: Instant) -> Option<f64> {
+        match self {
+            Self::Made(made) => made.curve_error(curve),
+            Self::Real(real) => real.curve_error(method, curve, at),
+        }
+    }
+}
+
+/// Mean distance of the misses a second of a curve from the true ones, up to a size at which nothing misses.
+fn error_of(
+    curve: &MissRatioCurve,
+    end: PageCount,
+    misses: impl Fn(PageCount) -> f64,
+) -> Option<f64> {
+    let from = curve.points().first()?.size;
+    let most = misses(from);
+    // Neither is one without a round.
+    if from >= end || most.is_nan() || most <= 0.0 {
+        return None;
+    }
+    let errors = even_sizes(from, end).map(|size| {
+        let estimated = curve.misses_per_second(size)?.expected;
+        Some((estimated - misses(size)).abs() / most)
+    });
+    let errors = errors.collect::<Option<Vec<f64>>>()?;
+    Some(errors.iter().sum::<f64>() / errors.len() as f64)
+}
+
+/// Bytes at which 5 % of those references miss that miss at `from`, or at the filter's size if that is more: `from` if none does.
+fn needed(misses: &Misses, from: PageCount) -> f64 {
+    let from = from.max(FILTER);
+    let size = match misses.at(from) {
+        0 => from,
+        _ => misses.working_set(from).unwrap_or(misses.after.distinct()),
+    };
+    size.0 as f64 * PAGE_BYTES
+}
+
+/// References counted by the plugin, to the frames of the process.
+#[derive(Debug)]
+pub struct Counted {
+    frames: SharedFrames,
+    /// Frames of the guest's memory.
+    memory: PageCount,
+    /// A list that the guest is printing.
+    listed: Vec<Range<u64>>,
+    /// Lists until now.
+    lists: u32,
+    /// By method: when it began, with the counts of then.
+    begun: BTreeMap<String, (Instant, FilteredLru)>,
+    /// By method: the counts at its last estimate.
+    last: BTreeMap<String, FilteredLru>,
+    /// Up to each estimate of the method that began last, from the one before.
+    stretches: Vec<Misses>,
+    /// Share of the frames of the latest list that were not in the one before.
+    new_frames: Option<f64>,
+}
+
+impl Counted {
+    pub fn new(frames: SharedFrames, memory: PageCount) -> Self {
+        Self {
+            frames,
+            memory,
+            listed: Vec::new(),
+            lists: 0,
+            begun: BTreeMap::new(),
+            last: BTreeMap::new(),
+            stretches: Vec::new(),
+            new_frames: None,
+        }
+    }
+
+    /// Takes a line `frames START+COUNT ...`, in hexadecimal digits, or `frames end`, after which the frames named are those of the
+    /// process.
+    fn follow(&mut self, line: &str) -> anyhow::Result<()> {
+        for word in line.split(' ').skip(1) {
+            if word == "end" {
+                let listed = std::mem::take(&mut self.listed);
+                let all: u64 = listed.iter().map(|range| range.end - range.start).sum();
+                let new = self.frames.lock().choose(&listed);
+                self.lists += 1;
+                let is_first = self.lists == 1;
+                self.new_frames = (all > 0 && !is_first).then(|| new.0 as f64 / all as f64);
+                return Ok(());
+            }
+            let range = || {
+                let (start, count) = word.split_once('+')?;
+                let start = u64::from_str_radix(start, 16).ok()?;
+                let end = start.checked_add(u64::from_str_radix(count, 16).ok()?)?;
+                (end <= self.memory.0).then_some(start..end)
+            };
+            let range =
+                range().with_context(|| format!("'{word}' names no frames of the guest"))?;
+            self.listed.push(range);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, method: &str, at: Instant) {
+        let now = self.frames.lock().now();
+        self.last.insert(method.to_owned(), now.clone());
+        self.begun.insert(method.to_owned(), (at, now));
+        self.stretches.clear();
+    }
+
+    fn at(&mut self, method: &str, at: Instant) -> Truths {
+        let (after, touched) = {
+            let frames = self.frames.lock();
+            let since = at.checked_sub(INTERVAL).unwrap_or(at);
+            (frames.now(), frames.touched_since(since))
+        };
+        let before = self.last.insert(method.to_owned(), after.clone());
+        let before = before.unwrap_or_else(|| after.clone());
+        let stretch = Misses { before, after };
+        let needed = needed(&stretch, FILTER);
+        self.stretches.push(stretch);
+        Truths {
+            needed,
+            touched: touched.0 as f64 * PAGE_BYTES,
+        }
+    }
+
+    fn curve_error(&self, method: &str, curve: &MissRatioCurve, at: Instant) -> Option<f64> {
+        let (begun, before) = self.begun.get(method)?;
+        let seconds = at.saturating_duration_since(*begun).as_secs_f64();
+        let frames = self.frames.lock();
+        let misses = Misses {
+            before: before.clone(),
+            after: frames.now(),
+        };
+        let end = frames.count();
+        drop(frames);
+        error_of(curve, end, |size| {
+            misses.at(size.max(FILTER)) as f64 / seconds
+        })
+    }
+}
+
+/// The truths of a made program at a time.
 #[derive(Debug, Clone)]
-pub struct Truth {
-    pub program: Program,
+pub struct ClosedForm {
+    pub program: Made,
     /// Pages that it uses now.
     pub pages: u64,
     /// Visits a second, of the last round.
@@ -23,8 +233,8 @@ pub struct Truth {
     pub curve: Option<MissRatioCurve>,
 }
 
-impl Truth {
-    pub fn new(program: Program) -> anyhow::Result<Self> {
+impl ClosedForm {
+    pub fn new(program: Made) -> anyhow::Result<Self> {
         let pages = program.mib * PAGES_PER_MIB;
         let curve = program.law.map(|law| law.lru_curve(PageCount(pages)));
         Ok(Self {
@@ -85,40 +295,35 @@ impl Truth {
         }
     }
 
-    /// Error of the misses a second of a curve, of the time since the method began, over the sizes that it resolves, as a share of the misses at the smallest of them;
-    /// `None` if it resolves none that the program could miss.
-    pub fn curve_error(&self, curve: &MissRatioCurve) -> Option<f64> {
-        let (from, end) = (curve.points().first()?.size, PageCount(self.pages));
+    fn curve_error(&self, curve: &MissRatioCurve) -> Option<f64> {
+        let end = PageCount(self.pages);
         let (visits, seconds) = self.since_begun;
-        let misses = |size| {
+        error_of(curve, end, |size| {
             visits / seconds
                 * match &self.curve {
                     Some(truth) => truth.miss_ratio(size),
                     None => f64::from(u8::from(size < end)),
                 }
-        };
-        let most = misses(from);
-        // Neither is one without a round.
-        if from >= end || most.is_nan() || most <= 0.0 {
-            return None;
-        }
-        let errors = even_sizes(from, end).map(|size| {
-            let estimated = curve.misses_per_second(size)?.expected;
-            Some((estimated - misses(size)).abs() / most)
-        });
-        let errors = errors.collect::<Option<Vec<f64>>>()?;
-        Some(errors.iter().sum::<f64>() / errors.len() as f64)
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::program::PROGRAMS;
+    use std::time::Duration;
+
+    use plimsoll_flow::PageNumber;
+    use plimsoll_pagelog::record::Record;
+
+    use super::super::program::{Kind, MADE};
     use super::*;
 
     #[test]
     fn pages_touched_in_a_second_follow_from_the_rate() {
-        let mut truth = Truth::new(PROGRAMS[3]).unwrap();
+        let Kind::Made(program) = MADE[3].kind else {
+            panic!()
+        };
+        let mut truth = ClosedForm::new(program).unwrap();
         let pages = truth.pages as f64;
         truth.rate = pages;
         let share = truth.touched() / PAGE_BYTES / pages;
@@ -129,5 +334,75 @@ mod tests {
         // Of the half that misses half of the memory.
         // As far as points of the curve are apart.
         assert!((needed(truth.pages / 2) - 0.975).abs() < 0.002);
+    }
+
+    /// A loop over frames behind a filter of one page.
+    fn pass(frames: &SharedFrames, over: Range<u64>, rounds: usize, at: Instant) {
+        let mut records = Vec::new();
+        for frame in over.map(PageNumber) {
+            records.push(Record::Enter {
+                vcpu: 0,
+                frame,
+                write: false,
+            });
+            records.push(Record::Leave { vcpu: 0, frame });
+        }
+        frames.lock().take(&records.repeat(rounds), at);
+    }
+
+    #[test]
+    fn counted_truths_are_of_the_frames_named_and_the_time_since_the_last_estimate() {
+        let mib = |pages: u64| pages as f64 * PAGE_BYTES;
+        let frames = SharedFrames::default();
+        let mut truth = Truth::Real(Counted::new(frames.clone(), PageCount(0x1000)));
+        let start = Instant::now();
+        let second = |count: u64| start + Duration::from_secs(count);
+        for line in ["frames 100+80 200+100", "frames 400+10", "frames end"] {
+            assert!(truth.follow(line).unwrap(), "{line}");
+        }
+        assert_eq!(frames.lock().count(), PageCount(0x190));
+        assert!(!truth.follow("estimate rss 5").unwrap());
+        truth.begin("mglru", second(0));
+        pass(&frames, 0..0x1000, 2, second(1));
+        let first = truth.at("mglru", second(1));
+        assert_eq!((first.needed, first.touched), (mib(0x190), mib(0x190)));
+        // Twice the same: all else of the first estimate is over.
+        pass(&frames, 0x200..0x280, 20, second(3));
+        let second_one = truth.at("mglru", second(3));
+        assert_eq!(
+            (second_one.needed, second_one.touched),
+            (mib(0x80), mib(0x80))
+        );
+        assert_eq!(
+            truth.needed_from(PageCount(0x100), 2),
+            [mib(0x190), mib(0x190)]
+        );
+        let curve = |miss_ratio| {
+            let point = |size, ratio| plimsoll_flow::CurvePoint::exact(PageCount(size), ratio);
+            MissRatioCurve::new(vec![point(0x100, miss_ratio), point(0x190, 0.0)], 1).unwrap()
+        };
+        // Without a number of visits a second a curve says nothing of misses.
+        assert_eq!(truth.curve_error("mglru", &curve(1.0), second(4)), None);
+    }
+
+    #[test]
+    fn lists_of_frames_that_are_malformed_or_outside_of_the_memory_are_errors() {
+        let mut truth = Truth::Real(Counted::new(SharedFrames::default(), PageCount(100)));
+        for words in ["x", "1", "1+x", "64+1", "0+65", "ffffffffffffffff+1"] {
+            assert!(truth.follow(&format!("frames {words}")).is_err(), "{words}");
+        }
+        assert!(truth.follow("frames 0+64 ").is_err());
+        assert!(truth.follow("frames 0+64").unwrap());
+    }
+
+    #[test]
+    fn frames_mapped_since_the_list_before_are_a_share_of_the_latest() {
+        let mut counted = Counted::new(SharedFrames::default(), PageCount(100));
+        counted.follow("frames 0+8").unwrap();
+        counted.follow("frames end").unwrap();
+        assert_eq!(counted.new_frames, None);
+        counted.follow("frames 4+8").unwrap();
+        counted.follow("frames end").unwrap();
+        assert_eq!(counted.new_frames, Some(0.5));
     }
 }
