@@ -24,7 +24,7 @@
 
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt as _;
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -346,7 +346,7 @@ fn ranges_of(mut numbers: Vec<u64>) -> Vec<(u64, u64)> {
 }
 
 /// Prints the frames that are mapped by a process.
-fn print_frames(pid: &str) -> Result<()> {
+fn print_frames(pid: &str, mut out: impl Write) -> Result<()> {
     /// Of `pagemap`, read at a time.
     const ENTRIES: usize = 512;
     /// Well below what a console takes as a line.
@@ -369,7 +369,6 @@ fn print_frames(pid: &str) -> Result<()> {
             frames.extend(entries.filter_map(frame_of));
         }
     }
-    let mut out = BufWriter::new(std::io::stdout().lock());
     for ranges in ranges_of(frames).chunks(RANGES_OF_A_LINE) {
         write!(out, "frames")?;
         for (start, count) in ranges {
@@ -394,7 +393,7 @@ fn run() -> Result<()> {
     if let [command, pid] = words.as_slice()
         && command == "frames"
     {
-        return print_frames(pid);
+        return print_frames(pid, BufWriter::new(std::io::stdout().lock()));
     }
     let [method, pid, interval, count] = words.as_slice() else {
         return Err(USAGE.into());
@@ -506,8 +505,15 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
     }
 
     #[test]
-    fn the_frames_of_a_process_can_be_printed() {
-        print_frames("self").unwrap();
-        assert!(print_frames("0").is_err());
+    fn the_frames_of_a_process_are_lines_with_an_end() {
+        let mut printed = Vec::new();
+        print_frames("self", &mut printed).unwrap();
+        let text = String::from_utf8(printed).unwrap();
+        assert!(text.ends_with("frames end\n"));
+        assert!(
+            text.lines()
+                .all(|line| line.starts_with("frames ") && line.len() < 8000)
+        );
+        assert!(print_frames("0", Vec::new()).is_err());
     }
 }

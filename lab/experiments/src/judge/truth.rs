@@ -312,7 +312,7 @@ impl ClosedForm {
 mod tests {
     use std::time::Duration;
 
-    use plimsoll_flow::PageNumber;
+    use plimsoll_flow::{CurvePoint, PageNumber};
     use plimsoll_pagelog::record::Record;
 
     use super::super::program::{Kind, MADE};
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn counted_truths_are_of_the_frames_named_and_the_time_since_the_last_estimate() {
-        let mib = |pages: u64| pages as f64 * PAGE_BYTES;
+        let bytes = |pages: u64| pages as f64 * PAGE_BYTES;
         let frames = SharedFrames::default();
         let mut truth = Truth::Real(Counted::new(frames.clone(), PageCount(0x1000)));
         let start = Instant::now();
@@ -365,24 +365,37 @@ mod tests {
         truth.begin("mglru", second(0));
         pass(&frames, 0..0x1000, 2, second(1));
         let first = truth.at("mglru", second(1));
-        assert_eq!((first.needed, first.touched), (mib(0x190), mib(0x190)));
-        // Twice the same: all else of the first estimate is over.
+        assert_eq!((first.needed, first.touched), (bytes(0x190), bytes(0x190)));
+        // In a loop of 20 rounds over a part, the first round misses, which is 5 %.
         pass(&frames, 0x200..0x280, 20, second(3));
-        let second_one = truth.at("mglru", second(3));
-        assert_eq!(
-            (second_one.needed, second_one.touched),
-            (mib(0x80), mib(0x80))
-        );
+        let part = truth.at("mglru", second(3));
+        assert_eq!((part.needed, part.touched), (bytes(0x80), bytes(0x80)));
+        // Its pages were last used before 0x110 others.
         assert_eq!(
             truth.needed_from(PageCount(0x100), 2),
-            [mib(0x190), mib(0x190)]
+            [bytes(0x190), bytes(0x110)]
         );
-        let curve = |miss_ratio| {
-            let point = |size, ratio| plimsoll_flow::CurvePoint::exact(PageCount(size), ratio);
-            MissRatioCurve::new(vec![point(0x100, miss_ratio), point(0x190, 0.0)], 1).unwrap()
+        // Two rounds over all, and the first over the part, in 4 s.
+        let at_first = f64::from(2 * 0x190 + 0x80);
+        let two_rounds = f64::from(2 * 0x190) / at_first;
+        let ratios = [
+            (0x100, 1.0),
+            (0x10f, 1.0),
+            (0x110, two_rounds),
+            (0x18f, two_rounds),
+            (0x190, 0.0),
+        ];
+        let points = ratios.map(|(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
+        let curve = MissRatioCurve::new(points.to_vec(), 1000).unwrap();
+        let error = |rate| {
+            let curve = curve.clone().with_references_per_second(rate);
+            truth.curve_error("mglru", &curve, second(4)).unwrap()
         };
+        assert!(error(at_first / 4.0) < 1e-9);
+        let twice = error(at_first / 2.0);
+        assert!((two_rounds..1.0).contains(&twice), "{twice}");
         // Without a number of visits a second a curve says nothing of misses.
-        assert_eq!(truth.curve_error("mglru", &curve(1.0), second(4)), None);
+        assert_eq!(truth.curve_error("mglru", &curve, second(4)), None);
     }
 
     #[test]
