@@ -110,7 +110,7 @@ pid=$!
 ",
         }),
     },
-    // A client reads keys of all, another writes those of a tenth.
+    // A client reads keys of all, another writes those of a tenth; many at a time, or changes between processes would take the time.
     Program {
         name: "redis",
         kind: Kind::Real(Real {
@@ -120,8 +120,8 @@ pid=$!
 while [ ! -S /tmp/redis ]; do $b sleep 0.2; done
 clients() { /redis-benchmark -s /tmp/redis -d 300 \"$@\" > /dev/null; }
 clients -t set -r 150000 -n 450000 -P 50
-clients -t get -r 150000 -n 2000000000 -c 4 &
-clients -t set -r 15000 -n 2000000000 -c 4 &
+clients -t get -r 150000 -n 2000000000 -c 4 -P 50 &
+clients -t set -r 15000 -n 2000000000 -c 4 -P 10 &
 ",
         }),
     },
