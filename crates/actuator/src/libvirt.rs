@@ -432,7 +432,9 @@ impl MemoryPart for Domain {
         if let Some(maximum) = text.and_then(|text| value(text, "balloon.maximum")) {
             let before = self.libvirt_max_bytes.replace(maximum);
             self.follow_maximum();
-            if before != Some(maximum) || self.virtio_mem.size_bytes > 0 {
+            // The first description is read with the interval of the statistics.
+            let changed = before.is_some_and(|before| before != maximum);
+            if changed || self.virtio_mem.size_bytes > 0 {
                 // What has not answered is asked again soon.
                 let _ = self.read_description();
             }

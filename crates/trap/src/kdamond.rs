@@ -393,7 +393,7 @@ impl Kdamond {
         u32::try_from(pid).ok()
     }
 
-    /// Has the kernel copy the state of all pages ([`Snapshot::taken`] says when); up to an interval and 0.2 s later this returns.
+    /// Has the kernel copy the state of all pages (at [`Snapshot::taken`]); returns up to an interval and 0.2 s later.
     pub fn copy(&self) -> io::Result<()> {
         self.files.write("0/state", "update_schemes_tried_regions")
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use plimsoll_actuator::{ActuatorError, Holding, Progress};
 use plimsoll_output::exit::with_causes;
-use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State};
+use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State, Step};
 use plimsoll_protocol::request::Event;
 
 use super::discover::poll_now;
@@ -18,6 +18,10 @@ use crate::vm::Vm;
 
 /// Change of a VM's size that is kept while it goes on.
 const STEP_KEPT_BYTES: u64 = 32 << 20;
+
+fn sizes_now(steps: &[Step]) -> Vec<u64> {
+    steps.iter().map(|step| step.now.size_bytes()).collect()
+}
 
 impl<H: Host> Turns<H> {
     /// Begins a move; a proposal that it carries out keeps its number.
@@ -71,11 +75,12 @@ impl<H: Host> Turns<H> {
         }
         self.keep(&decision);
         self.shared.tell(Event::Decision { id: decision.id });
+        let kept_sizes = sizes_now(&decision.steps);
         self.active = Some(ActiveDecision {
             decision,
             promises: pending.promises,
             stage: Stage::Moving(under_way),
-            kept_sizes: Vec::new(),
+            kept_sizes,
             began: now,
         });
         self.advance(now);
@@ -132,7 +137,7 @@ impl<H: Host> Turns<H> {
                 let progressed = under_way.advance(&mut held, divided, now, &mut self.progress);
                 drop(held);
                 let steps = under_way.steps();
-                let sizes: Vec<u64> = steps.iter().map(|step| step.now.size_bytes()).collect();
+                let sizes = sizes_now(&steps);
                 let moved = |(kept, now): (&u64, &u64)| kept.abs_diff(*now) >= STEP_KEPT_BYTES;
                 let changed = active
                     .decision
@@ -141,7 +146,7 @@ impl<H: Host> Turns<H> {
                     .map(|step| &step.state)
                     .ne(steps.iter().map(|step| &step.state))
                     || active.kept_sizes.iter().zip(&sizes).any(moved);
-                if changed || active.kept_sizes.is_empty() {
+                if changed {
                     active.kept_sizes = sizes;
                 }
                 active.decision.steps = steps;

@@ -72,27 +72,26 @@ impl<H: Host> Turns<H> {
                 (self.store_bytes - first) >> 20
             );
         }
-        let silent = self.vms.iter().filter(|(_, vm)| !vm.is_known());
-        for (name, _) in silent.clone() {
+        for (name, _) in self.vms.iter().filter(|(_, vm)| !vm.is_known()) {
             tracing::warn!(
                 vm = name,
                 "its monitor, or libvirt, does not answer: it keeps what it has"
             );
         }
-        let all_answered = !silent
-            .into_iter()
-            .any(|(name, vm)| self.history.was_resized(name, vm.found.process()));
-        all_answered && self.resized().is_empty()
+        !self.is_any_unknown() && self.resized().is_empty()
     }
 
-    /// Whether a VM that was resized has less than it had, or does not answer, so that this is not known.
-    fn vms_lack_memory(&self) -> bool {
+    /// Whether the size of a VM that was resized is unknown, because its monitor or libvirt has never answered.
+    fn is_any_unknown(&self) -> bool {
         let mut vms = self.vms.iter();
-        let is_silent = vms
-            .any(|(name, vm)| !vm.is_known() && self.history.was_resized(name, vm.found.process()));
+        vms.any(|(name, vm)| !vm.is_known() && self.history.was_resized(name, vm.found.process()))
+    }
+
+    /// Whether a VM that was resized has less than it had, as far as that is known.
+    fn vms_lack_memory(&self) -> bool {
         let lacks =
             |(_, from, to): &(String, Holding, Holding)| from.direct_bytes < to.direct_bytes;
-        is_silent || self.resized().iter().any(lacks)
+        self.is_any_unknown() || self.resized().iter().any(lacks)
     }
 
     /// Begins the move by which VMs get back what they had. VMs above that give first: memory is never given twice.
