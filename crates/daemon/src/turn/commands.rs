@@ -13,7 +13,7 @@ use plimsoll_protocol::vm::VmSummary;
 use super::{Stage, Turns};
 use crate::config::{BASELINE_BYTES_MIN, SHARES_MAX};
 use crate::host::Host;
-use crate::shared::{Command, RequestRefusal};
+use crate::shared::{Command, Reply, RequestRefusal};
 use crate::vm::Vm;
 
 /// Maximum size that may be set by hand.
@@ -23,22 +23,39 @@ impl<H: Host> Turns<H> {
     /// Answers a command. The client may have disconnected.
     pub fn answer(&mut self, command: Command, now: Instant) {
         match command {
-            Command::Apply(choice, reply) => drop(reply.send(self.apply(choice, now))),
-            Command::Rollback(choice, reply) => drop(reply.send(self.roll_back(choice, now))),
+            Command::Apply(choice, reply) => {
+                let done = self.apply(choice, now);
+                self.reply(reply, done);
+            }
+            Command::Rollback(choice, reply) => {
+                let done = self.roll_back(choice, now);
+                self.reply(reply, done);
+            }
             Command::Pause(reply) => {
                 self.pause();
-                drop(reply.send(Ok(())));
+                self.reply(reply, Ok(()));
             }
             Command::Resume(reply) => {
                 self.paused = false;
                 let _ = self.history.put_paused(false);
                 tracing::info!("resumed");
-                drop(reply.send(Ok(())));
+                self.reply(reply, Ok(()));
             }
-            Command::Set(vm, change, reply) => drop(reply.send(self.set(&vm, change))),
-            Command::Reload(reply) => drop(reply.send(self.reload())),
+            Command::Set(vm, change, reply) => {
+                let done = self.set(&vm, change);
+                self.reply(reply, done);
+            }
+            Command::Reload(reply) => {
+                let done = self.reload();
+                self.reply(reply, done);
+            }
         }
+    }
+
+    /// Replies once what was done is published: whoever has the answer and asks for the host sees it.
+    fn reply<T>(&mut self, to: Reply<T>, done: Result<T, RequestRefusal>) {
         self.publish();
+        drop(to.send(done));
     }
 
     pub(super) fn pause(&mut self) {
