@@ -30,7 +30,9 @@ fn naive(text: &str) -> (Vec<(u64, AccessKind)>, Option<u64>) {
             if fields.len() < 2 {
                 return (references, fault);
             }
-            if !fields[0].starts_with(|first: char| first.is_ascii_digit()) {
+            // A number with a sign is no header, and no page either.
+            let number = fields[0].strip_prefix(['-', '+']).unwrap_or(fields[0]);
+            if !number.starts_with(|first: char| first.is_ascii_digit()) {
                 continue;
             }
         }
