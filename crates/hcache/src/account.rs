@@ -1,8 +1,7 @@
-//! Accounts of a client and of a pool, shared by all shards.
+//! Accounts to which memory is charged, and the state of a pool, shared by all shards.
 
-use crate::schedule::{self, Use};
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordering, lock};
-use crate::{ClientId, ClientOptions, PAGE_BYTES, PoolId};
+use crate::{ClientId, ClientOptions, PoolId};
 
 /// Stamp of the oldest page where there is no page.
 pub(crate) const NONE_OLD: u64 = u64::MAX;
@@ -10,10 +9,11 @@ pub(crate) const NONE_OLD: u64 = u64::MAX;
 /// No limit.
 const UNLIMITED: u64 = u64::MAX;
 
-/// A client, as the owner to whom memory is charged.
+/// To whom memory is charged: a client for its private pools, or a shared pool.
 #[repr(align(128))] // a line of its own: all threads of the client write `used_bytes`
 pub(crate) struct Account {
     used_bytes: AtomicI64,
+    /// The client's number; of a shared pool its domain, which is no client's number.
     pub(crate) id: ClientId,
     pub(crate) group: u64,
     /// Held for it outside of the store, from its first day to its last; part of what it uses.
@@ -21,10 +21,8 @@ pub(crate) struct Account {
     ceiling_bytes: AtomicU64,
     floor_bytes: AtomicU64,
     target_bytes: AtomicU64,
-    /// Part of the target for its private pools together; without shared pools it is not used.
-    private_target_bytes: AtomicU64,
     pub(crate) options: Mutex<ClientOptions>,
-    /// Number of pools whose pages are charged to it.
+    /// The pools whose pages are charged to it.
     pub(crate) pools: Mutex<Vec<Arc<PoolTotals>>>,
 }
 
@@ -38,15 +36,12 @@ impl Account {
             ceiling_bytes: AtomicU64::new(options.ceiling_bytes.unwrap_or(UNLIMITED)),
             floor_bytes: AtomicU64::new(options.floor_bytes),
             target_bytes: AtomicU64::new(options.floor_bytes),
-            private_target_bytes: AtomicU64::new(options.floor_bytes),
             options: Mutex::new(options),
             pools: Mutex::new(Vec::new()),
         }
     }
 
     pub(crate) fn set_options(&self, options: ClientOptions) {
-        let ceiling = options.ceiling_bytes.unwrap_or(UNLIMITED);
-        self.ceiling_bytes.store(ceiling, Ordering::Relaxed);
         self.floor_bytes
             .store(options.floor_bytes, Ordering::Relaxed);
         *lock(&self.options) = options;
@@ -76,8 +71,10 @@ impl Account {
         self.target_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_private_target_bytes(&self, bytes: u64) {
-        self.private_target_bytes.store(bytes, Ordering::Relaxed);
+    /// Sets the limit of what it uses, `None` for no limit.
+    pub(crate) fn set_ceiling_bytes(&self, bytes: Option<u64>) {
+        self.ceiling_bytes
+            .store(bytes.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
     /// Whether it uses more than its limit.
@@ -85,38 +82,13 @@ impl Account {
         self.used_bytes() > self.ceiling_bytes.load(Ordering::Relaxed)
     }
 
-    /// Location of the page charged to it that would be evicted next: of all its pools or, if the pages of a shared one are
-    /// charged to it, of those that are furthest above their part of its target.
+    /// Location of the page charged to it that would be evicted next.
     pub(crate) fn oldest(&self, ages: Ages) -> Option<OldestPage> {
         let pools = lock(&self.pools);
-        let excess = self.excess(&pools);
-        let pools = pools.iter().filter(|pool| match excess {
-            None => true,
-            Some(Excess::Private) => !pool.shared,
-            Some(Excess::Shared(id)) => pool.id == id,
-        });
-        let oldest = pools.filter_map(|pool| OldestPage::next_evicted(pool, ages));
+        let oldest = pools
+            .iter()
+            .filter_map(|pool| OldestPage::next_evicted(pool, ages));
         oldest.min_by_key(|oldest| oldest.stamp)
-    }
-
-    /// Which of its pools are furthest above their part of its target.
-    fn excess(&self, pools: &[Arc<PoolTotals>]) -> Option<Excess> {
-        let of = |pages: u64, target: &AtomicU64| Use {
-            used_bytes: pages * PAGE_BYTES as u64,
-            target_bytes: target.load(Ordering::Relaxed),
-            floor_bytes: 0,
-            is_evictable: pages > 0,
-        };
-        let shared = || pools.iter().filter(|pool| pool.shared);
-        shared().next()?;
-        let private = pools.iter().filter(|pool| !pool.shared);
-        let private = private.map(|pool| pool.pages()).sum();
-        let shares = shared().map(|pool| of(pool.pages(), &pool.target_bytes));
-        let uses = std::iter::once(of(private, &self.private_target_bytes)).chain(shares);
-        Some(match schedule::victim(uses)?.checked_sub(1) {
-            None => Excess::Private,
-            Some(at) => Excess::Shared(shared().nth(at)?.id),
-        })
     }
 
     /// Charges `bytes`, or refunds them if negative.
@@ -142,14 +114,6 @@ impl Account {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
             .is_ok()
     }
-}
-
-/// Pools of an account that use more than their part of its target.
-enum Excess {
-    /// The private ones together.
-    Private,
-    /// A shared one.
-    Shared(PoolId),
 }
 
 /// Bit of a published stamp: the page is in the second queue. Stamps are below it.
@@ -185,10 +149,6 @@ struct Stamps([AtomicU64; 2]);
 #[repr(align(128))] // as above: each put and get counts its page
 pub(crate) struct PoolTotals {
     pub(crate) id: PoolId,
-    /// Whether several clients may use it.
-    pub(crate) shared: bool,
-    /// Part of its account's target, if it is shared.
-    target_bytes: AtomicU64,
     pages: AtomicU64,
     capacity_pages: AtomicU64,
     /// An object has had pages beyond its first chunk, so it may be in several shards.
@@ -199,16 +159,9 @@ pub(crate) struct PoolTotals {
 }
 
 impl PoolTotals {
-    pub(crate) fn new(
-        id: PoolId,
-        shared: bool,
-        capacity_pages: Option<u64>,
-        shards: usize,
-    ) -> Self {
+    pub(crate) fn new(id: PoolId, capacity_pages: Option<u64>, shards: usize) -> Self {
         Self {
             id,
-            shared,
-            target_bytes: AtomicU64::new(0),
             pages: AtomicU64::new(0),
             capacity_pages: AtomicU64::new(capacity_pages.unwrap_or(UNLIMITED)),
             large: AtomicBool::new(false),
@@ -235,10 +188,6 @@ impl PoolTotals {
     pub(crate) fn set_capacity_pages(&self, pages: Option<u64>) {
         self.capacity_pages
             .store(pages.unwrap_or(UNLIMITED), Ordering::Relaxed);
-    }
-
-    pub(crate) fn set_target_bytes(&self, bytes: u64) {
-        self.target_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Counts a page, if the pool's capacity allows it.

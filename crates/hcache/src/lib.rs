@@ -52,7 +52,7 @@ pub use eviction::{
     eviction_policy,
 };
 pub use miniature::Miniature;
-pub use stats::{ClientStats, Counters, PoolStats, StoreStats};
+pub use stats::{ClientStats, Counters, PoolStats, SharedPoolStats, StoreStats};
 pub use store::{Client, Store};
 pub use types::{
     ClientId, ClientOptions, Error, Event, EventKind, Handle, Observer, PAGE_BYTES, Page, PoolId,

@@ -6,7 +6,7 @@
 //! weight * a / (a + c)        a = activity + IDLE,  c = min(mean of all a, BUSY)
 //! ```
 //!
-//! where activity is gets a second of pages that are charged to the client, decayed. A client whose share would exceed its ceiling gets its ceiling, and
+//! where activity is the client's gets a second, decayed. A client whose share would exceed its ceiling gets its ceiling, and
 //! the others share the rest in the same proportion (water-filling), so the targets add up to the
 //! capacity unless all clients are at their ceilings. A floor above the ceiling counts as the ceiling.
 //! Floors that exceed the capacity together are scaled down in proportion.
@@ -22,9 +22,11 @@
 //! **Eviction.** From the client furthest above its target relative to the target. If no client is above its target,
 //! the oldest page of all clients is evicted.
 //!
-//! **Shared pools.** The pages of a shared pool are charged to one of its clients. That client's target is divided by the same
-//! formula, with equal weights, between its private pools together, which have its floor, and each such pool: others that fill
-//! the pool do not displace its private pages below that part.
+//! **Shared pools.** The pages of a shared pool are charged to the pool. Each client's target is divided by the same formula,
+//! with equal weights and by the client's own gets, between its private pools together, which have its floor, and each shared
+//! pool that it uses. The target of a shared pool is the sum of its clients' parts. So no client's gets or puts take
+//! from the private pages of another more than the client's own target allows, and a client that does not use a shared pool gives it next to nothing.
+//! Ceilings are divided in the same way; a shared pool has none if one of its clients has none.
 //!
 //! Source: \[M08\] §2 for allocation by activity and an administrator's parameters, §3 for eviction from one
 //! client or from all. It gives no formula; this one is ours.
@@ -45,7 +47,7 @@ const IDLE: f64 = 1e-9;
 /// Half-life of the activity of a client that stops, in seconds.
 const HALF_LIFE_S: f64 = 30.0;
 
-/// The rate of a client's gets.
+/// The rate of a client's gets from a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Activity {
     /// Gets a second, decayed with a half-life of 30 s.

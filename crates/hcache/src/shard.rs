@@ -340,14 +340,8 @@ impl Shard {
         }
     }
 
-    /// Removes a client from a pool that has other members, and charges it to the next one if it was charged to
-    /// that client. Returns the client's counters in it.
-    pub(crate) fn leave(
-        &mut self,
-        id: PoolId,
-        client: ClientId,
-        next: Option<&Arc<Account>>,
-    ) -> Counters {
+    /// Removes a client from a pool. Returns the client's counters in it.
+    pub(crate) fn leave(&mut self, id: PoolId, client: ClientId) -> Counters {
         let Some(pool) = self.any_pool(id) else {
             return Counters::default();
         };
@@ -356,11 +350,6 @@ impl Shard {
         };
         let left = pool.members.remove(at).counters;
         pool.others.add(&left);
-        if let Some(next) = next {
-            pool.account.charge(-pool.charged_bytes);
-            pool.account = next.clone();
-            pool.account.charge(pool.charged_bytes);
-        }
         left
     }
 

@@ -54,7 +54,7 @@ impl Counters {
 pub struct PoolStats {
     pub id: PoolId,
     pub kind: PoolKind,
-    /// The clients that use it; its pages are charged to the first of them, which has been in it longest.
+    /// The clients that use it, the one that has been in it longest first.
     pub members: Vec<ClientId>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,
@@ -67,6 +67,17 @@ pub struct PoolStats {
     /// Time of its creation, since the store began.
     pub created: Duration,
     pub counters: Counters,
+}
+
+/// Statistics of a shared pool. Its pages are charged to the pool itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedPoolStats {
+    /// As of any pool.
+    pub pool: PoolStats,
+    /// Its current target, in bytes: the sum of its clients' parts.
+    pub target_bytes: u64,
+    /// Memory of its pages, in bytes.
+    pub used_bytes: u64,
 }
 
 /// Statistics of one client. As JSON without its pools, whose kinds contain keys; its group is called `uid` there.
@@ -83,27 +94,28 @@ pub struct ClientStats {
     pub floor_bytes: u64,
     /// Its limit, in bytes.
     pub ceiling_bytes: Option<u64>,
-    /// Its current target, in bytes.
+    /// Its current target for its private pools and its memory outside of the store, in bytes.
     pub target_bytes: u64,
-    /// Memory of its pages and outside of the store, in bytes.
+    /// Memory of the pages of its private pools and outside of the store, in bytes.
     pub used_bytes: u64,
     /// Memory held for it outside of the store (the server's: its ring), in bytes.
     pub outside_bytes: u64,
-    /// Pages charged to it.
+    /// Pages of its private pools.
     pub pages: u64,
-    /// Gets a second of pages that are charged to it, decayed.
+    /// Its gets a second, of all pools, decayed.
     pub activity: f64,
     /// Time since its creation.
     pub age_seconds: f64,
     /// Time since its last put or get, to the precision of a turn.
     pub idle_seconds: f64,
     pub counters: Counters,
+    /// Its private pools.
     #[serde(skip)]
     pub pools: Vec<PoolStats>,
 }
 
 /// Statistics of a store. Sums over shards that are read one after the other: exact when no operation is running.
-/// As JSON without the clients.
+/// As JSON without the clients and shared pools.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StoreStats {
     /// Age of the store at its last turn.
@@ -129,4 +141,23 @@ pub struct StoreStats {
     /// Its clients.
     #[serde(skip)]
     pub clients: Vec<ClientStats>,
+    /// Its shared pools.
+    #[serde(skip)]
+    pub shared_pools: Vec<SharedPoolStats>,
+}
+
+impl StoreStats {
+    /// All pools: those of each client, then the shared ones.
+    pub fn pools(&self) -> impl Iterator<Item = &PoolStats> {
+        let private = self.clients.iter().flat_map(|client| &client.pools);
+        private.chain(self.shared_pools.iter().map(|shared| &shared.pool))
+    }
+
+    /// Bytes charged to clients and shared pools.
+    #[must_use]
+    pub fn charged_bytes(&self) -> u64 {
+        let to_clients = self.clients.iter().map(|client| client.used_bytes);
+        let to_pools = self.shared_pools.iter().map(|shared| shared.used_bytes);
+        to_clients.chain(to_pools).sum()
+    }
 }

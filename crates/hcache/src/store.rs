@@ -182,11 +182,10 @@ impl Store {
             .clients
             .get(&client)
             .ok_or(Error::NoSuchClient(client))?;
-        let account = record.account.clone();
-        account.set_options(options);
+        record.account.set_options(options);
         self.inner.retarget(&mut registry);
         drop(registry);
-        self.inner.respect_ceiling(&account);
+        self.inner.respect_ceilings();
         Ok(())
     }
 

@@ -518,63 +518,102 @@ fn a_flood_takes_nothing_below_a_floor() {
 }
 
 #[test]
-fn others_that_fill_a_shared_pool_displace_no_more_than_its_part_of_private_pages() {
+fn others_that_use_shared_pools_displace_no_private_pages() {
     for options in configurations(32 * MIB) {
         let store = Store::new(options).unwrap();
-        let (owner, private) = client(&store, ClientOptions::new("joins first"));
-        let shared = owner.create_pool(PoolOptions::shared(1)).unwrap();
-        let filler = store
-            .create_client(ClientOptions::new("fills the pool"))
-            .unwrap();
-        assert_eq!(filler.create_pool(PoolOptions::shared(1)), Ok(shared));
-        let private_pages = |busy: bool| {
-            let mut filled = 0;
-            for turn in 0..60 {
-                let few = turn * 60..turn * 60 + 200;
-                let few = few.map(|page| page % (4 * PAGES_IN_MIB));
-                few.filter(|_| busy)
-                    .for_each(|page| read(&owner, private, page));
-                store.turn(Duration::from_secs(turn));
-                fill(&filler, shared, filled..filled + PAGES_IN_MIB);
-                filled += PAGES_IN_MIB;
+        let (first, private) = client(&store, ClientOptions::new("joins first"));
+        let filler = store.create_client(ClientOptions::new("fills")).unwrap();
+        let shared: Vec<_> = (0..8)
+            .map(|key| {
+                let pool = first.create_pool(PoolOptions::shared(key)).unwrap();
+                assert_eq!(filler.create_pool(PoolOptions::shared(key)), Ok(pool));
+                pool
+            })
+            .collect();
+        let own_pages = 8 * PAGES_IN_MIB;
+        for turn in 0..60 {
+            let own = turn * 200..turn * 200 + 200;
+            own.for_each(|page| read(&first, private, page % own_pages));
+            for pool in &shared {
+                let pages = turn * 500..turn * 500 + 500;
+                pages.for_each(|page| read(&filler, *pool, page));
             }
-            let pools = stats_of(&store, owner.id()).pools;
-            let of = |id| pools.iter().find(|pool| pool.id == id).unwrap().pages;
-            (of(private), of(shared))
-        };
-        fill(&owner, private, 0..4 * PAGES_IN_MIB);
-        // Neither pool has gets: both have half.
-        let (left, filled) = private_pages(false);
-        assert_eq!(left, 4 * PAGES_IN_MIB);
-        assert!(filled > 8 * PAGES_IN_MIB, "{filled}");
-        // What the owner used less often than others do the pool makes room; with gets of its own it has its part again.
-        let (left, filled) = private_pages(true);
-        assert_eq!(left, 4 * PAGES_IN_MIB);
-        assert!(filled > 8 * PAGES_IN_MIB, "{filled}");
-        // Without the pool, all is as with one pool.
-        filler.destroy_pool(shared).unwrap();
-        owner.destroy_pool(shared).unwrap();
-        fill(&owner, private, 0..64 * PAGES_IN_MIB);
-        assert!(stats_of(&store, owner.id()).pages > 24 * PAGES_IN_MIB);
+            store.turn(Duration::from_secs(turn));
+        }
+        assert_eq!(stats_of(&store, first.id()).pages, own_pages);
+        let stats = store.stats();
+        let filled: u64 = stats.shared_pools.iter().map(|one| one.pool.pages).sum();
+        assert!(filled > 16 * PAGES_IN_MIB, "{filled}");
+        // Without the pools, all is as with one pool.
+        for pool in shared {
+            filler.destroy_pool(pool).unwrap();
+            first.destroy_pool(pool).unwrap();
+        }
+        fill(&first, private, 0..64 * PAGES_IN_MIB);
+        assert!(stats_of(&store, first.id()).pages > 24 * PAGES_IN_MIB);
     }
 }
 
 #[test]
 fn a_shared_pool_has_what_private_pages_leave_idle() {
     let store = store(32 * MIB);
-    let (owner, private) = client(&store, ClientOptions::new("idle"));
-    let shared = owner.create_pool(PoolOptions::shared(1)).unwrap();
+    let (idle, private) = client(&store, ClientOptions::new("idle"));
+    let shared = idle.create_pool(PoolOptions::shared(1)).unwrap();
     let user = store.create_client(ClientOptions::new("user")).unwrap();
     assert_eq!(user.create_pool(PoolOptions::shared(1)), Ok(shared));
-    fill(&owner, private, 0..24 * PAGES_IN_MIB);
+    fill(&idle, private, 0..24 * PAGES_IN_MIB);
     for turn in 0..600 {
         store.turn(Duration::from_secs(turn));
         (0..200).for_each(|page| read(&user, shared, turn * 200 + page));
     }
-    let pools = stats_of(&store, owner.id()).pools;
-    let pages = |id| pools.iter().find(|pool| pool.id == id).unwrap().pages;
-    assert!(pages(private) < PAGES_IN_MIB, "{}", pages(private));
-    assert!(pages(shared) > 24 * PAGES_IN_MIB, "{}", pages(shared));
+    let left = stats_of(&store, idle.id()).pages;
+    assert!(left < PAGES_IN_MIB, "{left}");
+    let [shared] = &*store.stats().shared_pools else {
+        panic!("{:?}", store.stats());
+    };
+    assert!(shared.pool.pages > 24 * PAGES_IN_MIB, "{shared:?}");
+}
+
+#[test]
+fn clients_are_not_above_their_ceilings_by_a_shared_pool() {
+    let store = store(32 * MIB);
+    let limited = || ClientOptions {
+        ceiling_bytes: Some(4 * MIB),
+        ..ClientOptions::new("limited")
+    };
+    let clients = [client(&store, limited()), client(&store, limited())];
+    let shared = clients.each_ref().map(|(client, _)| {
+        let pool = client.create_pool(PoolOptions::shared(1));
+        pool.unwrap()
+    })[0];
+    for turn in 0..100 {
+        for (at, (client, private)) in clients.iter().enumerate() {
+            // Now the one pool is used more, now the other.
+            let [in_private, in_shared] = if turn / 20 % 2 == 0 {
+                [900, 100]
+            } else {
+                [100, 900]
+            };
+            let start = (at as u64) << 32 | turn << 10;
+            (start..start + in_private).for_each(|page| read(client, *private, page));
+            (start..start + in_shared).for_each(|page| read(client, shared, page));
+        }
+        store.turn(Duration::from_secs(turn));
+        let stats = store.stats();
+        let of_clients: u64 = stats.clients.iter().map(|client| client.used_bytes).sum();
+        let of_pool = stats.shared_pools[0].used_bytes;
+        assert!(of_clients + of_pool <= 8 * MIB, "{of_clients} {of_pool}");
+        match turn % 40 {
+            19 => assert!(of_pool < 4 * MIB, "{of_pool}"),
+            39 => assert!(of_pool > 4 * MIB, "{of_pool}"),
+            _ => {}
+        }
+    }
+    // Who has no limit brings none.
+    let free = store.create_client(ClientOptions::new("free")).unwrap();
+    assert_eq!(free.create_pool(PoolOptions::shared(1)), Ok(shared));
+    fill(&free, shared, 0..16 * PAGES_IN_MIB);
+    assert!(store.stats().shared_pools[0].used_bytes > 12 * MIB);
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod random;
 use content::Content;
 use plimsoll_hcache::{
     Client, ClientOptions, Counters, Handle, PAGE_BYTES, Page, PoolId, PoolOptions, Sharing, Store,
-    StoreOptions, StoreStats,
+    StoreOptions,
 };
 use random::mixed;
 
@@ -87,10 +87,6 @@ fn look(
 }
 
 /// Bytes charged to the store's clients.
-fn charged_bytes(stats: &StoreStats) -> u64 {
-    stats.clients.iter().map(|client| client.used_bytes).sum()
-}
-
 /// Asserts that neither pages nor charges are left, and that the store holds only metadata.
 fn check_empty(store: &Store) {
     let stats = store.stats();
@@ -278,7 +274,7 @@ fn nothing_is_charged_when_nothing_is_left() {
                 }
             }
             let stats = store.stats();
-            assert!(charged_bytes(&stats) > 0 && stats.used_bytes <= stats.capacity_bytes);
+            assert!(stats.charged_bytes() > 0 && stats.used_bytes <= stats.capacity_bytes);
             for (client, pool) in users {
                 client.flush_pool(pool).unwrap();
             }
@@ -288,33 +284,36 @@ fn nothing_is_charged_when_nothing_is_left() {
 }
 
 #[test]
-fn a_shared_pool_takes_its_charge_from_owner_to_owner() {
+fn a_shared_pool_is_charged_its_pages_whoever_joins_and_leaves() {
     for store in stores(2 * MIB) {
-        let mut owner = store.create_client(ClientOptions::new("owner")).unwrap();
-        let pool = owner.create_pool(PoolOptions::shared(1)).unwrap();
+        let mut client = store.create_client(ClientOptions::new("first")).unwrap();
+        let pool = client.create_pool(PoolOptions::shared(1)).unwrap();
         for generation in 0..6 {
             let next = store.create_client(ClientOptions::new("next")).unwrap();
             assert_eq!(next.create_pool(PoolOptions::shared(1)), Ok(pool));
             let start = generation * 300;
             put(&next, pool, start..start + 700, mixture);
             let before = store.stats();
-            assert_eq!(before.clients[0].used_bytes, charged_bytes(&before));
+            let [of_pool] = &*before.shared_pools else {
+                panic!("{before:?}");
+            };
+            assert_eq!(of_pool.pool.pages, before.pages);
+            assert_eq!(of_pool.used_bytes, before.charged_bytes());
             if generation % 2 == 0 {
-                owner.destroy_pool(pool).unwrap();
-                let after = store.stats();
-                let used = after.clients.iter().map(|client| client.used_bytes);
-                assert_eq!(used.collect::<Vec<_>>(), [0, charged_bytes(&before)]);
+                client.destroy_pool(pool).unwrap();
             }
-            drop(owner);
+            drop(client);
             let after = store.stats();
-            assert_eq!(charged_bytes(&after), charged_bytes(&before));
+            assert_eq!(after.charged_bytes(), before.charged_bytes());
             assert_eq!(after.pages, before.pages);
             look(&next, pool, 0..start + 700, mixture);
-            owner = next;
+            client = next;
         }
         let left = store.stats().pages;
-        assert_eq!(owner.flush_pool(pool), Ok(left));
+        assert_eq!(client.flush_pool(pool), Ok(left));
         check_empty(&store);
+        client.destroy_pool(pool).unwrap();
+        assert_eq!(store.stats().shared_pools, []);
     }
 }
 
@@ -339,5 +338,5 @@ fn counters_tell_of_each_page_that_was_compressed_or_shared() {
     assert_eq!((stats.pages, stats.deduplicated_pages), (20, 19));
     // One frame, and 40 bytes a page.
     put(&client, pool, 0..10, |_| Content::Noise(1).page());
-    assert_eq!(charged_bytes(&store.stats()), PAGE_BYTES as u64 + 20 * 40);
+    assert_eq!(store.stats().charged_bytes(), PAGE_BYTES as u64 + 20 * 40);
 }

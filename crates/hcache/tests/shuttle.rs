@@ -301,8 +301,8 @@ fn a_pool_is_destroyed_beside_puts_and_gets() {
             user.join().unwrap();
         }
         let stats = scene.client.store().stats();
-        assert_eq!((stats.pages, stats.clients[0].pools.len()), (0, 0));
-        assert_eq!(stats.clients[0].used_bytes, 0);
+        assert_eq!((stats.pages, stats.pools().count()), (0, 0));
+        assert_eq!(stats.charged_bytes(), 0);
     });
 }
 
@@ -336,7 +336,7 @@ fn a_shared_pool_is_joined_beside_its_last_client_leaving() {
         let joined = joins.join().unwrap();
         let stats = joined.store().stats();
         assert_eq!(stats.pages, 1);
-        let mut pools = stats.clients.iter().flat_map(|client| &client.pools);
+        let mut pools = stats.pools();
         let only = pools.next().unwrap();
         assert_eq!(only.members, [joined.id()]);
         assert!(pools.next().is_none());

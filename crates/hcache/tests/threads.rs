@@ -247,8 +247,8 @@ fn clients_that_come_and_go_leave_the_pages_of_others_alone() {
     assert!(came.into_inner() > 0);
     let stats = store.stats();
     assert_eq!(stats.clients.len(), 1);
-    assert_eq!(stats.clients[0].pools.len(), 1);
-    assert_eq!(stats.clients[0].pools[0].pages, stats.pages);
+    let pools: Vec<_> = stats.pools().map(|pool| pool.pages).collect();
+    assert_eq!(pools, [stats.pages]);
 }
 
 /// Makes a history of calls, each with its start and end.

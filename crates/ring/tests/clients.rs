@@ -78,8 +78,7 @@ fn every_call_does_what_the_store_does() {
     let mut second = connect(&running);
     assert_eq!(second.create_pool(PoolOptions::shared(77)).unwrap(), shared);
     let of_store = running.store.stats();
-    let pools = of_store.clients.iter().flat_map(|client| &client.pools);
-    let capacities: Vec<_> = pools.map(|pool| pool.capacity_pages).collect();
+    let capacities: Vec<_> = of_store.pools().map(|pool| pool.capacity_pages).collect();
     assert!(capacities.contains(&Some(2)));
     let handle = Handle {
         pool: shared,

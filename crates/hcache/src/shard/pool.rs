@@ -44,7 +44,7 @@ pub(crate) struct Pool {
     pub(super) others: Counters,
     /// Sharing domain: contents are shared only with pages of the same domain.
     pub(super) domain: u32,
-    /// The client to whom its pages are charged.
+    /// To whom its pages are charged.
     pub(super) account: Arc<Account>,
     pub(super) totals: Arc<PoolTotals>,
     /// The queues of the eviction policy, and the cold list.
@@ -66,12 +66,12 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Returns the state of a new pool in a shard: empty.
+    /// Returns the state of a new pool in a shard: empty, with its first client and to whom it is charged.
     pub(crate) fn new(
         id: PoolId,
         inclusive: bool,
         domain: u32,
-        account: Arc<Account>,
+        (client, account): (ClientId, Arc<Account>),
         totals: Arc<PoolTotals>,
         eviction: &EvictionPolicyRow,
     ) -> Self {
@@ -79,7 +79,7 @@ impl Pool {
             id,
             inclusive,
             leaving: false,
-            members: vec![Member::new(account.id)],
+            members: vec![Member::new(client)],
             others: Counters::default(),
             domain,
             account,

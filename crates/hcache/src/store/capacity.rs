@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::registry::{Charged, ClientRecord, PoolRecord, Registry};
+use super::registry::{ClientRecord, MemberRecord, PoolRecord, Registry, Usage};
 use super::{FEWEST_SHARD_FRAMES, HEAP_RESERVE_BYTES, HUGE_FROM_BYTES, Inner, allowed_heap_bytes};
 
 use crate::account::{Account, Ages, OldestPage, PoolTotals};
@@ -49,10 +49,11 @@ impl Inner {
             .map(|shard| self.shard(shard).heap_bytes())
             .sum();
         let registry = lock(&self.registry);
-        let pools = registry
-            .pools
-            .values()
-            .map(|pool| pool.totals.heap_bytes() + size_of::<PoolRecord>());
+        let pools = registry.pools.values().map(|pool| {
+            let account = usize::from(pool.is_shared()) * size_of::<Account>();
+            let members = pool.members.capacity() * size_of::<MemberRecord>();
+            pool.totals.heap_bytes() + size_of::<PoolRecord>() + account + members
+        });
         let clients =
             registry.clients.len() * 2 * (size_of::<ClientRecord>() + size_of::<Account>());
         let ages = registry.ages.capacity() * size_of::<(u64, Duration)>();
@@ -266,31 +267,39 @@ impl Inner {
         let accounts = registry.clients.values().map(|record| &record.account);
         let outside_bytes: u64 = accounts.map(|account| account.outside_bytes).sum();
         let capacity_bytes = frames_bytes.saturating_add(outside_bytes);
-        let mut charged = registry.charged();
-        let clients = || registry.clients.iter();
-        let claims: Vec<Claim> = clients()
-            .map(|(id, record)| record.claim(charged.entry(*id).or_default().activity()))
+        let mut usages = registry.usages();
+        let claims: Vec<Claim> = registry
+            .clients
+            .iter()
+            .map(|(id, record)| record.claim(usages.entry(*id).or_default().activity()))
             .collect();
         let mut targets = Vec::new();
         schedule::targets(capacity_bytes, &claims, &mut targets);
-        for ((id, record), target) in clients().zip(targets) {
-            record.account.set_target_bytes(target);
-            if let Some(charged) = charged.get(id).filter(|one| !one.shared.is_empty()) {
-                divide_target(&record.account, charged);
-            }
+        let mut shared: HashMap<PoolId, Limits> = HashMap::new();
+        for (((id, record), claim), target) in registry.clients.iter().zip(&claims).zip(targets) {
+            let limits = Limits {
+                target_bytes: target,
+                ceiling_bytes: claim.ceiling_bytes,
+            };
+            let least_bytes = claim.floor_bytes.max(record.account.outside_bytes);
+            let private = limits.divide(&usages[id], least_bytes, &mut shared);
+            private.set(&record.account);
+        }
+        for (id, limits) in shared {
+            limits.set(&registry.pools[&id].account);
         }
     }
 
     pub(super) fn turn(&self, now: Duration) {
         let mut operations: HashMap<ClientId, u64> = HashMap::new();
-        let mut gets: HashMap<PoolId, u64> = HashMap::new();
+        let mut gets: HashMap<(PoolId, ClientId), u64> = HashMap::new();
         for shard in 0..self.shards.len() {
             let mut shard = self.shard(shard);
             // Without the frames to do it, it waits for a later turn.
             let _ = shard.trim();
             for pool in shard.pools.iter().flatten() {
-                *gets.entry(pool.id).or_default() += pool.counters().gets;
                 for member in pool.members() {
+                    *gets.entry((pool.id, member.id)).or_default() += member.counters.gets;
                     *operations.entry(member.id).or_default() +=
                         member.counters.gets + member.counters.puts;
                 }
@@ -310,13 +319,16 @@ impl Inner {
             record.operations = operations;
         }
         for (id, record) in &mut registry.pools {
-            let gets = gets.get(id).copied().unwrap_or_default();
-            let since = gets.saturating_sub(record.gets);
-            record.activity.update(since, elapsed);
-            record.gets = gets;
+            for member in &mut record.members {
+                let gets = gets.get(&(*id, member.client)).copied().unwrap_or_default();
+                let since = gets.saturating_sub(member.gets);
+                member.activity.update(since, elapsed);
+                member.gets = gets;
+            }
         }
         self.retarget(&mut registry);
         drop(registry);
+        self.respect_ceilings();
         // What does not fit is tried again at the next turn.
         let _ = self.settle();
     }
@@ -336,7 +348,7 @@ impl Inner {
         }
     }
 
-    /// The client to evict from, excluding some.
+    /// The account to evict from, excluding some.
     fn victim(&self, without: &[ClientId]) -> Option<Arc<Account>> {
         let accounts = lock(&self.accounts);
         let evictable = |account: &Account| account.has_pages() && !without.contains(&account.id);
@@ -363,9 +375,13 @@ impl Inner {
         oldest(true).or_else(|| oldest(false))
     }
 
-    /// Drops a client's pages until it is below its ceiling.
-    pub(super) fn respect_ceiling(&self, account: &Account) {
-        while account.is_above_ceiling() && self.evict_from(account, BATCH, Goal::Pages).pages > 0 {
+    /// Drops pages of each account until it is below its ceiling.
+    pub(super) fn respect_ceilings(&self) {
+        let accounts = lock(&self.accounts).clone();
+        for account in accounts {
+            while account.is_above_ceiling()
+                && self.evict_from(&account, BATCH, Goal::Pages).pages > 0
+            {}
         }
     }
 
@@ -425,22 +441,53 @@ impl Inner {
     }
 }
 
-/// Divides the target of a client to whom the pages of shared pools are charged between these pools and its private ones.
-fn divide_target(account: &Account, charged: &Charged<'_>) {
-    let claim = |floor_bytes, activity| Claim {
-        weight: 1,
-        floor_bytes,
-        ceiling_bytes: None,
-        activity,
-    };
-    let mut claims = vec![claim(account.floor_bytes(), charged.private_activity)];
-    let shared = charged.shared.iter();
-    claims.extend(shared.map(|pool| claim(0, pool.activity.rate)));
-    let bytes = account.target_bytes().saturating_sub(account.outside_bytes);
-    let mut targets = Vec::new();
-    schedule::targets(bytes, &claims, &mut targets);
-    account.set_private_target_bytes(targets[0]);
-    for (pool, target) in charged.shared.iter().zip(&targets[1..]) {
-        pool.totals.set_target_bytes(*target);
+/// Target and limit of an account.
+struct Limits {
+    target_bytes: u64,
+    ceiling_bytes: Option<u64>,
+}
+
+impl Limits {
+    fn set(&self, account: &Account) {
+        account.set_target_bytes(self.target_bytes);
+        account.set_ceiling_bytes(self.ceiling_bytes);
+    }
+
+    /// Divides a client's between its private pools together, whose limits are returned, and each shared pool that it uses, to
+    /// which its part is added.
+    fn divide(&self, usage: &Usage, floor_bytes: u64, shared: &mut HashMap<PoolId, Self>) -> Self {
+        let claim = |floor_bytes, activity| Claim {
+            weight: 1,
+            floor_bytes,
+            ceiling_bytes: None,
+            activity,
+        };
+        let rates = usage.shared.iter().map(|(_, rate)| claim(0, *rate));
+        let claims: Vec<_> = std::iter::once(claim(floor_bytes, usage.private))
+            .chain(rates)
+            .collect();
+        let divided = |bytes| {
+            let mut parts = Vec::new();
+            schedule::targets(bytes, &claims, &mut parts);
+            parts
+        };
+        let targets = divided(self.target_bytes);
+        let ceilings = self.ceiling_bytes.map(divided);
+        let part = |at: usize| Self {
+            target_bytes: targets[at],
+            ceiling_bytes: ceilings.as_ref().map(|ceilings| ceilings[at]),
+        };
+        for (at, (pool, _)) in (1..).zip(&usage.shared) {
+            let part = part(at);
+            shared
+                .entry(*pool)
+                .and_modify(|limits| {
+                    limits.target_bytes += part.target_bytes;
+                    let both = limits.ceiling_bytes.zip(part.ceiling_bytes);
+                    limits.ceiling_bytes = both.map(|(left, right)| left.saturating_add(right));
+                })
+                .or_insert(part);
+        }
+        part(0)
     }
 }

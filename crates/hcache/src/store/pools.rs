@@ -1,14 +1,13 @@
 //! Opening and closing of pools, and removal of clients.
 
 use super::Inner;
-use super::registry::{POOLS_PER_CLIENT, PoolRecord};
+use super::registry::{MemberRecord, POOLS_PER_CLIENT, PoolRecord};
 
 use crate::account::{Account, PoolTotals};
 use crate::descriptor::POOLS;
-use crate::schedule::Activity;
 use crate::shard::Pool;
 use crate::sync::{Arc, lock};
-use crate::{Counters, Error, PoolId, PoolKind, PoolOptions};
+use crate::{ClientId, ClientOptions, Counters, Error, PoolId, PoolKind, PoolOptions};
 
 impl Inner {
     pub(super) fn create_pool(
@@ -19,8 +18,8 @@ impl Inner {
         let mut registry = lock(&self.registry);
         let shared = matches!(options.kind, PoolKind::SharedInclusive { .. });
         let existing = registry.pools.iter().find_map(|(id, pool)| {
-            let same = shared && pool.kind == options.kind && pool.group == account.group;
-            same.then(|| (*id, pool.members.contains(&account.id)))
+            let same = shared && pool.kind == options.kind && pool.account.group == account.group;
+            same.then(|| (*id, pool.has_member(account.id)))
         });
         if let Some((id, true)) = existing {
             return Ok(id);
@@ -30,10 +29,11 @@ impl Inner {
         }
         if let Some((id, false)) = existing {
             let record = registry.pools.get_mut(&id).expect("it was just found");
-            record.members.push(account.id);
+            record.members.push(MemberRecord::new(account.id));
             for shard in 0..self.shards.len() {
                 self.shard(shard).join(id, account.id);
             }
+            self.retarget(&mut registry);
             return Ok(id);
         }
         let id = registry
@@ -46,29 +46,37 @@ impl Inner {
         };
         let totals = Arc::new(PoolTotals::new(
             id,
-            shared,
             options.capacity_pages,
             self.shards.len(),
         ));
+        let charged = if shared {
+            let of_pool = ClientOptions {
+                group: account.group,
+                ..ClientOptions::new("")
+            };
+            let of_pool = Arc::new(Account::new(ClientId(domain), of_pool));
+            lock(&self.accounts).push(of_pool.clone());
+            of_pool
+        } else {
+            account.clone()
+        };
         for shard in 0..self.shards.len() {
             self.shard(shard).add_pool(Pool::new(
                 id,
                 shared,
                 domain,
-                account.clone(),
+                (account.id, charged.clone()),
                 totals.clone(),
                 self.common.eviction,
             ));
         }
-        lock(&account.pools).push(totals.clone());
+        lock(&charged.pools).push(totals.clone());
         let record = PoolRecord {
             totals,
             kind: options.kind,
-            group: account.group,
             domain,
-            members: vec![account.id],
-            activity: Activity::default(),
-            gets: 0,
+            account: charged,
+            members: vec![MemberRecord::new(account.id)],
             created: registry.now,
         };
         registry.pools.insert(id, record);
@@ -81,28 +89,18 @@ impl Inner {
         let record = registry
             .pools
             .get_mut(&id)
-            .filter(|pool| pool.members.contains(&account.id));
+            .filter(|pool| pool.has_member(account.id));
         let record = record.ok_or(Error::NoSuchPool(id))?;
-        let was_charged = record.members[0] == account.id;
-        record.members.retain(|&member| member != account.id);
-        let next = record.members.first().copied();
-        let totals = record.totals.clone();
-        if was_charged {
-            lock(&account.pools).retain(|pool| pool.id != id);
-        }
+        record.members.retain(|member| member.client != account.id);
+        let is_used = !record.members.is_empty();
+        let charged = record.account.clone();
         let mut done = Counters::default();
-        let mut heir = None;
-        if let Some(next) = next {
-            let next = registry.clients.get(&next).filter(|_| was_charged);
-            let next = next.map(|record| record.account.clone());
+        if is_used {
             for shard in 0..self.shards.len() {
-                done.add(&self.shard(shard).leave(id, account.id, next.as_ref()));
-            }
-            if let Some(next) = next {
-                lock(&next.pools).push(totals);
-                heir = Some(next);
+                done.add(&self.shard(shard).leave(id, account.id));
             }
         } else {
+            lock(&charged.pools).retain(|pool| pool.id != id);
             registry.pools.remove(&id);
             for shard in 0..self.shards.len() {
                 self.shard(shard).close_pool(id);
@@ -111,8 +109,11 @@ impl Inner {
             let mut all = Counters::default();
             for shard in 0..self.shards.len() {
                 while self.shard(shard).drain_pool(id) {}
-                done.add(&self.shard(shard).leave(id, account.id, None));
+                done.add(&self.shard(shard).leave(id, account.id));
                 all.add(&self.shard(shard).remove_pool(id));
+            }
+            if charged.id != account.id {
+                lock(&self.accounts).retain(|other| other.id != charged.id);
             }
             registry = lock(&self.registry);
             registry.departed.add(&all);
@@ -123,9 +124,7 @@ impl Inner {
         }
         self.retarget(&mut registry);
         drop(registry);
-        if let Some(heir) = heir {
-            self.respect_ceiling(&heir);
-        }
+        self.respect_ceilings();
         Ok(())
     }
 

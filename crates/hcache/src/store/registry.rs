@@ -42,15 +42,40 @@ pub(super) struct ClientRecord {
 pub(super) struct PoolRecord {
     pub(super) totals: Arc<PoolTotals>,
     pub(super) kind: PoolKind,
-    pub(super) group: u64,
     /// Sharing domain of its contents.
     pub(super) domain: u32,
-    /// The client to whom it is charged first.
-    pub(super) members: Vec<ClientId>,
-    pub(super) activity: Activity,
-    /// Gets up to the last turn.
-    pub(super) gets: u64,
+    /// To whom its pages are charged: its client or, if it is shared, itself.
+    pub(super) account: Arc<Account>,
+    pub(super) members: Vec<MemberRecord>,
     pub(super) created: Duration,
+}
+
+/// A client that uses a pool.
+pub(super) struct MemberRecord {
+    pub(super) client: ClientId,
+    pub(super) activity: Activity,
+    /// Its gets from the pool up to the last turn.
+    pub(super) gets: u64,
+}
+
+impl MemberRecord {
+    pub(super) fn new(client: ClientId) -> Self {
+        Self {
+            client,
+            activity: Activity::default(),
+            gets: 0,
+        }
+    }
+}
+
+impl PoolRecord {
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.kind, PoolKind::SharedInclusive { .. })
+    }
+
+    pub(super) fn has_member(&self, client: ClientId) -> bool {
+        self.members.iter().any(|member| member.client == client)
+    }
 }
 
 impl ClientRecord {
@@ -66,38 +91,37 @@ impl ClientRecord {
     }
 }
 
-/// The pools whose pages are charged to a client.
+/// A client's gets a second, decayed.
 #[derive(Default)]
-pub(super) struct Charged<'a> {
-    /// Gets a second in its private ones, decayed.
-    pub(super) private_activity: f64,
-    pub(super) shared: Vec<&'a PoolRecord>,
+pub(super) struct Usage {
+    /// From its private pools.
+    pub(super) private: f64,
+    /// From each shared pool that it uses.
+    pub(super) shared: Vec<(PoolId, f64)>,
 }
 
-impl Charged<'_> {
-    /// Gets a second of all of them, whoever makes them.
+impl Usage {
+    /// From all pools.
     pub(super) fn activity(&self) -> f64 {
-        let shared = self.shared.iter().map(|pool| pool.activity.rate);
-        self.private_activity + shared.sum::<f64>()
+        self.private + self.shared.iter().map(|(_, rate)| rate).sum::<f64>()
     }
 }
 
 impl Registry {
-    /// What is charged to each client.
-    pub(super) fn charged(&self) -> HashMap<ClientId, Charged<'_>> {
-        let mut charged: HashMap<ClientId, Charged<'_>> = HashMap::new();
-        for pool in self.pools.values() {
-            let Some(client) = pool.members.first() else {
-                continue;
-            };
-            let of_client = charged.entry(*client).or_default();
-            if pool.totals.shared {
-                of_client.shared.push(pool);
-            } else {
-                of_client.private_activity += pool.activity.rate;
+    /// What each client uses. A client without pools is not in it.
+    pub(super) fn usages(&self) -> HashMap<ClientId, Usage> {
+        let mut usages: HashMap<ClientId, Usage> = HashMap::new();
+        for (id, pool) in &self.pools {
+            for member in &pool.members {
+                let usage = usages.entry(member.client).or_default();
+                if pool.is_shared() {
+                    usage.shared.push((*id, member.activity.rate));
+                } else {
+                    usage.private += member.activity.rate;
+                }
             }
         }
-        charged
+        usages
     }
 
     /// A number that differs from all clients' numbers and all pools' domains.
@@ -137,7 +161,7 @@ impl Registry {
         let mine = self
             .pools
             .iter()
-            .filter(move |(_, pool)| pool.members.contains(&client));
+            .filter(move |(_, pool)| pool.has_member(client));
         mine.map(|(id, _)| *id)
     }
 

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 
 use super::Inner;
-use super::registry::{Charged, ClientRecord, PoolRecord};
+use super::registry::{ClientRecord, PoolRecord, Usage};
 
 use crate::account::OldestPage;
 use crate::shard::Shard;
 use crate::sync::lock;
-use crate::{ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, StoreStats};
+use crate::{
+    ClientId, ClientStats, Counters, PAGE_BYTES, PoolId, PoolStats, SharedPoolStats, StoreStats,
+};
 
 /// Sums over shards.
 #[derive(Default)]
@@ -66,7 +68,7 @@ impl Inner {
             PoolStats {
                 id: *id,
                 kind: record.kind,
-                members: record.members.clone(),
+                members: record.members.iter().map(|member| member.client).collect(),
                 capacity_pages: record.totals.capacity_pages(),
                 pages: counted.pages,
                 compressed_pages: counted.packed,
@@ -77,13 +79,13 @@ impl Inner {
             }
         };
         let since = |time| registry.now.saturating_sub(time).as_secs_f64();
-        let all_charged = registry.charged();
+        let usages = registry.usages();
         let client = |(id, record): (&ClientId, &ClientRecord)| {
-            let charged = registry
+            let private = registry
                 .pools
                 .iter()
-                .filter(|(_, pool)| pool.members.first() == Some(id));
-            let pools: Vec<PoolStats> = charged.map(pool).collect();
+                .filter(|(_, pool)| !pool.is_shared() && pool.has_member(*id));
+            let pools: Vec<PoolStats> = private.map(pool).collect();
             let mut counters = record.departed;
             counters.add(&shards.clients.get(id).copied().unwrap_or_default());
             let options = lock(&record.account.options);
@@ -98,7 +100,7 @@ impl Inner {
                 used_bytes: record.account.used_bytes(),
                 outside_bytes: record.account.outside_bytes,
                 pages: pools.iter().map(|pool| pool.pages).sum(),
-                activity: all_charged.get(id).map_or(0.0, Charged::activity),
+                activity: usages.get(id).map_or(0.0, Usage::activity),
                 age_seconds: since(record.created),
                 idle_seconds: since(record.last_active),
                 counters,
@@ -111,8 +113,15 @@ impl Inner {
             .values()
             .for_each(|pool| counters.add(&pool.counters));
         let clients: Vec<ClientStats> = registry.clients.iter().map(client).collect();
+        let shared = registry.pools.iter().filter(|(_, pool)| pool.is_shared());
+        let shared_pools = shared
+            .map(|(id, record)| SharedPoolStats {
+                pool: pool((id, record)),
+                target_bytes: record.account.target_bytes(),
+                used_bytes: record.account.used_bytes(),
+            })
+            .collect();
         let age_seconds = registry.now.as_secs_f64();
-        drop(all_charged);
         drop(registry);
         let heap_bytes = self.heap_bytes();
         let bound = lock(&self.bound);
@@ -137,6 +146,7 @@ impl Inner {
                 .saturating_sub(self.common.contents.entries() as u64),
             counters,
             clients,
+            shared_pools,
         }
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use plimsoll_hcache::{
     Client, ClientId, ClientOptions, Counters, Error, Handle, LRU, PAGE_BYTES, Page, PoolId,
-    PoolKind, PoolOptions, PutOutcome, Sharing, Store, StoreOptions, StoreStats,
+    PoolKind, PoolOptions, PoolStats, PutOutcome, Sharing, Store, StoreOptions, StoreStats,
 };
 
 use crate::content::Content;
@@ -890,7 +890,7 @@ impl Twin {
         assert_eq!(self.pools[at].balance - self.uncounted(at), 0);
         if self.pools.iter().all(|pool| pool.entries.is_empty()) {
             let stats = self.store.stats();
-            assert!(stats.clients.iter().all(|client| client.used_bytes == 0));
+            assert_eq!(stats.charged_bytes(), 0);
         }
         count
     }
@@ -908,10 +908,8 @@ impl Twin {
     fn uncounted(&self, at: usize) -> u64 {
         let pool = &self.pools[at];
         let stats = self.store.stats();
-        let mut found = stats.clients.iter().flat_map(|client| &client.pools);
-        let found = found
-            .find(|stats| stats.id == pool.id)
-            .expect("it is there");
+        let found = stats.pools().find(|stats| stats.id == pool.id);
+        let found = found.expect("it is there");
         found.counters.evicted_pages - pool.counters.evicted_pages
     }
 
@@ -926,10 +924,7 @@ impl Twin {
         assert_eq!(stats.clients.len(), clients.count());
         let mut sums = self.past;
         let mut pages = 0;
-        for (slot, client) in self.clients.iter().enumerate() {
-            let Some(client) = client else {
-                continue;
-            };
+        for client in self.clients.iter().flatten() {
             let mut all = stats.clients.iter();
             let found = all.find(|stats| stats.id == client.client.id());
             let found = found.expect("each client has its statistics");
@@ -944,45 +939,48 @@ impl Twin {
             if client.alone {
                 assert_eq!(asked(&found.counters), asked(&client.counters));
             }
-            let mut charged = 0;
-            for pool in self.pools.iter().filter(|pool| pool.members[0] == slot) {
-                let found = found.pools.iter().find(|stats| stats.id == pool.id);
-                let found = found.expect("each pool has its statistics");
-                let members = pool.members.iter().map(|slot| self.client(*slot).id());
-                assert_eq!(found.members, members.collect::<Vec<_>>());
-                assert_eq!(
-                    (found.kind, found.capacity_pages),
-                    (pool.kind, pool.capacity)
-                );
+            let private = found.pools.iter().map(|pool| pool.pages);
+            assert_eq!(found.pages, private.sum::<u64>());
+            let is_own = |pool: &PoolStats| {
+                pool.kind == PoolKind::PrivateExclusive && pool.members == [found.id]
+            };
+            assert!(found.pools.iter().all(is_own));
+        }
+        assert_eq!(stats.pools().count(), self.pools.len());
+        for pool in &self.pools {
+            let found = stats.pools().find(|stats| stats.id == pool.id);
+            let found = found.expect("each pool has its statistics");
+            let members = pool.members.iter().map(|slot| self.client(*slot).id());
+            assert_eq!(found.members, members.collect::<Vec<_>>());
+            assert_eq!(
+                (found.kind, found.capacity_pages),
+                (pool.kind, pool.capacity)
+            );
+            assert!(
+                pool.bounds().contains(&found.pages),
+                "{found:?}, {:?}",
+                pool.bounds()
+            );
+            assert!(found.objects <= found.pages);
+            assert!(found.objects > 0 || found.pages == 0);
+            assert!(found.compressed_pages <= found.pages);
+            assert_eq!(found.oldest_age.is_some(), found.pages > 0);
+            let most = pool.capacity.unwrap_or(u64::MAX);
+            assert!(found.pages <= most, "{found:?}");
+            assert_eq!(asked(&found.counters), asked(&pool.counters));
+            let gone = found.counters.evicted_pages - pool.counters.evicted_pages;
+            assert_eq!(found.pages + gone, pool.balance, "{found:?}");
+            if pool.exact {
+                let objects: HashSet<u64> = pool.entries.keys().map(|key| key.0).collect();
+                let objects = objects.len() as u64;
+                // One whose pages are in several parts may count in each.
                 assert!(
-                    pool.bounds().contains(&found.pages),
-                    "{found:?}, {:?}",
-                    pool.bounds()
+                    found.objects == objects || !self.rules.one_shard && found.objects > objects
                 );
-                assert!(found.objects <= found.pages);
-                assert!(found.objects > 0 || found.pages == 0);
-                assert!(found.compressed_pages <= found.pages);
-                assert_eq!(found.oldest_age.is_some(), found.pages > 0);
-                let most = pool.capacity.unwrap_or(u64::MAX);
-                assert!(found.pages <= most, "{found:?}");
-                assert_eq!(asked(&found.counters), asked(&pool.counters));
-                let gone = found.counters.evicted_pages - pool.counters.evicted_pages;
-                assert_eq!(found.pages + gone, pool.balance, "{found:?}");
-                if pool.exact {
-                    let objects: HashSet<u64> = pool.entries.keys().map(|key| key.0).collect();
-                    let objects = objects.len() as u64;
-                    // One whose pages are in several parts may count in each.
-                    assert!(
-                        found.objects == objects
-                            || !self.rules.one_shard && found.objects > objects
-                    );
-                    assert_eq!(gone, 0);
-                }
-                charged += found.pages;
-                sums.add(&pool.counters);
+                assert_eq!(gone, 0);
             }
-            assert_eq!(found.pages, charged);
-            pages += charged;
+            pages += found.pages;
+            sums.add(&pool.counters);
         }
         assert_eq!(stats.pages, pages);
         assert_eq!(asked(&stats.counters), asked(&sums));
@@ -994,8 +992,7 @@ impl Twin {
 /// Asserts that clients are charged for all that the store holds: frames of their pages to the byte,
 /// compressed pages for no more than their frames, pages of one word for no more than their metadata.
 pub fn check_charges(stats: &StoreStats, charged_each: bool) {
-    let used = stats.clients.iter().map(|client| client.used_bytes);
-    let charged_bytes = used.sum::<u64>() - stats.pages * DESCRIPTION_BYTES;
+    let charged_bytes = stats.charged_bytes() - stats.pages * DESCRIPTION_BYTES;
     let held_bytes = stats.used_bytes - stats.metadata_bytes;
     assert!(
         charged_bytes + stats.compressed_frame_bytes >= held_bytes,
@@ -1011,8 +1008,7 @@ pub fn check_charges(stats: &StoreStats, charged_each: bool) {
         charged_bytes <= most_bytes,
         "{charged_bytes} charged of {held_bytes}: {stats:?}"
     );
-    let compressed = stats.clients.iter().flat_map(|client| &client.pools);
-    let compressed = compressed.map(|pool| pool.compressed_pages).sum::<u64>();
+    let compressed: u64 = stats.pools().map(|pool| pool.compressed_pages).sum();
     assert_eq!(
         stats.compressed_raw_bytes,
         compressed * PAGE_BYTES as u64,

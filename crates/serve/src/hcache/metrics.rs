@@ -1,7 +1,7 @@
 //! A [`Report`] as OpenMetrics text, for Prometheus and its kin.
 //!
 //! Names begin with `plimsoll_hcache_`, are in base units, and end in `_total` where they count; what is a client's
-//! has the labels `client` (its number) and `name`.
+//! has the labels `client` (its number) and `name`, what is a shared pool's the label `pool`.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ use plimsoll_hcache::Counters;
 use plimsoll_protocol::families;
 use plimsoll_protocol::openmetrics::{Exposition, Kind};
 
-use super::report::{ClientReport, Report};
+use super::report::{ClientReport, Report, SharedPoolReport};
 
 /// A counter of the store and of each client: name, help, value.
 type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
@@ -17,6 +17,8 @@ type Counter = (&'static str, &'static str, fn(&Counters) -> u64);
 type StoreGauge = (&'static str, &'static str, fn(&Report) -> u64);
 /// A gauge of each client: name, help, value.
 type ClientGauge = (&'static str, &'static str, fn(&ClientReport) -> Option<f64>);
+/// A gauge of each shared pool: name, help, value.
+type SharedPoolGauge = (&'static str, &'static str, fn(&SharedPoolReport) -> u64);
 
 const COUNTERS: &[Counter] = families! { c =>
     puts: c.puts, "Pages put.";
@@ -50,13 +52,20 @@ const CLIENT_GAUGES: &[ClientGauge] = families! { c =>
     weight: Some(c.stats.weight.into()), "Share of the capacity relative to others'.";
     floor_bytes: Some(c.stats.floor_bytes as f64), "Memory that other clients cannot take from the client.";
     ceiling_bytes: c.stats.ceiling_bytes.map(|bytes| bytes as f64), "Limit of the client's memory.";
-    target_bytes: Some(c.stats.target_bytes as f64), "Memory that the scheduler assigns to the client.";
-    used_bytes: Some(c.stats.used_bytes as f64), "Memory of the client's pages and ring.";
+    target_bytes: Some(c.stats.target_bytes as f64), "Memory that the scheduler assigns to the client's private pools and ring.";
+    used_bytes: Some(c.stats.used_bytes as f64), "Memory of the client's private pools and ring.";
     ring_bytes: Some(c.stats.outside_bytes as f64), "Memory of the client's ring.";
-    pages: Some(c.stats.pages as f64), "Pages charged to the client.";
-    pools: Some(c.pools.len() as f64), "Pools charged to the client.";
+    pages: Some(c.stats.pages as f64), "Pages of the client's private pools.";
+    pools: Some(c.pools.len() as f64), "Private pools of the client.";
     age_seconds: Some(c.stats.age_seconds), "Time since the client connected.";
     idle_seconds: Some(c.stats.idle_seconds), "Time since the client's last put or get.";
+};
+
+const SHARED_POOL_GAUGES: &[SharedPoolGauge] = families! { p =>
+    clients: p.pool.members.len() as u64, "Clients that use the shared pool.";
+    pages: p.pool.pages, "Pages of the shared pool.";
+    target_bytes: p.target_bytes, "Memory that the scheduler assigns to the shared pool.";
+    used_bytes: p.used_bytes, "Memory of the shared pool.";
 };
 
 /// Writes the report as OpenMetrics text.
@@ -110,6 +119,13 @@ pub fn text(report: &Report) -> String {
         let [id, name] = labels(client);
         for at in client.expected.iter().flatten() {
             family.sample(&[id, name, ("capacity_ratio", &at.ratio)], at.hit_ratio);
+        }
+    }
+    for &(name, help, value) in SHARED_POOL_GAUGES {
+        let name = format!("shared_pool_{name}");
+        let mut family = text.family(Kind::Gauge, &name, help);
+        for shared in &report.shared_pools {
+            family.sample(&[("pool", &shared.pool.id)], value(shared));
         }
     }
     text.finish()

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use plimsoll_flow::{PageCount, PageSize};
-use plimsoll_hcache::{ClientStats, Counters, PoolKind, PoolStats, Sharing, StoreStats};
+use plimsoll_hcache::{
+    ClientStats, Counters, PoolKind, PoolStats, SharedPoolStats, Sharing, StoreStats,
+};
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +33,9 @@ pub struct Report {
     pub ghosts: Option<GhostsReport>,
     /// The clients of the store, by number.
     pub clients: Vec<ClientReport>,
+    /// Its shared pools, by number.
+    #[serde(default)]
+    pub shared_pools: Vec<SharedPoolReport>,
 }
 
 /// The store as a whole, and its server.
@@ -68,9 +73,10 @@ pub struct ClientReport {
     /// Statistics of the client.
     #[serde(flatten)]
     pub stats: ClientStats,
-    /// The pools that are charged to it.
+    /// Its private pools.
     pub pools: Vec<PoolReport>,
-    /// Hit ratios at other capacities, smallest first; `null` while it got too little.
+    /// Hit ratios at other capacities, smallest first; `null` while it got too little. Its present pages are those of its
+    /// private pools and of the shared ones that it uses.
     pub expected: Option<Vec<HitPrediction>>,
     /// Share of its gets that miss by the pages it may have; present if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,13 +94,25 @@ pub struct HitPrediction {
     pub hit_ratio: f64,
 }
 
-/// One pool, listed with the client it is charged to.
+/// A pool of several clients. Its pages are charged to the pool itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SharedPoolReport {
+    /// As of any pool.
+    #[serde(flatten)]
+    pub pool: PoolReport,
+    /// Its current target, in bytes: the sum of its clients' parts.
+    pub target_bytes: u64,
+    /// Memory of its pages, in bytes.
+    pub used_bytes: u64,
+}
+
+/// One pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "as in `PoolStats`")]
 pub struct PoolReport {
     pub id: u32,
     pub kind: PoolAccess,
-    /// Clients that use it; it is charged to the first one.
+    /// Clients that use it.
     pub members: Vec<u32>,
     pub capacity_pages: Option<u64>,
     pub pages: u64,
@@ -136,10 +154,16 @@ impl Report {
     #[must_use]
     pub fn new(mut stats: StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
         let age_seconds = stats.age_seconds;
+        let shared_pools = std::mem::take(&mut stats.shared_pools);
         let clients = std::mem::take(&mut stats.clients)
             .into_iter()
-            .map(|client| ClientReport::new(client, age_seconds, ghosts))
+            .map(|client| ClientReport::new(client, &shared_pools, age_seconds, ghosts))
             .collect();
+        let shared_pools = shared_pools.iter().map(|shared| SharedPoolReport {
+            pool: PoolReport::new(&shared.pool, age_seconds),
+            target_bytes: shared.target_bytes,
+            used_bytes: shared.used_bytes,
+        });
         Self {
             schema: SCHEMA,
             store: StoreReport {
@@ -157,19 +181,28 @@ impl Report {
                 unseen_events: ghosts.unseen_events(),
             }),
             clients,
+            shared_pools: shared_pools.collect(),
         }
     }
 }
 
 impl ClientReport {
-    fn new(mut client: ClientStats, store_age_seconds: f64, ghosts: Option<&Ghosts>) -> Self {
+    fn new(
+        mut client: ClientStats,
+        shared_pools: &[SharedPoolStats],
+        store_age_seconds: f64,
+        ghosts: Option<&Ghosts>,
+    ) -> Self {
+        let used = shared_pools.iter().map(|shared| &shared.pool);
+        let used = used.filter(|pool| pool.members.contains(&client.id));
+        let present_pages = client.pages + used.map(|pool| pool.pages).sum::<u64>();
         let curve = ghosts.and_then(|ghosts| Some((ghosts.plan(), ghosts.curve(client.id)?)));
         let expected = curve
             .as_ref()
-            .filter(|_| client.pages > 0)
+            .filter(|_| present_pages > 0)
             .and_then(|(plan, curve)| {
                 // The curve has steps of whole segments: a size is rounded up, or a loop that just fits would miss.
-                let present = client.pages.next_multiple_of(plan.segment_pages());
+                let present = present_pages.next_multiple_of(plan.segment_pages());
                 let sizes = RATIOS.map(|ratio| PageCount(present).scaled(ratio));
                 let hit_ratios = hit_ratios(curve, sizes)?;
                 let at = |index: usize| HitPrediction {
@@ -183,7 +216,7 @@ impl ClientReport {
             CurveJson::new(
                 &*client.name,
                 PageSize::FOUR_KIB,
-                Some(PageCount(client.pages)),
+                Some(PageCount(present_pages)),
                 &curve.thinned(POINTS),
             )
         });
@@ -237,6 +270,18 @@ pub(crate) mod tests {
             evicted_pages: 9_999,
             ..Counters::default()
         };
+        let pool = |id, kind, members: &[u32]| PoolStats {
+            id: PoolId(id),
+            kind,
+            members: members.iter().map(|id| ClientId(*id)).collect(),
+            capacity_pages: None,
+            pages: 51_000,
+            compressed_pages: 5,
+            objects: 12,
+            oldest_age: Some(Duration::from_secs(60)),
+            created: Duration::from_secs(11),
+            counters,
+        };
         let client = |id, name: &str, counters| ClientStats {
             id: ClientId(id),
             name: name.to_owned(),
@@ -252,18 +297,7 @@ pub(crate) mod tests {
             age_seconds: 7190.0,
             idle_seconds: 10.0,
             counters,
-            pools: vec![PoolStats {
-                id: PoolId(id + 1),
-                kind: PoolKind::SharedInclusive { key: 0xfeed_beef },
-                members: vec![ClientId(id)],
-                capacity_pages: None,
-                pages: 102_000,
-                compressed_pages: 5,
-                objects: 12,
-                oldest_age: Some(Duration::from_secs(60)),
-                created: Duration::from_secs(11),
-                counters,
-            }],
+            pools: vec![pool(id + 1, PoolKind::PrivateExclusive, &[id])],
         };
         let stats = StoreStats {
             age_seconds: 7200.0,
@@ -280,6 +314,11 @@ pub(crate) mod tests {
                 client(1, "we\"b\\\n\u{1b}[2J of a long name", counters),
                 client(2, "idle", Counters::default()),
             ],
+            shared_pools: vec![SharedPoolStats {
+                pool: pool(7, PoolKind::SharedInclusive { key: 0xfeed_beef }, &[1, 2]),
+                target_bytes: 200 << 20,
+                used_bytes: 199 << 20,
+            }],
         };
         let surroundings = Surroundings {
             workers: 2,

@@ -19,6 +19,7 @@ pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
     let mut text = String::new();
     store(report, earlier, &mut text);
     clients(report, earlier, &mut text);
+    shared_pools(report, &mut text);
     if curves {
         for client in &report.clients {
             let (id, name) = (client.stats.id.0, printable(&client.stats.name));
@@ -169,6 +170,34 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
     }
 }
 
+fn shared_pools(report: &Report, text: &mut String) {
+    if report.shared_pools.is_empty() {
+        return;
+    }
+    let mut table = Columns::new(&[
+        ("shared pool", Side::Right),
+        ("clients", Side::Left),
+        ("target", Side::Right),
+        ("used", Side::Right),
+        ("pages", Side::Right),
+        ("hit %", Side::Right),
+    ]);
+    for shared in &report.shared_pools {
+        let members: Vec<_> = shared.pool.members.iter().map(u32::to_string).collect();
+        let hits = shared.pool.counters.hit_ratio();
+        table.row([
+            shared.pool.id.to_string(),
+            cut(&members.join(" "), 24),
+            ByteSize(shared.target_bytes).rounded(),
+            ByteSize(shared.used_bytes).rounded(),
+            shared.pool.pages.to_string(),
+            hits.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
+        ]);
+    }
+    text.push('\n');
+    text.push_str(&table.text());
+}
+
 /// Change of the hit ratio at another share, in percentage points.
 fn change(client: &ClientReport, ratio: f64) -> String {
     let at = |ratio: f64| {
@@ -237,6 +266,9 @@ id  name           uid  weight   target     used   pages  hit %  puts  gets  -25
  2  idle          1000     100  400 MiB  399 MiB  102000      -     0     0      -      -
 
 -25 %, +25 %: change of hit % with that much less or more memory
+
+shared pool  clients   target     used  pages  hit %
+          7  1 2      200 MiB  199 MiB  51000   75.0
 ";
         assert_eq!(text(&example(), None, false), expected);
         assert!(expected.lines().all(|line| line.chars().count() <= 100));

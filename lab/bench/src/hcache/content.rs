@@ -3,6 +3,8 @@
 use std::io::Write;
 use std::time::Duration;
 
+use anyhow::Context as _;
+
 use plimsoll_hcache::{Page, PoolOptions, Sharing, StoreOptions};
 
 use super::pages::handle;
@@ -161,7 +163,7 @@ fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<ContentRes
     }
     let got_ns = watch.seconds() * 1e9 / left.len().max(1) as f64;
     anyhow::ensure!(hits > 0, "no page is left");
-    let pool_stats = &stats.clients[0].pools[0];
+    let pool_stats = stats.pools().next().context("the store has a pool")?;
     Ok(ContentResult {
         put_ns,
         got_ns,
