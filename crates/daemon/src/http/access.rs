@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode};
@@ -19,6 +19,7 @@ use plimsoll_protocol::request::RefusalKind;
 use subtle::ConstantTimeEq;
 use tokio::time;
 
+use super::connections::Peer;
 use crate::shared::RequestRefusal;
 
 /// Maximum duration of a request; longer than that of the turn loop.
@@ -62,14 +63,24 @@ pub(super) enum ListenerKind {
 }
 
 /// Passes on the requests that are permitted.
-pub(super) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+pub(super) async fn guard(
+    State(access): State<Access>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
     let mut response = match access.check(&request) {
-        Ok(()) => time::timeout(REQUEST_MAX, next.run(request))
-            .await
-            .unwrap_or_else(|_| {
-                let late = "the request took too long; it may still be carried out";
-                RequestRefusal::new(RefusalKind::Busy, late).into_response()
-            }),
+        Ok(()) => {
+            if access.token.is_none() || !is_public(request.uri().path()) {
+                peer.admit();
+            }
+            time::timeout(REQUEST_MAX, next.run(request))
+                .await
+                .unwrap_or_else(|_| {
+                    let late = "the request took too long; it may still be carried out";
+                    RequestRefusal::new(RefusalKind::Busy, late).into_response()
+                })
+        }
         Err(refused) => refused.into_response(),
     };
     let unauthorized = response.status() == StatusCode::UNAUTHORIZED;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `listen` | sockets: ownership, takeover, TLS |
 //! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
+//! | `connections` | connections of a listener, and which of them makes room for a new one |
 //! | `views` | the host, its VMs, past decisions |
 //! | `rightsize`, `demands` | what VMs need over time |
 //! | `what_if` | what-if queries, and whether a decision follows from its records |
@@ -23,6 +24,7 @@
 
 mod access;
 mod change;
+mod connections;
 mod demands;
 mod events;
 #[cfg(test)]

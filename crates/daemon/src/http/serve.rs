@@ -1,7 +1,8 @@
 //! The server: all listeners, in one thread.
 
+use std::future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use axum::http::{Method, Uri};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
@@ -18,14 +20,15 @@ use plimsoll_protocol::request::RefusalKind;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime;
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+use tokio::task::{self, JoinSet};
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tower_http::compression::CompressionLayer;
 
 use super::access::{Access, guard};
+use super::connections::{Connections, Peer};
 use super::known::unless_known;
 use super::listen::{self, Claim, GuardedListener, Listener, ServeError};
 use super::params::BODY_BYTES_MAX;
@@ -45,8 +48,12 @@ const BREATH: Duration = Duration::from_millis(100);
 /// Limits of clients.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Maximum number of connections of a listener; more wait to be accepted.
-    pub connections: usize,
+    /// Maximum number of a listener's clients; if there are as many, further connections wait.
+    pub clients: usize,
+    /// Maximum number of its connections without a permitted request; a further one displaces one of them.
+    pub strangers: usize,
+    /// Maximum time until the first permitted request, with the TLS handshake.
+    pub admission: Duration,
     /// Maximum time without a request, and for a request's head.
     pub head: Duration,
     /// Maximum time for which a client may accept no data.
@@ -58,7 +65,9 @@ pub(super) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            connections: 128,
+            clients: 128,
+            strangers: 64,
+            admission: Duration::from_secs(10),
             head: Duration::from_secs(30),
             write: Duration::from_secs(30),
             command: COMMAND_MAX,
@@ -202,13 +211,13 @@ impl AsyncListener {
     }
 
     /// The next connection.
-    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Option<TlsAcceptor>)> {
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Option<TlsAcceptor>, Option<IpAddr>)> {
         Ok(match self {
-            Self::Unix(listener) => (Box::new(listener.accept().await?.0), None),
+            Self::Unix(listener) => (Box::new(listener.accept().await?.0), None, None),
             Self::Tcp(listener, tls) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, address) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                (Box::new(stream), tls.clone())
+                (Box::new(stream), tls.clone(), Some(address.ip()))
             }
         })
     }
@@ -226,50 +235,89 @@ async fn admit(
     mut stop: watch::Receiver<bool>,
 ) {
     let graceful = GracefulShutdown::new();
-    let slots = Arc::new(Semaphore::new(limits.connections));
-    loop {
-        let next = async {
-            let slot = Arc::clone(&slots).acquire_owned().await;
-            (slot, listener.accept().await)
-        };
-        let (slot, accepted) = tokio::select! {
-            next = next => next,
+    let mut tasks = JoinSet::new();
+    let mut open = Connections::default();
+    let mut accepted_at_once = 0;
+    'accepting: loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = tasks.join_next() => continue,
             _ = stop.wait_for(|stop| *stop) => break,
         };
-        let Ok((stream, tls)) = accepted else {
+        let Ok((stream, tls, address)) = accepted else {
             time::sleep(BREATH).await;
             continue;
         };
-        let router = router.clone();
-        let watcher = graceful.watcher();
-        tokio::spawn(async move {
-            let _slot = slot;
-            // An error of a connection affects only its client.
-            match tls {
-                None => converse(stream, router, watcher, limits).await,
-                Some(tls) => {
-                    if let Ok(Ok(stream)) = time::timeout(limits.head, tls.accept(stream)).await {
-                        converse(stream, router, watcher, limits).await;
-                    }
+        while open.admitted() >= limits.clients {
+            tokio::select! {
+                _ = tasks.join_next() => {}
+                _ = stop.wait_for(|stop| *stop) => break 'accepting,
+            }
+        }
+        let peer = Peer::new(address);
+        let conversation = converse(
+            stream,
+            tls,
+            router.clone(),
+            peer.clone(),
+            graceful.watcher(),
+            limits,
+        );
+        let until = peer.clone();
+        let task = tasks.spawn(async move {
+            let too_late = async {
+                time::sleep(limits.admission).await;
+                if until.is_admitted() {
+                    future::pending::<()>().await;
                 }
+            };
+            tokio::select! {
+                () = conversation => {}
+                () = too_late => {}
             }
         });
+        open.add(peer, task, limits.strangers);
+        // Each connection is read from before others make it leave, and many are accepted at a time however busy these are.
+        accepted_at_once += 1;
+        if accepted_at_once >= limits.strangers / 2 {
+            accepted_at_once = 0;
+            task::yield_now().await;
+        }
     }
     drop(listener);
+    open.dismiss_strangers();
     let _ = time::timeout(GRACE, graceful.shutdown()).await;
 }
 
-/// Serves a connection to its end.
-async fn converse(stream: impl Stream + 'static, router: Router, watcher: Watcher, limits: Limits) {
+/// Serves a connection to its end. An error affects only its client.
+async fn converse(
+    stream: Box<dyn Stream>,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    peer: Peer,
+    watcher: Watcher,
+    limits: Limits,
+) {
+    let stream: Box<dyn Stream> = match tls {
+        None => stream,
+        Some(tls) => match tls.accept(stream).await {
+            Ok(stream) => Box::new(stream),
+            Err(_) => return,
+        },
+    };
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(limits.write));
+    let router = TowerToHyperService::new(router);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_buf_size(BUFFER_BYTES)
         .serve_connection(
             TokioIo::new(Box::pin(stream)),
-            TowerToHyperService::new(router),
+            service_fn(move |mut request| {
+                request.extensions_mut().insert(peer.clone());
+                router.call(request)
+            }),
         );
     let _ = watcher.watch(connection).await;
 }

@@ -565,38 +565,61 @@ fn a_turn_loop_that_does_not_answer_is_told_as_such() {
 }
 
 #[test]
-fn a_crowd_at_one_door_does_not_shut_the_other() {
+fn connections_without_a_request_make_room_and_end_in_time() {
     let limits = Limits {
-        connections: 3,
-        head: Duration::from_millis(700),
+        strangers: 3,
+        admission: Duration::from_millis(700),
         ..Limits::default()
     };
     let (folder, _server, _commands) = without_turns(limits);
     // They send nothing, or never finish.
-    let crowd: Vec<_> = (0..3)
+    let crowd: Vec<_> = (0..20)
         .map(|at| {
             let mut stream = UnixStream::connect(read_only(folder.path())).unwrap();
-            stream.write_all(&get("/v1/host")[..at * 5]).unwrap();
+            // It may have made room already.
+            let _ = stream.write_all(&get("/v1/host")[..at]);
             stream
         })
         .collect();
-    assert!(
-        Client::connect(&socket(folder.path()))
-            .unwrap()
-            .host()
-            .is_ok()
-    );
-    // Disconnected after the time limit, they make room.
+    for door in [socket, read_only] {
+        let client = Client::connect(&door(folder.path())).unwrap();
+        assert!(client.host().is_ok());
+    }
     for mut stream in crowd {
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
     }
-    assert!(
-        Client::connect(&read_only(folder.path()))
-            .unwrap()
-            .host()
-            .is_ok()
-    );
+}
+
+#[test]
+fn a_door_whose_clients_are_all_served_opens_again_when_one_leaves() {
+    let limits = Limits {
+        clients: 2,
+        strangers: 2,
+        ..Limits::default()
+    };
+    let (folder, _server, _commands) = without_turns(limits);
+    let events = || {
+        let mut stream = UnixStream::connect(read_only(folder.path())).unwrap();
+        stream.write_all(&get("/v1/events")).unwrap();
+        assert!(stream.read(&mut [0; 512]).unwrap() > 0);
+        stream
+    };
+    let (leaving, mut staying) = (events(), events());
+    let mut waiting = UnixStream::connect(read_only(folder.path())).unwrap();
+    waiting.write_all(&get("/v1/host")).unwrap();
+    waiting
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
+    assert!(waiting.read(&mut [0; 512]).is_err());
+    waiting.set_read_timeout(None).unwrap();
+    drop(leaving);
+    assert!(waiting.read(&mut [0; 512]).unwrap() > 0);
+    // The other one was not displaced.
+    staying.set_nonblocking(true).unwrap();
+    while let Ok(read) = staying.read(&mut [0; 512]) {
+        assert!(read > 0);
+    }
 }
 
 #[test]

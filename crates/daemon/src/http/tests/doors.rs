@@ -1,17 +1,19 @@
 //! Sockets and TCP: permissions, takeover, tokens, certificates.
 
 use std::fs::{self, Permissions};
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustix::process::{Resource, Rlimit};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+use tokio_rustls::rustls::{self, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use super::{ExampleServer, TOKEN, exchange, get, read_only, secret, settings, socket, tcp};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
@@ -165,6 +167,53 @@ fn over_tcp_a_token_is_needed_and_foreign_pages_are_kept_out() {
     assert!(served.client().host().unwrap().paused);
 }
 
+#[test]
+fn a_thousand_connections_without_a_token_do_not_keep_a_client_out() {
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: files.maximum,
+        ..files
+    };
+    rustix::process::setrlimit(Resource::Nofile, raised).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| secret(folder.path().join(name), text);
+    let (authority, certificate, key) = signed("localhost");
+    let served = ExampleServer::new(|settings| {
+        settings.tcp = Some(TcpSettings {
+            token_file: Some(file("token", TOKEN)),
+            tls: Some(TlsSettings {
+                certificate: file("certificate", &certificate),
+                key: file("key", &key),
+                client_ca: None,
+            }),
+            ..tcp("127.0.0.1:0")
+        });
+    });
+    let address = served.server.as_ref().unwrap().tcp().unwrap();
+    let request = format!(
+        "GET /v1/plan HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+    );
+    let client = || tls_client(address, &authority, None);
+    let ask = |stream: &mut TlsStream| {
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = [0; 4096];
+        let read = stream.read(&mut answer).unwrap();
+        assert!(answer[..read].starts_with(b"HTTP/1.1 200 "));
+    };
+    let mut working = client();
+    ask(&mut working);
+    let mut crowd = Vec::new();
+    for number in 0..1000 {
+        crowd.push(TcpStream::connect(address).unwrap());
+        if number % 100 == 99 {
+            // One that was there before, and a new one.
+            ask(&mut working);
+            ask(&mut client());
+        }
+    }
+    drop(crowd);
+}
+
 /// A certificate authority and a certificate signed by it: certificate and key in PEM.
 fn signed(name: &str) -> (String, String, String) {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
@@ -174,6 +223,31 @@ fn signed(name: &str) -> (String, String, String) {
     let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let leaf = leaf.signed_by(&key, &authority).unwrap();
     (authority.pem(), leaf.pem(), key.serialize_pem())
+}
+
+type TlsStream = StreamOwned<ClientConnection, TcpStream>;
+
+/// A client of a server whose certificate `authority` signed; it may have a certificate and key of its own.
+fn tls_client(address: SocketAddr, authority: &str, own: Option<(&str, &str)>) -> TlsStream {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate(authority)).unwrap();
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match own {
+        None => config.with_no_client_auth(),
+        Some((own, key)) => {
+            let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+            let chain = vec![certificate(own)];
+            config.with_client_auth_cert(chain, key).unwrap()
+        }
+    };
+    let name = ServerName::try_from("localhost").unwrap();
+    let tls = ClientConnection::new(Arc::new(config), name).unwrap();
+    StreamOwned::new(tls, TcpStream::connect(address).unwrap())
 }
 
 #[test]
@@ -193,31 +267,7 @@ fn over_tls_clients_show_a_certificate() {
         settings.tcp = Some(tcp);
     });
     let address = served.server.as_ref().unwrap().tcp().unwrap();
-    let ask = |shown: Option<(&str, &str)>| {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from_pem_slice(server_ca.as_bytes()).unwrap())
-            .unwrap();
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = match shown {
-            None => config.with_no_client_auth(),
-            Some((certificate, key)) => {
-                let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
-                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
-                config.with_client_auth_cert(chain, key).unwrap()
-            }
-        };
-        let name = ServerName::try_from("localhost").unwrap();
-        let tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
-        exchange(
-            rustls::StreamOwned::new(tls, TcpStream::connect(address).unwrap()),
-            &get("/v1/host"),
-        )
-    };
+    let ask = |shown| exchange(tls_client(address, &server_ca, shown), &get("/v1/host"));
     assert!(ask(Some((&client, &client_key))).starts_with("HTTP/1.1 200 "));
     assert_eq!(ask(None), "");
     let (_, stranger, strangers_key) = signed("operator");
