@@ -148,6 +148,7 @@ keys! {
         certificate: OrNone<FilePath> => all.certificate,
         key: OrNone<FilePath> => all.key,
         client_ca: OrNone<FilePath> => all.client_ca,
+        plain_text: Flag => all.plain_text,
         read_only: Flag => all.tcp_read_only,
     }
     [libvirt, LibvirtKeys]: "a section: write [libvirt]" {
@@ -201,6 +202,7 @@ struct Merge {
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
     client_ca: Option<PathBuf>,
+    plain_text: bool,
     tcp_read_only: bool,
     /// File and line of each key's last value.
     places: BTreeMap<&'static str, String>,
@@ -224,6 +226,7 @@ pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
         certificate: None,
         key: None,
         client_ca: None,
+        plain_text: false,
         tcp_read_only: false,
         places: BTreeMap::new(),
     };
@@ -361,6 +364,19 @@ impl Merge {
             }
             (None, None) => None,
         };
+        if self.token_file.is_some()
+            && tls.is_none()
+            && !listen.ip().is_loopback()
+            && !self.plain_text
+        {
+            return Err(self.contradiction(
+                &["tcp.token_file"],
+                &format!(
+                    "clients would send the token to {listen} in plain text; set tcp.certificate and tcp.key, or a \
+                     loopback address; tcp.plain_text = true if nobody else can read that network"
+                ),
+            ));
+        }
         let asked = self.token_file.is_some() || self.client_ca.is_some();
         let harmless = self.tcp_read_only && listen.ip().is_loopback();
         if !asked && !harmless {

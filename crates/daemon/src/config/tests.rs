@@ -39,7 +39,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 47, "{in_force}");
+    assert_eq!(keys, 48, "{in_force}");
 }
 
 #[test]
@@ -96,6 +96,7 @@ fn every_key_is_taken() {
         certificate = "/etc/chain.pem"
         key = "/etc/key.pem"
         client_ca = "/etc/ca.pem"
+        plain_text = true
         read_only = true
         [libvirt]
         uri = "qemu:///system"
@@ -484,6 +485,10 @@ fn contradictions_are_reported_where_a_key_was_set() {
             "tcp.listen: needs tcp.token_file or",
         ),
         (
+            "[tcp]\nlisten = \"1.2.3.4:5\"\ntoken_file = \"/t\"\nread_only = true",
+            "p.toml:3: tcp.token_file: clients would send the token to 1.2.3.4:5 in plain text; set tcp.certificate",
+        ),
+        (
             "[tcp]\nlisten = \"127.0.0.1:5\"\ncertificate = \"/c\"",
             "tcp.certificate: needs tcp.key",
         ),
@@ -508,7 +513,14 @@ fn contradictions_are_reported_where_a_key_was_set() {
         let error = refusal(text);
         assert!(error.contains(expected), "{text}: {error}");
     }
-    read("[tcp]\nlisten = \"127.0.0.1:5\"\nread_only = true").unwrap();
+    for good in [
+        "listen = \"127.0.0.1:5\"\nread_only = true",
+        "listen = \"[::1]:5\"\ntoken_file = \"/t\"",
+        "listen = \"1.2.3.4:5\"\ntoken_file = \"/t\"\nplain_text = true",
+        "listen = \"1.2.3.4:5\"\ntoken_file = \"/t\"\ncertificate = \"/c\"\nkey = \"/k\"",
+    ] {
+        read(&format!("[tcp]\n{good}")).unwrap();
+    }
 }
 
 #[test]
