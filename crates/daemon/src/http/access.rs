@@ -81,7 +81,12 @@ pub(super) async fn guard(
                     RequestRefusal::new(RefusalKind::Busy, late).into_response()
                 })
         }
-        Err(refused) => refused.into_response(),
+        Err(refused) => {
+            if !access.knows(&request) {
+                peer.login_failed();
+            }
+            refused.into_response()
+        }
     };
     let unauthorized = response.status() == StatusCode::UNAUTHORIZED;
     let headers = response.headers_mut();
@@ -112,10 +117,7 @@ impl Access {
                 "this address is served as localhost, 127.0.0.1 or [::1] alone, and the request names another host",
             ));
         }
-        if let Some(token) = &self.token
-            && !is_public(request.uri().path())
-            && !shows(headers, token)
-        {
+        if !self.knows(request) {
             return Err(RequestRefusal::new(
                 RefusalKind::Unauthorized,
                 "the daemon's token is needed: 'Authorization: Bearer TOKEN', or the page's address with #token=TOKEN",
@@ -134,6 +136,12 @@ impl Access {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a request shows the token, if it needs it.
+    fn knows(&self, request: &Request) -> bool {
+        let shows = |token: &Arc<str>| shows(request.headers(), token);
+        is_public(request.uri().path()) || self.token.as_ref().is_none_or(shows)
     }
 }
 

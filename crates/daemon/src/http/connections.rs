@@ -11,21 +11,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::task::AbortHandle;
 
+use super::logins::FailedLogins;
+
 /// The other end of a connection; clones share whether it was admitted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Peer {
     /// Its address; `None` at a Unix socket.
     address: Option<IpAddr>,
     is_admitted: Arc<AtomicBool>,
+    logins: Arc<FailedLogins>,
 }
 
 impl Peer {
-    /// A stranger at this address.
-    pub fn new(address: Option<IpAddr>) -> Self {
+    /// A stranger at this address, whose failed logins are counted.
+    pub fn new(address: Option<IpAddr>, logins: Arc<FailedLogins>) -> Self {
         Self {
             address: address.map(|address| address.to_canonical()),
+            logins,
             ..Self::default()
         }
+    }
+
+    /// Its credentials were wrong, or it showed none.
+    pub fn login_failed(&self) {
+        self.logins.add(self.address);
     }
 
     /// A request of it was permitted.
@@ -100,7 +109,7 @@ mod tests {
         let runtime = runtime::Builder::new_current_thread().build().unwrap();
         let mut open = Connections::default();
         let mut add = |address: &str| {
-            let peer = Peer::new(Some(address.parse().unwrap()));
+            let peer = Peer::new(Some(address.parse().unwrap()), Arc::default());
             let task = runtime.spawn(future::pending::<()>());
             open.add(peer.clone(), task.abort_handle(), 3);
             (peer, task)

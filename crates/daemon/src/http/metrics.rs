@@ -250,17 +250,34 @@ pub(super) async fn metrics(
             tally.update(&desk.shared.history);
             tally.ended
         };
-        text(&desk.shared.snapshot(), ended, desk.curve_buckets)
+        let doors = Doors {
+            failed_logins: desk.logins.total(),
+        };
+        text(&desk.shared.snapshot(), ended, doors, desk.curve_buckets)
     })
     .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text))
 }
 
+/// What happens at the listeners.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Doors {
+    pub failed_logins: u64,
+}
+
 /// The complete exposition, with the curves as histograms if `curve_buckets`.
-pub(super) fn text(snapshot: &Snapshot, ended: [u64; FATES.len()], curve_buckets: bool) -> String {
+pub(super) fn text(
+    snapshot: &Snapshot,
+    ended: [u64; FATES.len()],
+    doors: Doors,
+    curve_buckets: bool,
+) -> String {
     let mut text = Exposition::new("plimsoll_");
     of_host(&mut text, &snapshot.host, ended);
+    let failed = "Requests without the right token and connections without a valid client certificate, since the start.";
+    let failed = ("failed_logins", failed);
+    text.single(Kind::Counter, failed, &[], doors.failed_logins);
     of_vms(&mut text, snapshot, curve_buckets);
     of_groups(&mut text, &snapshot.host.groups.watched);
     text.finish()

@@ -5,6 +5,7 @@
 //! | `listen` | sockets: ownership, takeover, TLS |
 //! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
 //! | `connections` | connections of a listener, and which of them makes room for a new one |
+//! | `logins` | failed logins: their count, and their addresses in the log |
 //! | `views` | the host, its VMs, past decisions |
 //! | `rightsize`, `demands` | what VMs need over time |
 //! | `what_if` | what-if queries, and whether a decision follows from its records |
@@ -32,6 +33,7 @@ mod events;
 mod example;
 mod known;
 mod listen;
+mod logins;
 mod metrics;
 mod openapi;
 mod page;
@@ -60,6 +62,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task;
 
 use crate::shared::{RequestRefusal, SharedState};
+use logins::FailedLogins;
 use metrics::Tally;
 
 /// The response to a request: an answer or a refusal.
@@ -82,6 +85,8 @@ struct ApiState {
     curve_buckets: bool,
     /// Decisions counted by their result.
     tally: Mutex<Tally>,
+    /// Requests and connections refused for want of credentials.
+    logins: Arc<FailedLogins>,
     /// Permits for computations.
     what_ifs: Arc<Semaphore>,
     /// Permits for computations and reads of the store.
@@ -101,6 +106,7 @@ impl ApiState {
     ) -> Arc<Self> {
         Arc::new(Self {
             curve_buckets,
+            logins: Arc::default(),
             tally: Mutex::new(Tally::from_now_on(&shared.history)),
             what_ifs: Arc::new(Semaphore::new(WHAT_IFS_MAX)),
             reads: Arc::new(Semaphore::new(READS_MAX)),

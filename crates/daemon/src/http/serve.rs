@@ -24,13 +24,14 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
 use tokio::time;
 use tokio_io_timeout::TimeoutStream;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, rustls};
 use tower_http::compression::CompressionLayer;
 
 use super::access::{Access, guard};
 use super::connections::{Connections, Peer};
 use super::known::unless_known;
 use super::listen::{self, Claim, GuardedListener, Listener, ServeError};
+use super::logins::FailedLogins;
 use super::params::BODY_BYTES_MAX;
 use super::{ApiState, COMMAND_MAX, openapi, page};
 use crate::config::ServeSettings;
@@ -138,13 +139,21 @@ pub(super) fn serve_within(
     );
     let mut tcp = None;
     let mut open = JoinSet::new();
+    let logins = Arc::clone(&desk.logins);
+    runtime.spawn(async move { logins.log().await });
     for GuardedListener { listener, access } in doors {
         let _inside = runtime.enter();
         let listener = AsyncListener::new(listener).map_err(failed)?;
         tcp = listener.address().or(tcp);
         let router = router(&desk, access);
         open.spawn_on(
-            admit(listener, router, limits, stopped.clone()),
+            admit(
+                listener,
+                router,
+                Arc::clone(&desk.logins),
+                limits,
+                stopped.clone(),
+            ),
             runtime.handle(),
         );
     }
@@ -231,6 +240,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 async fn admit(
     listener: AsyncListener,
     router: Router,
+    logins: Arc<FailedLogins>,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -254,7 +264,7 @@ async fn admit(
                 _ = stop.wait_for(|stop| *stop) => break 'accepting,
             }
         }
-        let peer = Peer::new(address);
+        let peer = Peer::new(address, Arc::clone(&logins));
         let conversation = converse(
             stream,
             tls,
@@ -302,7 +312,12 @@ async fn converse(
         None => stream,
         Some(tls) => match tls.accept(stream).await {
             Ok(stream) => Box::new(stream),
-            Err(_) => return,
+            Err(error) => {
+                if is_about_a_certificate(&error) {
+                    peer.login_failed();
+                }
+                return;
+            }
         },
     };
     let mut stream = TimeoutStream::new(stream);
@@ -320,4 +335,13 @@ async fn converse(
             }),
         );
     let _ = watcher.watch(connection).await;
+}
+
+/// Whether a handshake failed because the client's certificate is wrong or missing.
+fn is_about_a_certificate(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref());
+    matches!(
+        error,
+        Some(rustls::Error::NoCertificatesPresented | rustls::Error::InvalidCertificate(_))
+    )
 }

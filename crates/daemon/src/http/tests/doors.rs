@@ -125,6 +125,11 @@ fn over_tcp_a_token_is_needed_and_foreign_pages_are_kept_out() {
             assert!(answer.contains("www-authenticate: Bearer"), "{answer}");
         }
     }
+    let metrics = served.raw(&get("/metrics"));
+    assert!(
+        metrics.contains("\nplimsoll_failed_logins_total 16\n"),
+        "{metrics}"
+    );
     assert!(ask("GET", "/v1/host", &bearer).starts_with("HTTP/1.1 200 "));
     assert!(ask("GET", "/healthz", &host).starts_with("HTTP/1.1 200 "));
     // The page itself holds no secret.
@@ -274,6 +279,11 @@ fn over_tls_clients_show_a_certificate() {
     assert_eq!(ask(Some((&stranger, &strangers_key))), "");
     let plain = exchange(TcpStream::connect(address).unwrap(), &get("/v1/host"));
     assert!(!plain.contains("HTTP"), "{plain}");
+    let metrics = served.raw(&get("/metrics"));
+    assert!(
+        metrics.contains("\nplimsoll_failed_logins_total 2\n"),
+        "{metrics}"
+    );
 
     let begin = |tls: TlsSettings| {
         let mut settings = settings(&folder.path().join("other"));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use plimsoll_protocol::decision::State;
 
 use super::{exchange, get, settings, socket};
-use crate::http::metrics::text;
+use crate::http::metrics::{Doors, text};
 use crate::http::{example, serve};
 
 /// The example's metrics with the curves, and with a VM of a hostile name.
@@ -21,7 +21,10 @@ fn metrics() -> String {
     let mut hostile = snapshot.host.vms[3].clone();
     hostile.vm = "a\"} 1\nplimsoll_paused 7\\".to_owned();
     snapshot.host.vms.push(hostile);
-    text(&snapshot, [0, 2, 1, 0, 0, 0], true)
+    let doors = Doors {
+        failed_logins: 7,
+    };
+    text(&snapshot, [0, 2, 1, 0, 0, 0], doors, true)
 }
 
 #[test]
@@ -37,6 +40,7 @@ fn metrics_tell_what_the_host_is() {
         "plimsoll_trace_overhead_ratio{vm=\"scan\"} 0.0098",
         "plimsoll_trace_lost_references_total{vm=\"scan\"} 3",
         "plimsoll_paused 0",
+        "plimsoll_failed_logins_total 7",
     ] {
         assert!(text.lines().any(|have| have == line), "{line}\n{text}");
     }
@@ -80,13 +84,13 @@ fn the_curve_as_a_histogram_rises_to_all_references() {
 fn a_vm_has_fewer_than_a_hundred_series_unless_its_curve_is_wanted() {
     let snapshot = example::snapshot(1_800_000_000_000);
     let series = |curve_buckets| {
-        let text = text(&snapshot, [0; 6], curve_buckets);
+        let text = text(&snapshot, [0; 6], Doors::default(), curve_buckets);
         let of_web = |line: &&str| line.contains("vm=\"web\"");
         text.lines().filter(of_web).count()
     };
     assert!((40..100).contains(&series(false)), "{}", series(false));
     assert!(series(true) >= series(false) + 10);
-    let text = text(&snapshot, [0; 6], false);
+    let text = text(&snapshot, [0; 6], Doors::default(), false);
     assert!(!text.contains("reuse_distance"), "{text}");
 }
 
