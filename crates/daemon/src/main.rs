@@ -106,7 +106,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
             println!("{note}");
         }
         if rustix::process::geteuid().is_root() {
-            http::check(&config.serve)?;
+            if let Some(note) = http::check(&config.serve)? {
+                println!("{note}");
+            }
         } else {
             println!("as another user than root: groups, tokens and certificates are not checked");
         }

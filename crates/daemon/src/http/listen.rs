@@ -18,9 +18,11 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
+use x509_parser::time::ASN1Time;
 
 use super::access::{Access, ListenerKind};
+use super::certificates::Validity;
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
 
 /// Maximum number of connections that wait to be accepted.
@@ -87,6 +89,8 @@ pub enum ServeError {
 pub(super) struct GuardedListener {
     pub listener: Listener,
     pub access: Access,
+    /// Of the server's certificate.
+    pub validity: Option<Validity>,
 }
 
 /// The listening socket.
@@ -121,12 +125,21 @@ impl Drop for Claim {
 
 /// Checks what can be checked of `settings` without opening a listener: groups, and the files of a token and of TLS.
 ///
+/// The result is a note on a certificate that ends soon.
+///
 /// # Errors
 ///
-/// [`ServeError`] for what [`serve`](super::serve) would refuse.
-pub fn check(settings: &ServeSettings) -> Result<(), ServeError> {
-    if let Some(tcp) = &settings.tcp {
-        secrets(tcp)?;
+/// [`ServeError`] for what [`serve`](super::serve) would refuse, and for a certificate that clients would.
+pub fn check(settings: &ServeSettings) -> Result<Option<String>, ServeError> {
+    let mut note = None;
+    if let Some(tcp) = &settings.tcp
+        && let (_, Some((_, validity))) = secrets(tcp)?
+    {
+        let now = ASN1Time::now();
+        if let Some(fault) = validity.fault(now) {
+            return Err(secret(&validity.file, fault));
+        }
+        note = validity.note(now);
     }
     for socket in sockets(settings) {
         socket
@@ -134,7 +147,7 @@ pub fn check(settings: &ServeSettings) -> Result<(), ServeError> {
             .map(|group| gid(socket.path, group))
             .transpose()?;
     }
-    Ok(())
+    Ok(note)
 }
 
 /// A Unix socket to be opened.
@@ -187,6 +200,7 @@ pub(super) fn open(
                 token: None,
                 way: ListenerKind::Unix,
             },
+            validity: None,
         });
     }
     doors.extend(tcp);
@@ -298,6 +312,7 @@ fn open_tcp(settings: &TcpSettings) -> Result<GuardedListener, ServeError> {
         return Err(ServeError::Open { listen });
     }
     let (token, tls) = secrets(settings)?;
+    let (tls, validity) = tls.unzip();
     let listener = || -> io::Result<TcpListener> {
         let listener = TcpListener::bind(listen)?;
         listener.set_nonblocking(true)?;
@@ -318,11 +333,14 @@ fn open_tcp(settings: &TcpSettings) -> Result<GuardedListener, ServeError> {
                 ListenerKind::Network
             },
         },
+        validity,
     })
 }
 
 /// The clients' token and the server's TLS, if any.
-fn secrets(settings: &TcpSettings) -> Result<(Option<Arc<str>>, Option<TlsAcceptor>), ServeError> {
+type Secrets = (Option<Arc<str>>, Option<(TlsAcceptor, Validity)>);
+
+fn secrets(settings: &TcpSettings) -> Result<Secrets, ServeError> {
     let token = settings.token_file.as_deref().map(token).transpose()?;
     Ok((token, settings.tls.as_ref().map(tls).transpose()?))
 }
@@ -352,8 +370,10 @@ fn token(path: &Path) -> Result<Arc<str>, ServeError> {
     Ok(token.into())
 }
 
-fn tls(settings: &TlsSettings) -> Result<TlsAcceptor, ServeError> {
+fn tls(settings: &TlsSettings) -> Result<(TlsAcceptor, Validity), ServeError> {
     let certificates = certificates(&settings.certificate)?;
+    let validity = Validity::new(&settings.certificate, &certificates[0])
+        .map_err(|error| secret(&settings.certificate, error))?;
     check_private(&settings.key)?;
     let key = PrivateKeyDer::from_pem_file(&settings.key);
     let key = key.map_err(|error| secret(&settings.key, error))?;
@@ -378,9 +398,16 @@ fn tls(settings: &TlsSettings) -> Result<TlsAcceptor, ServeError> {
     };
     let mut config = builder
         .with_single_cert(certificates, key)
-        .map_err(|error| secret(&settings.certificate, error))?;
+        .map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                let certificate = settings.certificate.display();
+                let other = format!("the key is not that of the certificate in {certificate}");
+                secret(&settings.key, other)
+            }
+            error => secret(&settings.certificate, error),
+        })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config).into())
+    Ok((Arc::new(config).into(), validity))
 }
 
 /// The certificates in a PEM file: at least one.

@@ -252,6 +252,7 @@ pub(super) async fn metrics(
         };
         let doors = Doors {
             failed_logins: desk.logins.total(),
+            certificate_end_unix_s: desk.certificate_end_unix_s,
         };
         text(&desk.shared.snapshot(), ended, doors, desk.curve_buckets)
     })
@@ -264,6 +265,7 @@ pub(super) async fn metrics(
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Doors {
     pub failed_logins: u64,
+    pub certificate_end_unix_s: Option<i64>,
 }
 
 /// The complete exposition, with the curves as histograms if `curve_buckets`.
@@ -278,6 +280,13 @@ pub(super) fn text(
     let failed = "Requests without the right token and connections without a valid client certificate, since the start.";
     let failed = ("failed_logins", failed);
     text.single(Kind::Counter, failed, &[], doors.failed_logins);
+    if let Some(end) = doors.certificate_end_unix_s {
+        let end_of = (
+            "certificate_end_timestamp_seconds",
+            "End of the server's certificate.",
+        );
+        text.single(Kind::Gauge, end_of, &[], end);
+    }
     of_vms(&mut text, snapshot, curve_buckets);
     of_groups(&mut text, &snapshot.host.groups.watched);
     text.finish()

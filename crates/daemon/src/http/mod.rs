@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `listen` | sockets: ownership, takeover, TLS |
+//! | `certificates` | the time in which the server's certificate is valid |
 //! | `access` | access control: tokens, read-only listeners, foreign web pages in a browser |
 //! | `connections` | connections of a listener, and which of them makes room for a new one |
 //! | `logins` | failed logins: their count, and their addresses in the log |
@@ -24,6 +25,7 @@
 //! [docs/api.md]: https://github.com/plimsoll-vm/plimsoll/blob/main/docs/api.md
 
 mod access;
+mod certificates;
 mod change;
 mod connections;
 mod demands;
@@ -87,6 +89,8 @@ struct ApiState {
     tally: Mutex<Tally>,
     /// Requests and connections refused for want of credentials.
     logins: Arc<FailedLogins>,
+    /// End of the server's certificate, in seconds of Unix time.
+    certificate_end_unix_s: Option<i64>,
     /// Permits for computations.
     what_ifs: Arc<Semaphore>,
     /// Permits for computations and reads of the store.
@@ -103,9 +107,11 @@ impl ApiState {
         stop: watch::Receiver<bool>,
         command_max: Duration,
         curve_buckets: bool,
+        certificate_end_unix_s: Option<i64>,
     ) -> Arc<Self> {
         Arc::new(Self {
             curve_buckets,
+            certificate_end_unix_s,
             logins: Arc::default(),
             tally: Mutex::new(Tally::from_now_on(&shared.history)),
             what_ifs: Arc::new(Semaphore::new(WHAT_IFS_MAX)),

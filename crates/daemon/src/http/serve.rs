@@ -136,13 +136,24 @@ pub(super) fn serve_within(
         stopped.clone(),
         limits.command,
         settings.curve_buckets,
+        doors
+            .iter()
+            .find_map(|door| Some(door.validity.as_ref()?.end_unix_s())),
     );
     let mut tcp = None;
     let mut open = JoinSet::new();
     let logins = Arc::clone(&desk.logins);
     runtime.spawn(async move { logins.log().await });
-    for GuardedListener { listener, access } in doors {
+    for GuardedListener {
+        listener,
+        access,
+        validity,
+    } in doors
+    {
         let _inside = runtime.enter();
+        if let Some(validity) = validity {
+            runtime.spawn(validity.watch());
+        }
         let listener = AsyncListener::new(listener).map_err(failed)?;
         tcp = listener.address().or(tcp);
         let router = router(&desk, access);

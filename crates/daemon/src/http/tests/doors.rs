@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::process::{Resource, Rlimit};
@@ -14,10 +15,11 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{self, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use x509_parser::time::ASN1Time;
 
 use super::{ExampleServer, TOKEN, exchange, get, read_only, secret, settings, socket, tcp};
 use crate::config::{ServeSettings, TcpSettings, TlsSettings};
-use crate::http::{ServeError, Server, example, serve};
+use crate::http::{ServeError, Server, check, example, serve};
 
 #[test]
 fn sockets_have_their_permissions_and_are_taken_over_only_from_the_dead() {
@@ -221,11 +223,16 @@ fn a_thousand_connections_without_a_token_do_not_keep_a_client_out() {
 
 /// A certificate authority and a certificate signed by it: certificate and key in PEM.
 fn signed(name: &str) -> (String, String, String) {
+    signed_for(name, &|_| {})
+}
+
+fn signed_for(name: &str, change: &dyn Fn(&mut CertificateParams)) -> (String, String, String) {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
     let key = KeyPair::generate().unwrap();
-    let leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    let mut leaf = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    change(&mut leaf);
     let leaf = leaf.signed_by(&key, &authority).unwrap();
     (authority.pem(), leaf.pem(), key.serialize_pem())
 }
@@ -284,6 +291,10 @@ fn over_tls_clients_show_a_certificate() {
         metrics.contains("\nplimsoll_failed_logins_total 2\n"),
         "{metrics}"
     );
+    assert!(
+        metrics.contains("\nplimsoll_certificate_end_timestamp_seconds "),
+        "{metrics}"
+    );
 
     let begin = |tls: TlsSettings| {
         let mut settings = settings(&folder.path().join("other"));
@@ -299,10 +310,53 @@ fn over_tls_clients_show_a_certificate() {
         key: file("other-key", &client_key),
         ..tls.clone()
     };
-    assert!(begin(wrong_key).contains("certificate"));
+    let wrong = begin(wrong_key);
+    assert!(
+        wrong.contains("other-key: the key is not that of the certificate"),
+        "{wrong}"
+    );
     let empty = TlsSettings {
         certificate: file("empty", ""),
         ..tls
     };
     assert!(begin(empty).contains("no certificate"));
+}
+
+#[test]
+fn a_certificate_that_clients_would_refuse_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| secret(folder.path().join(name), text);
+    let reported = |change: &dyn Fn(&mut CertificateParams)| {
+        let (_, certificate, key) = signed_for("localhost", change);
+        let mut settings = settings(folder.path());
+        settings.tcp = Some(TcpSettings {
+            tls: Some(TlsSettings {
+                certificate: file("certificate", &certificate),
+                key: file("key", &key),
+                client_ca: None,
+            }),
+            ..tcp("127.0.0.1:0")
+        });
+        let checked = check(&settings);
+        // The daemon has more to do than to serve by TCP.
+        settings.tcp.as_mut().unwrap().read_only = true;
+        serve(example::shared().0, &settings).unwrap().stop();
+        checked.map_err(|error| error.to_string())
+    };
+    let in_days = |days: u64| ASN1Time::now().to_datetime() + Duration::from_hours(24 * days);
+    assert_eq!(reported(&|_| {}), Ok(None));
+    let ended = reported(&|leaf| leaf.not_after = rcgen::date_time_ymd(2026, 1, 31)).unwrap_err();
+    assert!(
+        ended.contains("certificate: the certificate ended on Jan 31 00:00:00 2026"),
+        "{ended}"
+    );
+    let early = reported(&|leaf| leaf.not_before = rcgen::date_time_ymd(3000, 1, 1)).unwrap_err();
+    assert!(
+        early.contains("valid only from Jan  1 00:00:00 3000"),
+        "{early}"
+    );
+    let soon = reported(&|leaf| leaf.not_after = in_days(13));
+    assert!(soon.unwrap().unwrap().contains("the certificate ends on "));
+    let later = reported(&|leaf| leaf.not_after = in_days(15));
+    assert_eq!(later, Ok(None));
 }

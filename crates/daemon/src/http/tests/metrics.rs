@@ -23,6 +23,7 @@ fn metrics() -> String {
     snapshot.host.vms.push(hostile);
     let doors = Doors {
         failed_logins: 7,
+        certificate_end_unix_s: Some(1_900_000_000),
     };
     text(&snapshot, [0, 2, 1, 0, 0, 0], doors, true)
 }
@@ -41,6 +42,7 @@ fn metrics_tell_what_the_host_is() {
         "plimsoll_trace_lost_references_total{vm=\"scan\"} 3",
         "plimsoll_paused 0",
         "plimsoll_failed_logins_total 7",
+        "plimsoll_certificate_end_timestamp_seconds 1900000000",
     ] {
         assert!(text.lines().any(|have| have == line), "{line}\n{text}");
     }
