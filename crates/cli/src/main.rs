@@ -151,6 +151,19 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    #[test]
+    fn the_man_page_separates_qemus_arguments_from_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let args = Cli::try_parse_from(["plimsoll", "generate", "man", path]).unwrap();
+        let Verb::Generate(args) = args.verb else {
+            unreachable!();
+        };
+        generate::run(&args, Cli::command(), &mut Vec::new()).unwrap();
+        let page = std::fs::read_to_string(folder.path().join("plimsoll-run.1")).unwrap();
+        assert!(page.contains("[OPTIONS] \\-\\- <QEMU>..."), "{page}");
+    }
+
     /// The names in a field of an argument or a group; clap shows them nowhere but in this form.
     fn names(of: &impl fmt::Debug, field: &str) -> BTreeSet<String> {
         let form = format!("{of:?}");

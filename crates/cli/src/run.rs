@@ -21,6 +21,8 @@ use rustix::process::Signal;
 /// Everything after -- is QEMU's command line, without -daemonize. Exits with QEMU's exit code (128 plus the signal number if a signal
 /// ended it).
 #[derive(Debug, clap::Args)]
+// As clap has it by itself; the man page would lack the `--`.
+#[command(override_usage = "plimsoll run [OPTIONS] -- <QEMU>...")]
 pub struct Args {
     #[command(flatten)]
     launch: LaunchArgs,
