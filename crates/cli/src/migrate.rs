@@ -151,26 +151,28 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-/// Shortest and longest time to observe, and shortest from scan to scan: as `plimsoll-trap` has them.
-const OBSERVE: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(86_400)];
-const SCAN_MIN: Duration = Duration::from_millis(1);
 const SCAN_DEFAULT: Duration = Duration::from_millis(100);
 
 impl EstimateArgs {
     /// How long to observe, and the time from one scan to the next.
     fn times(&self) -> anyhow::Result<(Duration, Duration)> {
         let observe = self.observe.get();
-        let [shortest, longest] = OBSERVE;
+        let [shortest, longest] = [TraceConfig::PERIOD_MIN, TraceConfig::PERIOD_MAX];
         if !(shortest..=longest).contains(&observe) {
-            bail_usage!("--for {}: accepted are 10ms to 24h", self.observe);
+            let [shortest, longest] = [shortest, longest].map(text);
+            bail_usage!(
+                "--for {}: accepted are {shortest} to {longest}",
+                self.observe
+            );
         }
         let interval = match self.scan_interval {
             Some(interval) => interval.get(),
             None => SCAN_DEFAULT.min(observe / 10),
         };
-        if !(SCAN_MIN..=observe).contains(&interval) {
+        if !(TraceConfig::SCAN_INTERVAL_MIN..=observe).contains(&interval) {
             bail_usage!(
-                "--scan-interval: accepted are 1ms to the time of --for ({})",
+                "--scan-interval: accepted are {} to the time of --for ({})",
+                text(TraceConfig::SCAN_INTERVAL_MIN),
                 self.observe
             );
         }
@@ -238,7 +240,7 @@ impl Estimate {
             notes += "interrupted: observed for a shorter time than requested\n";
         }
         if !self.resolved {
-            notes += "rounds shorter than a scan count what one scan found, an upper limit: use a shorter --scan-interval\n";
+            notes += &self.unresolved();
         }
         let mut columns = Columns::new(&[
             ("round", Side::Right),
@@ -302,6 +304,20 @@ impl Estimate {
         )
     }
 
+    /// What rounds shorter than a scan count, and what to do.
+    fn unresolved(&self) -> String {
+        let rounds = self.rounds.iter().map(|round| round.seconds);
+        let shortest_ms = rounds.fold(f64::INFINITY, f64::min) * 1000.0;
+        // Half of a round, because rounds become shorter with what is then found.
+        let interval = Duration::from_secs_f64((shortest_ms / 2.0).floor() / 1000.0);
+        let advice = if interval < TraceConfig::SCAN_INTERVAL_MIN {
+            format!("the shortest, of {shortest_ms:.1} ms, cannot be resolved")
+        } else {
+            format!("repeat with --scan-interval {} or less", text(interval))
+        };
+        format!("rounds shorter than a scan count what one scan found, an upper limit: {advice}\n")
+    }
+
     fn to_csv(&self) -> String {
         let stop_bytes =
             self.copied_bytes - self.rounds.iter().map(|round| round.bytes).sum::<f64>();
@@ -316,6 +332,14 @@ impl Estimate {
         line(last, stop_bytes, self.downtime_seconds);
         text
     }
+}
+
+/// A time as options have it, in whole microseconds.
+fn text(time: Duration) -> String {
+    let micros = u64::try_from(time.as_micros()).ok();
+    micros
+        .and_then(Interval::from_micros)
+        .map_or_else(|| "0".to_owned(), |time| time.to_string())
 }
 
 fn size(bytes: f64) -> String {
@@ -358,8 +382,10 @@ mod tests {
             ("--scan-interval 11s", "--scan-interval"),
             ("--scan-interval 500us", "--scan-interval"),
         ] {
-            let error = times(line).unwrap_err();
-            assert!(error.to_string().starts_with(option), "{error}");
+            let error = times(line).unwrap_err().to_string();
+            assert!(error.starts_with(option), "{error}");
+            let limits = ["accepted are 10ms to 24h", "accepted are 1ms to the time"];
+            assert!(limits.iter().any(|limit| error.contains(limit)), "{error}");
         }
     }
 
@@ -395,9 +421,15 @@ mod tests {
             !text.contains("copied ") && !text.contains("interrupted"),
             "{text}"
         );
-        let text = estimate(&[0.05]).to_text(SCAN_DEFAULT);
+        let text = estimate(&[2.0, 0.051]).to_text(SCAN_DEFAULT);
         assert!(
-            text.contains("interrupted:") && text.contains("--scan-interval"),
+            text.contains("interrupted:")
+                && text.contains("limit: repeat with --scan-interval 25ms or less\n"),
+            "{text}"
+        );
+        let text = estimate(&[2.0, 0.0015]).to_text(SCAN_DEFAULT);
+        assert!(
+            text.contains("limit: the shortest, of 1.5 ms, cannot be resolved\n"),
             "{text}"
         );
     }

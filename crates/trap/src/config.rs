@@ -66,6 +66,13 @@ impl Default for TraceConfig {
 }
 
 impl TraceConfig {
+    /// Shortest period.
+    pub const PERIOD_MIN: Duration = Duration::from_millis(10);
+    /// Longest period.
+    pub const PERIOD_MAX: Duration = Duration::from_hours(24);
+    /// Shortest time from one scan to the next; the longest is a period.
+    pub const SCAN_INTERVAL_MIN: Duration = Duration::from_millis(1);
+
     /// Time that a period may take from so many CPUs; `None` for no bound.
     pub(crate) fn period_budget(&self, cpus: usize) -> Option<Duration> {
         Some(self.period.mul_f64(self.budget? * cpus as f64))
@@ -80,7 +87,7 @@ impl TraceConfig {
                 accepted,
             })
         };
-        if self.period < Duration::from_millis(10) || self.period > Duration::from_secs(86_400) {
+        if !(Self::PERIOD_MIN..=Self::PERIOD_MAX).contains(&self.period) {
             return refuse("period", format!("{:?}", self.period), "10 ms to a day");
         }
         let is_share = |budget: f64| budget > 0.0 && budget <= 1.0;
@@ -102,7 +109,7 @@ impl TraceConfig {
             let value = self.group_pages.to_string();
             return refuse("sampling group", value, "1 to 512 pages");
         }
-        let bounds = Duration::from_millis(1)..=self.period;
+        let bounds = Self::SCAN_INTERVAL_MIN..=self.period;
         let out_of_range = |interval: &Duration| !bounds.contains(interval);
         if let Some(interval) = self.scan_interval.filter(out_of_range) {
             return refuse("scan interval", format!("{interval:?}"), "1 ms to a period");
