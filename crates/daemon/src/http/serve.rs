@@ -26,6 +26,7 @@ use tokio::time;
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::{TlsAcceptor, rustls};
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, NotForContentType, Predicate};
 
 use super::access::{Access, guard};
 use super::connections::{Connections, Peer};
@@ -204,9 +205,18 @@ fn router(desk: &Arc<ApiState>, access: Access) -> Router {
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(unless_known))
-        .layer(CompressionLayer::new())
+        .layer(CompressionLayer::new().compress_when(is_worth_it()))
         .layer(middleware::from_fn_with_state(access, guard))
         .with_state(Arc::clone(desk))
+}
+
+/// Whether an answer is compressed. The page's files are not: everybody may request them, and compressing takes a
+/// hundred times as long as sending them.
+fn is_worth_it() -> impl Predicate {
+    DefaultPredicate::new()
+        .and(NotForContentType::const_new("text/html"))
+        .and(NotForContentType::const_new("text/css"))
+        .and(NotForContentType::const_new("text/javascript"))
 }
 
 /// A [`Listener`] in the runtime.

@@ -294,6 +294,15 @@ fn an_answer_that_a_client_has_is_not_sent_again_and_a_large_one_is_compressed()
         packed.len(),
         plain.len()
     );
+    // The page's files are not, because everybody may request them without end.
+    for path in ["/", "/assets/main.js", "/assets/style.css"] {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAccept-Encoding: gzip\r\n\r\n"
+        );
+        let answer = example.raw(request.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(!answer.contains("content-encoding"), "{path}");
+    }
     // What a client is sent as it happens is not held back to be compressed.
     let events = b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n";
     let mut stream = UnixStream::connect(socket(example.folder.path())).unwrap();
