@@ -202,6 +202,8 @@ fn a_thousand_connections_without_a_token_do_not_keep_a_client_out() {
     );
     let client = || tls_client(address, &authority, None);
     let ask = |stream: &mut TlsStream| {
+        let soon = Some(Duration::from_secs(10));
+        stream.sock.set_read_timeout(soon).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = [0; 4096];
         let read = stream.read(&mut answer).unwrap();
