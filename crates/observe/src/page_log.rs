@@ -34,8 +34,6 @@ const ATTACH_MAX: Duration = Duration::from_secs(60);
 const DIRECTORY: &str = "target/guest";
 /// Directory of the plugins on a host on which Plimsoll is installed.
 const INSTALLED: &str = "/usr/lib/plimsoll";
-/// Memory of a machine whose QEMU command line has no `-m`.
-const MEMORY_DEFAULT: u64 = 128 << 20;
 const GIB: u64 = 1 << 30;
 
 /// Recording of an emulated machine.
@@ -382,18 +380,18 @@ impl Memory {
         if parsed.accelerators.first() == Some(&Accelerator::Kvm) {
             bail_usage!("--page-log: QEMU must emulate the machine: -accel tcg, not KVM");
         }
-        let bytes = match (parsed.memory_bytes, parsed.backends.as_slice()) {
-            // With several backends, the start of RAM is not known; the plugin counts from the first.
-            (_, [_, _, ..]) => bail_usage!(
+        // With several backends, the start of RAM is not known; the plugin counts from the first.
+        let [ram] = parsed.backends.as_slice() else {
+            bail_usage!(
                 "--page-log: a machine of several memory backends (-object memory-backend-..) cannot be recorded"
-            ),
-            (Some(bytes), [backend]) if backend.size_bytes != bytes => bail_usage!(
-                "--page-log: -m sets {bytes} bytes, but the memory backend has {}: only a machine whose RAM is the backend can be recorded",
-                backend.size_bytes
-            ),
-            (None, [backend]) => backend.size_bytes,
-            (bytes, _) => bytes.unwrap_or(MEMORY_DEFAULT),
+            )
         };
+        let bytes = ram.size_bytes;
+        if let Some(set) = parsed.memory_bytes.filter(|set| *set != bytes) {
+            bail_usage!(
+                "--page-log: -m sets {set} bytes, but the memory backend has {bytes}: only a machine whose RAM is the backend can be recorded"
+            );
+        }
         let (mut machine, mut moved) = (String::from("pc"), false);
         let mut words = line.iter().map(String::as_str);
         while let Some(word) = words.next() {
@@ -538,10 +536,13 @@ mod tests {
             ("-m 5G -M q35,max-ram-below-4g=1G", "not known"),
             ("-numa node,memdev=a", "several memory nodes"),
             (
-                "-m 1G -object memory-backend-ram,id=a,size=1G -object memory-backend-ram,id=b,size=1G",
+                "-m 1G -object memory-backend-ram,id=b,size=1G -device pc-dimm,memdev=b",
                 "several memory backends",
             ),
-            ("-m 1G -object memory-backend-ram,id=a,size=512M", "-m sets"),
+            (
+                "-m 1G -object memory-backend-ram,id=a,size=512M -machine pc,memory-backend=a",
+                "-m sets",
+            ),
         ] {
             let error = Memory::of(&line(text)).unwrap_err();
             assert!(error.to_string().contains(reason), "{text}: {error}");

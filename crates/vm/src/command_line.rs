@@ -29,27 +29,26 @@ pub struct CommandLine {
     pub memory_max_bytes: Option<u64>,
     /// `-accel`, `-machine accel=`, `-enable-kvm`: those supported here, in order of preference.
     pub accelerators: Vec<Accelerator>,
-    /// `-object memory-backend-*`, in order.
+    /// Memory that is mapped, in the order of its objects: `-object memory-backend-*` that the machine, a NUMA node or a device
+    /// uses, and first the RAM of `-m` where that has no such object.
     pub backends: Vec<RamBackend>,
     /// Path of a QMP Unix socket, as given; relative to QEMU's working directory.
     pub qmp_socket: Option<PathBuf>,
-    /// `-mem-path`: the RAM of `-m` is backed by files in this directory.
-    pub has_mem_path: bool,
     /// Path of the Unix socket that connects to an agent in the guest, as given.
     pub agent_socket: Option<PathBuf>,
     /// Paths of the Unix sockets that its character devices connect to or listen at, as given.
     pub sockets: Vec<PathBuf>,
 }
 
-/// A memory backend object.
+/// A memory backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RamBackend {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Its type of memory.
     pub kind: BackendKind,
-    /// Whether its memfd uses huge pages.
-    pub huge_pages: bool,
+    /// Whether it is RAM; not so are an NVDIMM, persistent memory, and memory that is shared with other VMs.
+    pub is_ram: bool,
 }
 
 /// The type of memory that a backend allocates.
@@ -70,6 +69,9 @@ impl CommandLine {
         let mut line = Self::default();
         let mut sockets: Vec<(String, PathBuf)> = Vec::new();
         let (mut control, mut agent) = (None, None);
+        let mut objects: Vec<(String, RamBackend)> = Vec::new();
+        let (mut in_machine, mut in_devices) = (Vec::new(), Vec::new());
+        let mut main_kind = BackendKind::Anonymous;
         let mut arguments = arguments.iter().map(AsRef::as_ref).peekable();
         while let Some(argument) = arguments.next() {
             let Some(option) = argument.strip_prefix('-') else {
@@ -101,9 +103,11 @@ impl CommandLine {
                 "machine" | "M" => {
                     let choices = values.get("accel").unwrap_or_default().split(':');
                     line.accelerators.extend(choices.filter_map(accelerator));
+                    in_machine.extend(values.get("memory-backend").map(str::to_owned));
                 }
-                "object" => line.backends.extend(backend(value)),
-                "mem-path" => line.has_mem_path = true,
+                "numa" => in_machine.extend(values.get("memdev").map(str::to_owned)),
+                "object" => objects.extend(backend(&values)),
+                "mem-path" => main_kind = BackendKind::File,
                 "qmp" | "qmp-pretty" => {
                     if let Some(path) = values.implied().and_then(|v| v.strip_prefix("unix:")) {
                         line.qmp_socket = Some(path.into());
@@ -114,7 +118,15 @@ impl CommandLine {
                         sockets.push((id.into(), path.into()));
                     }
                 }
-                "device" => agent = agent.or(agent_chardev(value)),
+                "device" => {
+                    agent = agent.or(agent_chardev(&values));
+                    let driver = values.get("driver").or(values.implied());
+                    let is_ram = driver.is_some_and(|driver| {
+                        driver == "pc-dimm" || driver.starts_with("virtio-mem")
+                    });
+                    let memory = values.get("memdev").map(str::to_owned);
+                    in_devices.extend(memory.map(|id| (id, is_ram)));
+                }
                 "mon" if values.get("mode") == Some("control") => {
                     control = values
                         .get("chardev")
@@ -134,26 +146,26 @@ impl CommandLine {
             line.agent_socket = socket.map(|(_, path)| path.clone());
         }
         line.sockets = sockets.into_iter().map(|(_, path)| path).collect();
+        if !objects.iter().any(|(id, _)| in_machine.contains(id)) {
+            line.backends.push(RamBackend {
+                size_bytes: line.memory_bytes.unwrap_or(DEFAULT_RAM_BYTES),
+                kind: main_kind,
+                is_ram: true,
+            });
+        }
+        for (id, mut backend) in objects {
+            let device = in_devices.iter().find(|(memory, _)| *memory == id);
+            backend.is_ram = in_machine.contains(&id) || device.is_some_and(|(_, is_ram)| *is_ram);
+            if backend.is_ram || device.is_some() {
+                line.backends.push(backend);
+            }
+        }
         line
     }
 
-    /// The RAM backends that the VM has at start; at least one.
-    #[must_use]
-    pub fn ram(&self) -> Vec<RamBackend> {
-        if self.backends.is_empty() {
-            let kind = if self.has_mem_path {
-                BackendKind::File
-            } else {
-                BackendKind::Anonymous
-            };
-            vec![RamBackend {
-                size_bytes: self.memory_bytes.unwrap_or(DEFAULT_RAM_BYTES),
-                kind,
-                huge_pages: false,
-            }]
-        } else {
-            self.backends.clone()
-        }
+    /// The RAM that the VM has at start; at least one backend.
+    pub fn ram(&self) -> impl Iterator<Item = &RamBackend> {
+        self.backends.iter().filter(|backend| backend.is_ram)
     }
 }
 
@@ -198,11 +210,21 @@ pub fn escape_commas(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// `implied,key=value,key=value`, with `,,` for a comma within a value.
+/// `implied,key=value,key=value`, with `,,` for a comma within a value, or a JSON object.
 struct Values(Vec<(String, String)>);
 
 impl Values {
     fn parse(text: &str) -> Self {
+        if text.starts_with('{')
+            && let Ok(Value::Object(members)) = serde_json::from_str(text)
+        {
+            let text = |value: Value| match value {
+                Value::String(text) => text,
+                other => other.to_string(),
+            };
+            let pairs = members.into_iter().map(|(key, value)| (key, text(value)));
+            return Self(pairs.collect());
+        }
         let pair = |word: String| match word.split_once('=') {
             Some((key, value)) => (key.to_owned(), value.to_owned()),
             None => (String::new(), word),
@@ -254,49 +276,27 @@ fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
     (bytes < 1 << 63).then_some(bytes)
 }
 
-/// The character device of a port for the guest's agent, from a `-device` argument in either syntax.
-fn agent_chardev(text: &str) -> Option<String> {
-    let (name, chardev) = if text.starts_with('{') {
-        let device: Value = serde_json::from_str(text).ok()?;
-        let word = |key: &str| Some(device[key].as_str()?.to_owned());
-        (word("name")?, word("chardev")?)
-    } else {
-        let values = Values::parse(text);
-        let word = |key| values.get(key).map(str::to_owned);
-        (word("name")?, word("chardev")?)
-    };
-    (name == AGENT_PORT).then_some(chardev)
+/// The character device of a port for the guest's agent, from the values of `-device`.
+fn agent_chardev(values: &Values) -> Option<String> {
+    let chardev = values.get("chardev")?;
+    (values.get("name")? == AGENT_PORT).then(|| chardev.to_owned())
 }
 
-/// A memory backend from an `-object` argument in either syntax.
-fn backend(text: &str) -> Option<RamBackend> {
-    let (kind, size_bytes, huge_pages) = if text.starts_with('{') {
-        let object: Value = serde_json::from_str(text).ok()?;
-        let size = &object["size"];
-        (
-            object["qom-type"].as_str()?.to_owned(),
-            size.as_u64().or_else(|| parse_size(size.as_str()?, 1))?,
-            object["hugetlb"].as_bool().unwrap_or(false),
-        )
-    } else {
-        let values = Values::parse(text);
-        (
-            values.get("qom-type").or(values.implied())?.to_owned(),
-            parse_size(values.get("size")?, 1)?,
-            values.get("hugetlb") == Some("on"),
-        )
-    };
+/// A memory backend and its identifier, from the values of `-object`.
+fn backend(values: &Values) -> Option<(String, RamBackend)> {
+    let kind = values.get("qom-type").or(values.implied())?;
     let kind = match kind.strip_prefix("memory-backend-")? {
         "memfd" => BackendKind::Memfd,
         "file" => BackendKind::File,
         "ram" | "shm" => BackendKind::Anonymous,
         _ => return None,
     };
-    Some(RamBackend {
-        size_bytes,
+    let backend = RamBackend {
+        size_bytes: parse_size(values.get("size")?, 1)?,
         kind,
-        huge_pages,
-    })
+        is_ram: false,
+    };
+    Some((values.get("id")?.to_owned(), backend))
 }
 
 #[cfg(test)]
@@ -321,7 +321,38 @@ mod tests {
         let line = parse("qemu-system-x86_64 -m 1.5G -machine q35,accel=kvm:tcg");
         assert_eq!(line.memory_bytes, Some(3 << 29));
         assert_eq!(line.accelerators, [Accelerator::Kvm, Accelerator::Tcg]);
-        assert_eq!(line.ram()[0].kind, BackendKind::Anonymous);
+        assert_eq!(line.backends[0].kind, BackendKind::Anonymous);
+    }
+
+    #[test]
+    fn ram_is_what_the_machine_its_nodes_and_its_dimms_use() {
+        let object = |id, mib| format!("-object memory-backend-memfd,id={id},size={mib}M,share=on");
+        let ram = |text: &str| -> Vec<_> {
+            let line = parse(text);
+            line.ram().map(|ram| ram.size_bytes >> 20).collect()
+        };
+        let (a, b) = (object("a", 256), object("b", 16));
+        let json = r#"{"driver":"pc-dimm","node":0,"memdev":"b","id":"dimm0"}"#;
+        for device in ["pc-dimm,memdev=b", "virtio-mem-pci,memdev=b,id=x", json] {
+            let of_device = format!("{b} -device {device}");
+            assert_eq!(ram(&format!("-m 192 {of_device}")), [192, 16], "{device}");
+            let whole = format!("{a} {of_device} -machine q35,memory-backend=a");
+            assert_eq!(ram(&whole), [256, 16], "{device}");
+        }
+        for device in [
+            "ivshmem-plain,memdev=b",
+            "nvdimm,id=n,memdev=b",
+            "virtio-pmem-pci,memdev=b",
+        ] {
+            let line = format!("-m 192 {b} -device {device}");
+            assert_eq!(ram(&line), [192], "{device}");
+            assert_eq!(parse(&line).backends.len(), 2, "{device}");
+        }
+        // Plugged later, if at all.
+        assert_eq!(ram(&format!("-m 192 {b}")), [192]);
+        let nodes = "-numa node,nodeid=0,memdev=a -numa node,nodeid=1,memdev=b";
+        assert_eq!(ram(&format!("{a} {b} -m 272 {nodes}")), [256, 16]);
+        assert_eq!(ram(&format!("-m 192 -M memory-backend=c {b}")), [192]);
     }
 
     #[test]
@@ -357,10 +388,9 @@ mod tests {
                 backends: vec![RamBackend {
                     size_bytes: 512 << 20,
                     kind: BackendKind::Memfd,
-                    huge_pages: false,
+                    is_ram: true,
                 }],
                 qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
-                has_mem_path: false,
                 agent_socket: None,
                 sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
             }
@@ -411,8 +441,8 @@ mod tests {
 
     #[test]
     fn a_vm_without_a_size_has_qemus_default() {
-        let ram = parse("qemu-system-x86_64 -nodefaults").ram();
-        assert_eq!(ram[0].size_bytes, 128 << 20);
+        let line = parse("qemu-system-x86_64 -nodefaults");
+        assert_eq!(line.backends[0].size_bytes, 128 << 20);
     }
 
     #[test]
@@ -434,7 +464,7 @@ mod tests {
                 "-(m|name|object|machine|accel|qmp|mon|chardev|device)|[a-z=,.0-9{}\":]{0,30}|.{0,10}", 0..12,
             ),
         ) {
-            let _ = CommandLine::parse(&arguments).ram();
+            let _ = CommandLine::parse(&arguments).ram().count();
         }
     }
 }

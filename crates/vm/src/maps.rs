@@ -185,12 +185,29 @@ impl FileSystems {
         Self(mountinfo.lines().filter_map(of_line).collect())
     }
 
+    /// Adds the file systems of memfds of huge pages, which are mounted nowhere. `is_huge` is called once for each.
+    #[must_use]
+    pub fn with_memfds(
+        mut self,
+        entries: &[MapEntry],
+        is_huge: impl Fn(&MapEntry) -> bool,
+    ) -> Self {
+        let mut devices = BTreeSet::new();
+        for entry in entries {
+            let is_unknown = entry.path.starts_with("/memfd:") && devices.insert(entry.device);
+            if is_unknown && is_huge(entry) {
+                self.0.insert(entry.device, "hugetlbfs".to_owned());
+            }
+        }
+        self
+    }
+
     fn kind(&self, device: (u32, u32)) -> &str {
         self.0.get(&device).map_or("", String::as_str)
     }
 }
 
-/// Finds the mappings of a QEMU process that are guest RAM, one for each RAM backend,
+/// Finds the mappings of a QEMU process that are guest RAM, one for each backend that is RAM,
 /// in the order of the command line; empty if there are no candidates. If the command line allows memory to grow, memfd
 /// backends that were plugged later follow, in the order of their creation.
 #[must_use]
@@ -209,12 +226,14 @@ pub fn guest_ram(
     // Inode numbers rise in the order of creation; addresses need not.
     candidates.sort_by_key(|(entry, _)| (entry.inode, entry.start));
     let mut ram = Vec::new();
-    for backend in command_line.ram() {
+    for backend in &command_line.backends {
         let exact = (0..candidates.len())
             .filter(|&nth| candidates[nth].0.len_bytes() == backend.size_bytes)
             .min_by_key(|&nth| !fits(&candidates[nth].0, backend.kind));
+        let exact = exact.filter(|&nth| backend.is_ram || fits(&candidates[nth].0, backend.kind));
         let chosen = exact.or_else(|| {
             (0..candidates.len())
+                .filter(|_| backend.is_ram)
                 .filter(|&nth| candidates[nth].0.len_bytes() > backend.size_bytes)
                 .max_by_key(|&nth| {
                     let entry = &candidates[nth].0;
@@ -222,17 +241,16 @@ pub fn guest_ram(
                 })
         });
         if let Some(nth) = chosen {
-            let (entry, mut backing) = candidates.remove(nth);
-            // Huge pages behind a memfd are not visible in the map.
-            if backend.huge_pages && backing == RamBacking::SharedMemfd {
-                backing = RamBacking::HugeTlb;
+            let (entry, backing) = candidates.remove(nth);
+            if backend.is_ram {
+                ram.push(mapping(&entry, backing));
             }
-            ram.push(mapping(&entry, backing));
         }
     }
     if command_line.memory_max_bytes.is_some() {
         let plugged = candidates.into_iter().filter(|(entry, backing)| {
-            *backing == RamBacking::SharedMemfd && entry.path.starts_with(PLUGGED)
+            let is_memfd = matches!(backing, RamBacking::SharedMemfd | RamBacking::HugeTlb);
+            is_memfd && entry.path.starts_with(PLUGGED)
         });
         ram.extend(plugged.map(|(entry, backing)| mapping(&entry, backing)));
     }
@@ -480,9 +498,32 @@ mod tests {
     #[test]
     fn plugged_memory_follows_that_of_the_command_line() {
         let object = "memory-backend-memfd,id=ram,size=256M,share=on";
-        let found = found(&["-object", object, "-m", "256M,slots=2,maxmem=4G"]);
+        let machine = ["-machine", "q35,memory-backend=ram"];
+        let size = ["-m", "256M,slots=2,maxmem=4G"];
+        let found = found(&[&["-object", object], &machine[..], &size].concat());
         let addresses: Vec<_> = found.iter().map(|(address, _)| *address).collect();
         assert_eq!(addresses, [0x7f00_6000_0000, 0x7f00_4800_0000]);
+    }
+
+    #[test]
+    fn memory_that_is_shared_with_others_is_not_ram_and_takes_none_of_it() {
+        let shared = "memory-backend-memfd,id=sh,size=256M,share=on";
+        let device = ["-device", "ivshmem-plain,memdev=sh"];
+        let object = ["-object", shared];
+        let machine = ["-m", "256M,slots=2,maxmem=4G"];
+        let with = |rest: &[&str]| found(&[&machine[..], &object, &device, rest].concat());
+        assert_eq!(
+            with(&[]),
+            [
+                (0x7f00_8000_0000, RamBacking::Private),
+                // Plugged later.
+                (0x7f00_4800_0000, RamBacking::SharedMemfd),
+            ]
+        );
+        // One that is not mapped, or not at that length.
+        let gone = "memory-backend-file,id=sh,size=1M,mem-path=/dev/shm/y,share=on";
+        let line = ["-m", "256M", "-object", gone, "-device", device[1]];
+        assert_eq!(found(&line), [(0x7f00_8000_0000, RamBacking::Private)]);
     }
 
     #[test]
@@ -501,6 +542,24 @@ mod tests {
         let found = found(&["-m", "200"]);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].1, RamBacking::Private);
+    }
+
+    #[test]
+    fn memfds_of_huge_pages_are_known_by_their_file_system() {
+        let maps = MAPS.replace("00:01 2050", "00:0f 2050");
+        let entries = parse_maps(&maps).unwrap();
+        let file_systems = FileSystems::parse(MOUNTS);
+        let file_systems = file_systems.with_memfds(&entries, |entry| entry.device == (0, 0xf));
+        let object = "memory-backend-memfd,id=ram,size=256M,share=on";
+        let line = ["-object", object, "-machine", "memory-backend=ram"];
+        let line = [&line[..], &["-m", "256M,slots=2,maxmem=4G"]].concat();
+        let ram = guest_ram(&entries, &file_systems, &CommandLine::parse(&line));
+        let found: Vec<_> = ram.iter().map(|ram| (ram.address, &ram.backing)).collect();
+        let expected = [
+            (0x7f00_6000_0000, &RamBacking::HugeTlb),
+            (0x7f00_4800_0000, &RamBacking::SharedMemfd),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -8,14 +8,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use plimsoll_flow::{RamMapping, VmId};
+use rustix::fs::statfs;
 
 use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
 use crate::maps::{
-    FileSystems, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
+    FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
 };
 use crate::{CommandLine, HostMemory, Qmp, VmError};
 use plimsoll_flow::Accelerator;
 
+/// Type of the file system of huge pages, from <linux/magic.h>.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Time limit for a monitor to list the threads of its virtual CPUs.
 const VCPU_QUERY_TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -104,7 +107,7 @@ impl QemuVm {
             // Its memory has already been freed, and the process is about to end.
             return Err(VmError::NoSuchProcess { pid });
         }
-        let file_systems = FileSystems::parse(&process.read("mountinfo")?);
+        let file_systems = process.file_systems(&entries)?;
         // Relative paths are relative to the directory in which QEMU was started.
         let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
         let absolute = |socket: &PathBuf| folder.join(socket);
@@ -131,7 +134,6 @@ impl QemuVm {
             accelerator: process.accelerator(&command_line, &threads),
             memory_bytes: command_line
                 .ram()
-                .iter()
                 .fold(0, |sum: u64, ram| sum.saturating_add(ram.size_bytes)),
             ram: guest_ram(&entries, &file_systems, &command_line),
             vcpus,
@@ -219,7 +221,7 @@ impl MemoryProcess {
         if entries.is_empty() {
             return Err(VmError::NoMemory { pid, name });
         }
-        let file_systems = FileSystems::parse(&process.read("mountinfo")?);
+        let file_systems = process.file_systems(&entries)?;
         let ram = process_ram(&entries, &file_systems, HostMemory::read()?.total_bytes);
         if !id.is_there() {
             return Err(VmError::NoSuchProcess { pid });
@@ -369,6 +371,16 @@ impl Process {
         } else {
             VmError::of_file(path, source)
         }
+    }
+
+    /// The file systems of its mappings.
+    fn file_systems(&self, entries: &[MapEntry]) -> Result<FileSystems, VmError> {
+        let mounted = FileSystems::parse(&self.read("mountinfo")?);
+        Ok(mounted.with_memfds(entries, |entry| {
+            let file = self.path(&format!("map_files/{:x}-{:x}", entry.start, entry.end));
+            // Requires CAP_CHECKPOINT_RESTORE, without which shared memory cannot be traced either.
+            statfs(&file).is_ok_and(|found| u64::try_from(found.f_type) == Ok(HUGETLBFS_MAGIC))
+        }))
     }
 
     fn read(&self, file: &str) -> Result<String, VmError> {

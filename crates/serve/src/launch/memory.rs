@@ -186,7 +186,7 @@ mod tests {
                 .collect();
             // What is added is what would be left alone.
             assert_eq!(Memory::of(&added).unwrap(), Memory::Shared);
-            assert_eq!(CommandLine::parse(&added).ram()[0].size_bytes, bytes);
+            assert_eq!(CommandLine::parse(&added).backends[0].size_bytes, bytes);
         }
     }
 
