@@ -45,7 +45,7 @@ pub struct QemuHost {
     /// VMs of the last call.
     known: Vec<Arc<QemuVm>>,
     /// Their names, each of one VM.
-    names: BTreeMap<ProcessId, String>,
+    names: BTreeMap<ProcessId, GivenName>,
     /// Control groups in which they are alone.
     vm_groups: BTreeMap<ProcessId, ControlGroup>,
     users: AllowedUsers,
@@ -80,22 +80,40 @@ impl QemuHost {
     }
 }
 
+/// The name of a VM here.
+#[derive(Debug, PartialEq, Eq)]
+struct GivenName {
+    name: String,
+    /// UUID of the VM that has it.
+    uuid: Option<String>,
+}
+
 /// Names the VMs that are new, by what they call themselves. A process chooses its own name, so the VM that had it first
-/// keeps it; the others have another one as long as they run, because baseline and settings belong to a name.
+/// keeps it; the others have another one as long as they run, because baseline and settings belong to a name. Only a VM with the UUID
+/// of the one that ended takes its name over: it was migrated to another process of this host.
 fn name<'a>(
-    names: &mut BTreeMap<ProcessId, String>,
-    vms: impl Iterator<Item = (ProcessId, &'a str)> + Clone,
+    names: &mut BTreeMap<ProcessId, GivenName>,
+    vms: impl Iterator<Item = (ProcessId, &'a str, Option<&'a str>)> + Clone,
 ) {
-    names.retain(|process, _| vms.clone().any(|(known, _)| known == *process));
-    for (process, own) in vms {
-        if names.contains_key(&process) {
+    let is_here = |process| vms.clone().any(|(known, ..)| known == process);
+    let ended: Vec<_> = names
+        .extract_if(.., |process, _| !is_here(*process))
+        .collect();
+    for (process, own, uuid) in vms {
+        let given = GivenName {
+            name: own.to_owned(),
+            uuid: uuid.map(str::to_owned),
+        };
+        let is_continued = uuid.is_some() && ended.iter().any(|(_, former)| *former == given);
+        if names.contains_key(&process) && !is_continued {
             continue;
         }
-        let mut name = own.to_owned();
-        while names.values().any(|taken| *taken == name) {
-            name = format!("{name}-{}", process.pid);
+        names.remove(&process);
+        let mut given = given;
+        while names.values().any(|taken| taken.name == given.name) {
+            given.name = format!("{}-{}", given.name, process.pid);
         }
-        names.insert(process, name);
+        names.insert(process, given);
     }
 }
 
@@ -110,7 +128,8 @@ impl Host for QemuHost {
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
         self.vm_groups = groups_of(&self.known);
-        let own = self.known.iter().map(|vm| (vm.process(), vm.id.0.as_str()));
+        let own = self.known.iter();
+        let own = own.map(|vm| (vm.process(), vm.id.0.as_str(), vm.uuid.as_deref()));
         name(&mut self.names, own);
         // Its monitor shows nothing of that: libvirt passes it as an open socket.
         #[cfg(feature = "libvirt")]
@@ -118,7 +137,7 @@ impl Host for QemuHost {
         #[cfg(not(feature = "libvirt"))]
         let of_libvirt = BTreeMap::<u32, String>::new();
         let found = self.known.iter().map(|vm| {
-            let name = self.names[&vm.process()].clone();
+            let name = self.names[&vm.process()].name.clone();
             if name != vm.id.0 {
                 warnings.push(format!(
                     "several VMs are or were named {:?}: process {} is called {name}",
@@ -296,9 +315,9 @@ mod tests {
             start_ticks: 1,
         };
         let mut named = |vms: &[(u32, &str)]| {
-            let vms = vms.iter().map(|&(pid, own)| (process(pid), own));
+            let vms = vms.iter().map(|&(pid, own)| (process(pid), own, None));
             name(&mut names, vms.clone());
-            let names = vms.map(|(process, _)| names[&process].clone());
+            let names = vms.map(|(process, ..)| names[&process].name.clone());
             names.collect::<Vec<_>>()
         };
         assert_eq!(named(&[(7, "web")]), ["web"]);
@@ -307,5 +326,30 @@ mod tests {
         assert_eq!(named(&all), ["web-5", "web-5-5", "web"]);
         assert_eq!(named(&all[..2]), ["web-5", "web-5-5"]);
         assert_eq!(named(&[(8, "web"), (5, "web")]), ["web", "web-5-5"]);
+    }
+
+    #[test]
+    fn a_vm_that_was_migrated_to_another_process_takes_its_name_over() {
+        let mut names = BTreeMap::new();
+        let mut named = |vms: &[(u32, Option<&'static str>)]| {
+            let vms = vms.iter().map(|&(pid, uuid)| {
+                let start_ticks = 1;
+                (ProcessId { pid, start_ticks }, "web", uuid)
+            });
+            name(&mut names, vms.clone());
+            let names = vms.map(|(process, ..)| names[&process].name.clone());
+            names.collect::<Vec<_>>()
+        };
+        let (source, target) = ((5, Some("u")), (9, Some("u")));
+        assert_eq!(named(&[source, target]), ["web", "web-9"]);
+        assert_eq!(named(&[target]), ["web"]);
+        // Another VM of that name does not.
+        let others = [target, (7, Some("v")), (8, None)];
+        assert_eq!(named(&others), ["web", "web-7", "web-8"]);
+        assert_eq!(named(&others[1..]), ["web-7", "web-8"]);
+        // Two of them do not share it.
+        let copies = [(1, Some("w")), (2, Some("w")), (3, Some("w"))];
+        assert_eq!(named(&copies), ["web", "web-2", "web-3"]);
+        assert_eq!(named(&copies[1..]), ["web", "web-3"]);
     }
 }
