@@ -47,8 +47,19 @@ pub struct RamBackend {
     pub size_bytes: u64,
     /// Its type of memory.
     pub kind: BackendKind,
-    /// Whether it is RAM; not so are an NVDIMM, persistent memory, and memory that is shared with other VMs.
-    pub is_ram: bool,
+    /// What uses it.
+    pub usage: BackendUsage,
+}
+
+/// What uses a memory backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BackendUsage {
+    /// The machine or a NUMA node: RAM for as long as the VM runs.
+    Machine,
+    /// A DIMM or virtio-mem: RAM that can be unplugged.
+    Dimm,
+    /// Another device: an NVDIMM, persistent memory, or memory that is shared with other VMs.
+    Other,
 }
 
 /// The type of memory that a backend allocates.
@@ -69,7 +80,7 @@ impl CommandLine {
         let mut line = Self::default();
         let mut sockets: Vec<(String, PathBuf)> = Vec::new();
         let (mut control, mut agent) = (None, None);
-        let mut objects: Vec<(String, RamBackend)> = Vec::new();
+        let mut objects: Vec<(String, u64, BackendKind)> = Vec::new();
         let (mut in_machine, mut in_devices) = (Vec::new(), Vec::new());
         let mut main_kind = BackendKind::Anonymous;
         let mut arguments = arguments.iter().map(AsRef::as_ref).peekable();
@@ -125,7 +136,11 @@ impl CommandLine {
                         driver == "pc-dimm" || driver.starts_with("virtio-mem")
                     });
                     let memory = values.get("memdev").map(str::to_owned);
-                    in_devices.extend(memory.map(|id| (id, is_ram)));
+                    let usage = match is_ram {
+                        true => BackendUsage::Dimm,
+                        false => BackendUsage::Other,
+                    };
+                    in_devices.extend(memory.map(|id| (id, usage)));
                 }
                 "mon" if values.get("mode") == Some("control") => {
                     control = values
@@ -146,26 +161,33 @@ impl CommandLine {
             line.agent_socket = socket.map(|(_, path)| path.clone());
         }
         line.sockets = sockets.into_iter().map(|(_, path)| path).collect();
-        if !objects.iter().any(|(id, _)| in_machine.contains(id)) {
+        if !objects.iter().any(|(id, ..)| in_machine.contains(id)) {
             line.backends.push(RamBackend {
                 size_bytes: line.memory_bytes.unwrap_or(DEFAULT_RAM_BYTES),
                 kind: main_kind,
-                is_ram: true,
+                usage: BackendUsage::Machine,
             });
         }
-        for (id, mut backend) in objects {
+        for (id, size_bytes, kind) in objects {
             let device = in_devices.iter().find(|(memory, _)| *memory == id);
-            backend.is_ram = in_machine.contains(&id) || device.is_some_and(|(_, is_ram)| *is_ram);
-            if backend.is_ram || device.is_some() {
-                line.backends.push(backend);
-            }
+            let usage = match in_machine.contains(&id) {
+                true => Some(BackendUsage::Machine),
+                false => device.map(|(_, usage)| *usage),
+            };
+            line.backends.extend(usage.map(|usage| RamBackend {
+                size_bytes,
+                kind,
+                usage,
+            }));
         }
         line
     }
 
     /// The RAM that the VM has at start; at least one backend.
     pub fn ram(&self) -> impl Iterator<Item = &RamBackend> {
-        self.backends.iter().filter(|backend| backend.is_ram)
+        self.backends
+            .iter()
+            .filter(|backend| backend.usage != BackendUsage::Other)
     }
 }
 
@@ -282,8 +304,8 @@ fn agent_chardev(values: &Values) -> Option<String> {
     (values.get("name")? == AGENT_PORT).then(|| chardev.to_owned())
 }
 
-/// A memory backend and its identifier, from the values of `-object`.
-fn backend(values: &Values) -> Option<(String, RamBackend)> {
+/// The identifier, size in bytes and type of a memory backend, from the values of `-object`.
+fn backend(values: &Values) -> Option<(String, u64, BackendKind)> {
     let kind = values.get("qom-type").or(values.implied())?;
     let kind = match kind.strip_prefix("memory-backend-")? {
         "memfd" => BackendKind::Memfd,
@@ -291,12 +313,8 @@ fn backend(values: &Values) -> Option<(String, RamBackend)> {
         "ram" | "shm" => BackendKind::Anonymous,
         _ => return None,
     };
-    let backend = RamBackend {
-        size_bytes: parse_size(values.get("size")?, 1)?,
-        kind,
-        is_ram: false,
-    };
-    Some((values.get("id")?.to_owned(), backend))
+    let size_bytes = parse_size(values.get("size")?, 1)?;
+    Some((values.get("id")?.to_owned(), size_bytes, kind))
 }
 
 #[cfg(test)]
@@ -388,7 +406,7 @@ mod tests {
                 backends: vec![RamBackend {
                     size_bytes: 512 << 20,
                     kind: BackendKind::Memfd,
-                    is_ram: true,
+                    usage: BackendUsage::Machine,
                 }],
                 qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
                 agent_socket: None,

@@ -50,7 +50,7 @@ pub use bare_guest::{BareGuest, BareGuestEvent};
 pub use block_reads::BlockReads;
 pub use cgroup::{CgroupMount, CgroupVersion, MemoryGroup, parse_members};
 pub use command_line::{
-    BackendKind, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
+    BackendKind, BackendUsage, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use dying::{LastSignal, dying_with_us};

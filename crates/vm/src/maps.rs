@@ -15,7 +15,7 @@ use std::ops::Range;
 use plimsoll_flow::{RamBacking, RamMapping};
 
 use crate::VmError;
-use crate::command_line::{BackendKind, CommandLine};
+use crate::command_line::{BackendKind, BackendUsage, CommandLine};
 
 /// Name of the mapping of a memfd backend, including plugged ones.
 const PLUGGED: &str = "/memfd:memory-backend-memfd";
@@ -230,10 +230,13 @@ pub fn guest_ram(
         let exact = (0..candidates.len())
             .filter(|&nth| candidates[nth].0.len_bytes() == backend.size_bytes)
             .min_by_key(|&nth| !fits(&candidates[nth].0, backend.kind));
-        let exact = exact.filter(|&nth| backend.is_ram || fits(&candidates[nth].0, backend.kind));
+        // What a device uses is mapped at its size, or was unplugged.
+        let exact = exact.filter(|&nth| {
+            backend.usage != BackendUsage::Other || fits(&candidates[nth].0, backend.kind)
+        });
         let chosen = exact.or_else(|| {
             (0..candidates.len())
-                .filter(|_| backend.is_ram)
+                .filter(|_| backend.usage == BackendUsage::Machine)
                 .filter(|&nth| candidates[nth].0.len_bytes() > backend.size_bytes)
                 .max_by_key(|&nth| {
                     let entry = &candidates[nth].0;
@@ -242,7 +245,7 @@ pub fn guest_ram(
         });
         if let Some(nth) = chosen {
             let (entry, backing) = candidates.remove(nth);
-            if backend.is_ram {
+            if backend.usage != BackendUsage::Other {
                 ram.push(mapping(&entry, backing));
             }
         }
@@ -520,6 +523,11 @@ mod tests {
                 (0x7f00_4800_0000, RamBacking::SharedMemfd),
             ]
         );
+        // A DIMM that was unplugged.
+        let dimm = "memory-backend-memfd,id=d,size=16M,share=on";
+        let devices = ["-object", dimm, "-device", "pc-dimm,memdev=d"];
+        let line = [&["-m", "256M"], &devices[..]].concat();
+        assert_eq!(found(&line), [(0x7f00_8000_0000, RamBacking::Private)]);
         // One that is not mapped, or not at that length.
         let gone = "memory-backend-file,id=sh,size=1M,mem-path=/dev/shm/y,share=on";
         let line = ["-m", "256M", "-object", gone, "-device", device[1]];
