@@ -204,11 +204,11 @@ impl Vm {
         self.status.holding().bytes()
     }
 
-    /// Its RAM, including memory plugged since its start.
+    /// Its RAM now, with memory plugged since its start and without what was unplugged; until that is known, its RAM at the start.
     #[must_use]
     pub fn ram_bytes(&self) -> u64 {
-        let now = self.status.direct.max_bytes.unwrap_or(0);
-        self.found.ram_bytes.max(now)
+        let now = self.status.direct.max_bytes.filter(|_| self.is_known());
+        now.unwrap_or(self.found.ram_bytes)
     }
 
     /// The most that it may hold without a further request.

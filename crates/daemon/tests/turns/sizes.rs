@@ -53,6 +53,25 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
 }
 
 #[test]
+fn a_dimm_with_which_a_vm_started_can_be_unplugged() {
+    let mut rig = Rig::new(config(Mode::Act));
+    rig.add(100, "web", web());
+    rig.host.change("web", |vm| vm.direct_bytes = vm.ram_bytes);
+    rig.pass(100);
+    rig.host.change("web", |vm| {
+        vm.ram_bytes -= 256 * MIB;
+        vm.direct_bytes -= 256 * MIB;
+    });
+    rig.pass(10);
+    let vm = rig.snapshot().host.vms[0].clone();
+    let settings = vm.settings;
+    assert_eq!(
+        (vm.ram_bytes, settings.max_bytes, settings.baseline_bytes),
+        (768 * MIB, 768 * MIB, 768 * MIB)
+    );
+}
+
+#[test]
 fn ram_that_is_plugged_while_no_daemon_runs_raises_the_baseline_too() {
     let mut rig = Rig::new(config(Mode::Act));
     rig.add(100, "web", web());
