@@ -13,6 +13,7 @@ use plimsoll_actuator::{
 };
 use plimsoll_flow::VmId;
 use plimsoll_output::exit::with_causes;
+use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
     AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
 };
@@ -193,6 +194,12 @@ impl Host for QemuHost {
         let actuator = VmMemory::open(&endpoints, &mut failures);
         for failure in &failures {
             tracing::warn!("VM {}: {}", found.vm, with_causes(failure));
+        }
+        if found.libvirt && config.libvirt.is_none() && config.mode != Mode::Observe {
+            tracing::warn!(
+                "VM {}: its memory cannot be changed: it is libvirt's, and libvirt.uri is not set",
+                found.vm
+            );
         }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {

@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::identity::AllowedUsers;
+
 /// An error about a VM. Each variant states the effect on the VM; where none is stated, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -48,7 +50,11 @@ pub enum VmError {
     )]
     OtherProcess { pid: u32 },
     /// No running VM has this name.
-    #[error("no running VM is named {name:?}; running: {}", list(running))]
+    #[error(
+        "no running VM is named {name:?}; running: {} (VMs of users other than {} are found by process id alone)",
+        list(running),
+        AllowedUsers::DEFAULT_NAMES.join(", ")
+    )]
     NoSuchName { name: String, running: Vec<String> },
     /// Several VMs have this name; use a process id.
     #[error("several VMs are named {name:?}: use a process id, one of {pids:?}")]

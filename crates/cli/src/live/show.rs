@@ -121,6 +121,13 @@ fn of_vm(vm: &VmSummary, now_unix_ms: u64) -> Sections {
             &maybe_size(balloon.guest_available_bytes),
             &said,
         );
+    } else {
+        sections.head("Balloon");
+        let reason = match vm.libvirt {
+            true => "its size is fixed: it has none, or libvirt.uri does not lead to it",
+            false => "its size is fixed: it has none, or no monitor that can be used",
+        };
+        sections.line("state", "none", reason);
     }
     if let Some(cache) = &vm.cache {
         under_disk(cache, &mut sections);

@@ -207,6 +207,9 @@ fn show_explains_each_term_and_the_curve_at_sizes_that_matter() {
         assert!(web.contains(part), "{part}\n{web}");
     }
     assert!(web.lines().all(|line| line.chars().count() <= 100), "{web}");
+    let without = server.text(&["show", HOSTILE]);
+    let fixed = "  state         none           its size is fixed: it has none, or no monitor that can be used\n";
+    assert!(without.contains(fixed), "{without}");
     let mail = server.text(&["show", "mail"]);
     assert!(mail.contains("uses          ≥ 300 MiB"), "{mail}");
     assert!(
