@@ -9,7 +9,7 @@ import { bytes, change, duration, margins, moment, plural, size, times } from ".
 const KINDS = {
     divide: "Reallocate memory",
     "into-caches": "Memory into the disk caches",
-    "give-back": "Return the caches' memory",
+    "give-back": "Return memory to VMs",
     rollback: "Take back",
 };
 

@@ -84,7 +84,7 @@ pub enum Kind {
     Divide,
     /// VMs' memory goes into their caches; their sizes stay.
     IntoCaches,
-    /// The caches' memory goes back; sizes stay.
+    /// VMs get memory back: from their caches, because a guest runs short, or at the daemon's end.
     GiveBack,
     /// The moves of an earlier decision are undone.
     Rollback,

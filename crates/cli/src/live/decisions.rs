@@ -120,7 +120,7 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
         match decision.kind {
             Kind::Divide => "memory is reallocated".to_owned(),
             Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
-            Kind::GiveBack => "the caches' memory goes back to the VMs".to_owned(),
+            Kind::GiveBack => "memory goes back to the VMs".to_owned(),
             Kind::Rollback => match decision.takes_back {
                 Some(earlier) => format!("decision {earlier} is rolled back"),
                 None => "an earlier decision is rolled back".to_owned(),
