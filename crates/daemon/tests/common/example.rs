@@ -20,7 +20,7 @@ use plimsoll_protocol::decision::{
 };
 use plimsoll_protocol::group::{GroupSummary, Groups, LeftOutGroups};
 use plimsoll_protocol::plan::PlanInputs;
-use plimsoll_protocol::request::{Choice, Event, RefusalKind};
+use plimsoll_protocol::request::{Choice, Event, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{
     BackendView, BalloonState, BalloonView, CacheView, CurveSource, HeatRow, HeatmapView,
     HostMemory, HostView, MissCost, Promise, Relative, Sample, Settings, TraceState, TraceView,
@@ -32,7 +32,7 @@ use plimsoll_vm::GroupName;
 use plimsoll_daemon::clock::{self, Clock};
 use plimsoll_daemon::demand::demands;
 use plimsoll_daemon::history::{History, TurnRecord};
-use plimsoll_daemon::shared::{Command, RequestRefusal, SharedState, Snapshot};
+use plimsoll_daemon::shared::{Command, Reply, RequestRefusal, SharedState, Snapshot};
 
 const MIB: u64 = 1 << 20;
 const PAGE: PageSize = PageSize::FOUR_KIB;
@@ -662,42 +662,57 @@ fn turn(shared: &SharedState) {
 
 fn answer(shared: &SharedState, command: Command) {
     let mut next = (*shared.snapshot()).clone();
-    // The requester may have gone.
     match command {
-        Command::Apply(choice, reply) => drop(reply.send(apply(shared, &mut next, choice))),
-        Command::Rollback(choice, reply) => drop(reply.send(roll_back(shared, &mut next, choice))),
-        Command::Pause(reply) => {
+        Command::Apply(choice, to) => {
+            let done = apply(shared, &mut next, choice);
+            reply(shared, next, to, done);
+        }
+        Command::Rollback(choice, to) => {
+            let done = roll_back(shared, &mut next, choice);
+            reply(shared, next, to, done);
+        }
+        Command::Pause(to) => {
             next.host.paused = true;
-            drop(reply.send(Ok(())));
+            reply(shared, next, to, Ok(()));
         }
-        Command::Resume(reply) => {
+        Command::Resume(to) => {
             next.host.paused = false;
-            drop(reply.send(Ok(())));
+            reply(shared, next, to, Ok(()));
         }
-        Command::Reload(reply) => drop(reply.send(Ok(()))),
-        Command::Set(vm, change, reply) => {
-            let found = next.host.vms.iter_mut().find(|summary| summary.vm == vm);
-            drop(reply.send(match found {
-                None => Err(refused(RefusalKind::NotFound, "there is no such VM")),
-                Some(_) if change.min_bytes > Some(bytes(RAM_MIB)) => Err(refused(
-                    RefusalKind::Guarantee,
-                    "a floor above the VM's RAM cannot be kept",
-                )),
-                Some(summary) => {
-                    let settings = &mut summary.settings;
-                    settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
-                    settings.max_bytes = change.max_bytes.unwrap_or(settings.max_bytes);
-                    settings.baseline_bytes =
-                        change.baseline_bytes.unwrap_or(settings.baseline_bytes);
-                    settings.shares = change.shares.unwrap_or(settings.shares);
-                    settings.promise = change.promise().unwrap_or(settings.promise);
-                    settings.managed = change.managed.unwrap_or(settings.managed);
-                    Ok(summary.clone())
-                }
-            }));
+        Command::Reload(to) => reply(shared, next, to, Ok(())),
+        Command::Set(vm, change, to) => {
+            let done = set(&mut next, &vm, &change);
+            reply(shared, next, to, done);
         }
     }
+}
+
+/// Replies once what was done is published, as plimsolld does. The requester may have gone.
+fn reply<T>(shared: &SharedState, next: Snapshot, to: Reply<T>, done: Result<T, RequestRefusal>) {
     shared.publish(next);
+    drop(to.send(done));
+}
+
+fn set(
+    next: &mut Snapshot,
+    vm: &str,
+    change: &SettingsChange,
+) -> Result<VmSummary, RequestRefusal> {
+    let Some(summary) = next.host.vms.iter_mut().find(|summary| summary.vm == vm) else {
+        return Err(refused(RefusalKind::NotFound, "there is no such VM"));
+    };
+    if change.min_bytes > Some(bytes(RAM_MIB)) {
+        let error = "a floor above the VM's RAM cannot be kept";
+        return Err(refused(RefusalKind::Guarantee, error));
+    }
+    let settings = &mut summary.settings;
+    settings.min_bytes = change.min_bytes.unwrap_or(settings.min_bytes);
+    settings.max_bytes = change.max_bytes.unwrap_or(settings.max_bytes);
+    settings.baseline_bytes = change.baseline_bytes.unwrap_or(settings.baseline_bytes);
+    settings.shares = change.shares.unwrap_or(settings.shares);
+    settings.promise = change.promise().unwrap_or(settings.promise);
+    settings.managed = change.managed.unwrap_or(settings.managed);
+    Ok(summary.clone())
 }
 
 fn apply(
