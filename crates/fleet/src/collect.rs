@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -14,7 +15,7 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost, demands_path};
 use serde::de::DeserializeOwned;
 use ureq::Agent;
-use ureq::http::StatusCode;
+use ureq::http::{StatusCode, Uri};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 /// Daemons that are asked at the same time.
@@ -33,6 +34,8 @@ const PROCESSORS_MAX: f64 = 65_536.0;
 pub struct Access {
     /// File with the token that is sent to them.
     pub token_file: Option<PathBuf>,
+    /// Whether the token is also sent in plain text, to `http` addresses of other hosts.
+    pub plain_text: bool,
     /// PEM file with the authorities that may have signed their certificates; required for `https`.
     pub ca_file: Option<PathBuf>,
     /// PEM files with our own certificate and its key.
@@ -77,6 +80,7 @@ pub enum AccessError {
 pub struct Collector {
     agent: Agent,
     token: Option<String>,
+    plain_text: bool,
 }
 
 impl Collector {
@@ -118,7 +122,11 @@ impl Collector {
             }
             None => None,
         };
-        Ok(Self { agent, token })
+        Ok(Self {
+            agent,
+            token,
+            plain_text: access.plain_text,
+        })
     }
 
     /// The text at an address, which gets no token.
@@ -139,6 +147,12 @@ impl Collector {
     fn get(&self, address: &str, token: Option<&str>) -> Result<Vec<u8>, String> {
         let mut request = self.agent.get(address);
         if let Some(token) = token {
+            if !self.plain_text && is_readable(address) {
+                return Err(
+                    "not asked, as it would get the token in plain text: serve https there, or use --plain-text if nobody else can read that network"
+                        .to_owned(),
+                );
+            }
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         let mut response = request.call().map_err(|error| error.to_string())?;
@@ -341,9 +355,73 @@ fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, AccessError> {
     }
 }
 
+/// Whether others on the network can read what is sent to an address: all but `https` and this host.
+fn is_readable(address: &str) -> bool {
+    let Ok(uri) = address.parse::<Uri>() else {
+        return true;
+    };
+    let host = uri.host().unwrap_or_default();
+    let ip = host.trim_start_matches('[').trim_end_matches(']');
+    let is_this_host = match ip.parse::<IpAddr>() {
+        Ok(ip) => ip.to_canonical().is_loopback(),
+        Err(_) => host.eq_ignore_ascii_case("localhost"),
+    };
+    !(is_this_host || uri.scheme_str() == Some("https"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::message_of;
+    use std::fs;
+    use std::time::Duration;
+
+    use super::{Access, Collector, is_readable, message_of};
+
+    #[test]
+    fn a_token_is_not_sent_where_the_network_can_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let token_file = folder.path().join("token");
+        fs::write(&token_file, "secret").unwrap();
+        let error = |plain_text| {
+            let access = Access {
+                token_file: Some(token_file.clone()),
+                plain_text,
+                time_out: Duration::from_millis(10),
+                ..Access::default()
+            };
+            let collector = Collector::new(&access).unwrap();
+            // An address for documentation: nobody answers there.
+            let answer = collector.ask::<serde_json::Value>("http://192.0.2.1:9");
+            answer.unwrap_err()
+        };
+        assert!(error(false).contains("in plain text"), "{}", error(false));
+        assert!(!error(true).contains("in plain text"), "{}", error(true));
+    }
+
+    #[test]
+    fn only_https_and_this_host_are_private() {
+        for private in [
+            "https://a:7373/v1",
+            "http://127.0.0.1:1",
+            "http://[::1]:7373/v1/demands?a=1",
+            "http://[::ffff:127.0.0.1]:1",
+            "HTTP://localhost:1/",
+            "http://LOCALHOST",
+        ] {
+            assert!(!is_readable(private), "{private}");
+        }
+        for readable in [
+            "http://a:7373/v1",
+            "http://10.0.0.1",
+            "http://127.0.0.1.evil.example:1",
+            "http://localhost.evil.example",
+            "http://localhost@evil.example:1",
+            "http://[fe80::1]:1",
+            "a:7373",
+            "",
+        ] {
+            assert!(is_readable(readable), "{readable}");
+        }
+    }
 
     #[test]
     fn an_explanation_is_shown_cut_and_without_controls() {

@@ -29,6 +29,9 @@ pub struct Daemons {
     /// File with the token of the daemons; it is sent to all of them
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+    /// Send the token also to http addresses of other hosts, where the network can read it
+    #[arg(long, requires = "token_file")]
+    plain_text: bool,
     /// PEM file with the authorities that signed their certificates; https needs it
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -65,7 +68,7 @@ pub struct Source {
     #[arg(
         value_name = "FILE",
         conflicts_with_all = [
-            "hosts", "prometheus", "job", "token_file", "ca", "cert", "key", "since", "time_out", "every"
+            "hosts", "prometheus", "job", "token_file", "plain_text", "ca", "cert", "key", "since", "time_out", "every"
         ]
     )]
     file: Option<PathBuf>,
@@ -118,6 +121,7 @@ impl Daemons {
         let certificate = self.cert.clone().zip(self.key.clone());
         let collector = Collector::new(&Access {
             token_file: self.token_file.clone(),
+            plain_text: self.plain_text,
             ca_file: self.ca.clone(),
             certificate,
             time_out: self.time_out.get(),
