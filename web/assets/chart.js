@@ -53,9 +53,14 @@ const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 10_
 /** At most `most` round moments, in the reader's time zone. */
 export function timeTicks([since, until], most) {
     const step = TIME_STEPS.find((candidate) => (until - since) / candidate <= most) ?? TIME_STEPS.at(-1);
-    const zone = new Date(until).getTimezoneOffset() * MINUTE;
+    // Of that time: a clock is put forward and back.
+    const zone = (at) => new Date(at).getTimezoneOffset() * MINUTE;
     const ticks = [];
-    for (let tick = Math.ceil((since - zone) / step) * step + zone; tick <= until; tick += step) ticks.push(tick);
+    for (let local = Math.ceil((since - zone(since)) / step) * step; ; local += step) {
+        const tick = local + zone(local + zone(until));
+        if (tick > until) break;
+        if (tick >= since && tick > (ticks.at(-1) ?? -Infinity)) ticks.push(tick);
+    }
     return { ticks, text: step >= 1440 * MINUTE ? day : clock };
 }
 

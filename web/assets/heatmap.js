@@ -4,7 +4,7 @@ import { measure, timeTicks, widthOf } from "./chart.js";
 import { h } from "./dom.js";
 import { app, update } from "./store.js";
 import { theme } from "./themes.js";
-import { bytes, clockSeconds, count, percent } from "./units.js";
+import { bytes, count, moment, percent } from "./units.js";
 
 const HEIGHT = 232;
 const LEFT = 58;
@@ -88,7 +88,7 @@ function describe({ heat, cell }) {
     const used = row?.pages[cell.cell];
     if (used === undefined) return "Point at a cell to read it.";
     return [
-        h("b", {}, clockSeconds(row.unix_ms)),
+        h("b", {}, moment(row.unix_ms, rows.at(-1).unix_ms)),
         `, ${bytes(cell.cell * heat.cell_bytes)} to ${bytes((cell.cell + 1) * heat.cell_bytes)}: about ${count(used)} pages used, ${percent(Math.min(1, used / pages))}`,
     ];
 }

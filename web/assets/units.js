@@ -90,14 +90,13 @@ const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" })
 const FULL = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
 export const clock = (unixMs) => CLOCK.format(unixMs);
-export const clockSeconds = (unixMs) => CLOCK_SECONDS.format(unixMs);
 export const day = (unixMs) => DAY.format(unixMs);
 
 /** A moment: the time of day, with the date if it is not that of `now`. */
 export function moment(unixMs, now) {
     if (!known(unixMs)) return h("span", { class: "none" }, NOTHING);
     const sameDay = day(unixMs) === day(now);
-    const text = sameDay ? clockSeconds(unixMs) : `${day(unixMs)} ${clock(unixMs)}`;
+    const text = sameDay ? CLOCK_SECONDS.format(unixMs) : `${day(unixMs)} ${clock(unixMs)}`;
     return h("time", { datetime: new Date(unixMs).toISOString(), title: FULL.format(unixMs) }, text);
 }
 

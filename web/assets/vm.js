@@ -21,7 +21,7 @@ import { workingSet } from "./host.js";
 import { accelerator, badge, shape } from "./status.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
 import { SOURCES, trustList } from "./trust.js";
-import { bytes, clockSeconds, count, MIB, margins, moment, percent, perSecond, size, times } from "./units.js";
+import { bytes, count, MIB, margins, moment, percent, perSecond, size, times } from "./units.js";
 
 export function vmView() {
     const { vm } = app;
@@ -612,7 +612,7 @@ function timeReadout(vm, samples) {
             {},
             sample
                 ? [
-                      h("b", {}, clockSeconds(sample.unix_ms)),
+                      h("b", {}, moment(sample.unix_ms, samples.at(-1).unix_ms)),
                       `: ${bytes(sample.direct_bytes)} own, ${bytes(sample.cache_bytes)} cache, working set ${bytes(sample.working_set_bytes)}, target ${bytes(sample.target_bytes)}, misses ${times(sample.relative)}`,
                       sample.misses_per_second === null ? "" : `, ${count(sample.misses_per_second)} disk misses/s`,
                       sample.lost ? `, ${count(sample.lost)} references lost` : "",

@@ -21,4 +21,4 @@ cmp -s web/test/package-lock.json "$modules/installed" || {
 }
 # As `./dev` builds it: the Python package would change the features of its dependencies.
 cargo build -q --release --workspace --exclude plimsoll-python --example board
-PAGE_MODULES=$(realpath "$modules") PAGE_BOARD=$(realpath "$target/release/examples/board") node --test web/test/page.test.mjs
+PAGE_MODULES=$(realpath "$modules") PAGE_BOARD=$(realpath "$target/release/examples/board") node --test web/test/page.test.mjs web/test/ticks.test.mjs
