@@ -58,12 +58,19 @@ pub enum PoolKind {
     /// One client's own; a get takes the page out.
     PrivateExclusive,
     /// Of all clients of one [group](ClientOptions::group) that name the same key; a get leaves the
-    /// page and counts as a use of it. Its pages are charged to the client that has been
-    /// in it longest. The pool goes with its last client.
+    /// page and counts as a use of it. Its pages are charged to the pool itself, which has a part of the target
+    /// of each client that gets from it. The pool goes with its last client.
     SharedInclusive {
         /// Key that clients of the pool have in common.
         key: u128,
     },
+}
+
+impl PoolKind {
+    /// Whether several clients may use the pool.
+    pub(crate) fn is_shared(self) -> bool {
+        matches!(self, Self::SharedInclusive { .. })
+    }
 }
 
 /// Options of a pool.

@@ -86,7 +86,6 @@ fn look(
     looks.count() as u64
 }
 
-/// Bytes charged to the store's clients.
 /// Asserts that neither pages nor charges are left, and that the store holds only metadata.
 fn check_empty(store: &Store) {
     let stats = store.stats();

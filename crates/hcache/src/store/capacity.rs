@@ -50,7 +50,7 @@ impl Inner {
             .sum();
         let registry = lock(&self.registry);
         let pools = registry.pools.values().map(|pool| {
-            let account = usize::from(pool.is_shared()) * size_of::<Account>();
+            let account = usize::from(pool.kind.is_shared()) * size_of::<Account>();
             let members = pool.members.capacity() * size_of::<MemberRecord>();
             pool.totals.heap_bytes() + size_of::<PoolRecord>() + account + members
         });

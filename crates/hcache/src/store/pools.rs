@@ -7,7 +7,7 @@ use crate::account::{Account, PoolTotals};
 use crate::descriptor::POOLS;
 use crate::shard::Pool;
 use crate::sync::{Arc, lock};
-use crate::{ClientId, ClientOptions, Counters, Error, PoolId, PoolKind, PoolOptions};
+use crate::{ClientId, ClientOptions, Counters, Error, PoolId, PoolOptions};
 
 impl Inner {
     pub(super) fn create_pool(
@@ -16,7 +16,7 @@ impl Inner {
         options: PoolOptions,
     ) -> Result<PoolId, Error> {
         let mut registry = lock(&self.registry);
-        let shared = matches!(options.kind, PoolKind::SharedInclusive { .. });
+        let shared = options.kind.is_shared();
         let existing = registry.pools.iter().find_map(|(id, pool)| {
             let same = shared && pool.kind == options.kind && pool.account.group == account.group;
             same.then(|| (*id, pool.has_member(account.id)))

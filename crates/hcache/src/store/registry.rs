@@ -69,10 +69,6 @@ impl MemberRecord {
 }
 
 impl PoolRecord {
-    pub(super) fn is_shared(&self) -> bool {
-        matches!(self.kind, PoolKind::SharedInclusive { .. })
-    }
-
     pub(super) fn has_member(&self, client: ClientId) -> bool {
         self.members.iter().any(|member| member.client == client)
     }
@@ -114,7 +110,7 @@ impl Registry {
         for (id, pool) in &self.pools {
             for member in &pool.members {
                 let usage = usages.entry(member.client).or_default();
-                if pool.is_shared() {
+                if pool.kind.is_shared() {
                     usage.shared.push((*id, member.activity.rate));
                 } else {
                     usage.private += member.activity.rate;

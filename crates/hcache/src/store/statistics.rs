@@ -84,7 +84,7 @@ impl Inner {
             let private = registry
                 .pools
                 .iter()
-                .filter(|(_, pool)| !pool.is_shared() && pool.has_member(*id));
+                .filter(|(_, pool)| pool.account.id == *id);
             let pools: Vec<PoolStats> = private.map(pool).collect();
             let mut counters = record.departed;
             counters.add(&shards.clients.get(id).copied().unwrap_or_default());
@@ -113,7 +113,10 @@ impl Inner {
             .values()
             .for_each(|pool| counters.add(&pool.counters));
         let clients: Vec<ClientStats> = registry.clients.iter().map(client).collect();
-        let shared = registry.pools.iter().filter(|(_, pool)| pool.is_shared());
+        let shared = registry
+            .pools
+            .iter()
+            .filter(|(_, pool)| pool.kind.is_shared());
         let shared_pools = shared
             .map(|(id, record)| SharedPoolStats {
                 pool: pool((id, record)),
