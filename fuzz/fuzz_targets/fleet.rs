@@ -13,11 +13,16 @@ fuzz_target!(|data: &[u8]| {
     let (rules, answers) = text.split_once('\0').unwrap_or(("", &text));
     let _ = discovery::of_list(answers);
     let _ = discovery::of_prometheus(answers, "plimsoll");
-    let (Ok(rules), Ok(file)) = (Rules::parse(rules), serde_json::from_str::<FleetFile>(answers))
-    else {
+    let (Ok(rules), Ok(file)) = (
+        Rules::parse(rules),
+        serde_json::from_str::<FleetFile>(answers),
+    ) else {
         return;
     };
-    let interval_ms = file.hosts.first().map_or(1, |host| host.demands.interval_ms);
+    let interval_ms = file
+        .hosts
+        .first()
+        .map_or(1, |host| host.demands.interval_ms);
     let settings = Settings {
         period_ms: interval_ms.saturating_mul(3),
         reserve_ratio: 0.1,

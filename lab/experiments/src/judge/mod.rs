@@ -89,12 +89,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         "no program's name begins with '{only}'"
     );
     let steps = programs.len() * usize::try_from(seeds)? + 2;
-    let settings = format!(
-        "{lengths:?}, seeds {seeds}, {} programs{}",
-        programs.len(),
-        only_words(only)
-    );
-    let mut progress = Progress::begin(&args.state, &settings, steps)?;
+    // A seed of a program has a file of its own, so that programs can be added.
+    let mut progress = Progress::begin(&args.state, &format!("{lengths:?}"), steps)?;
     let guest = "Linux 6.12 of our options, one vCPU, 768 MiB, huge pages off";
     let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
     let mut all = Vec::new();
