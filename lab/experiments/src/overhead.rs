@@ -193,6 +193,7 @@ fn measurements(all: &[(String, Windows)]) -> Vec<Measurement> {
                 item: "AET table 1".to_owned(),
                 what: what.to_owned(),
                 of: workload.trim_start_matches("workload=").to_owned(),
+                column: String::new(),
                 unit: Unit::Percent,
                 remark: interval(&values),
                 values: values.into_iter().map(Some).collect(),

@@ -57,6 +57,7 @@ impl Rows<'_> {
             item: topic.item.to_owned(),
             what: topic.what.to_owned(),
             of: of.to_owned(),
+            column: String::new(),
             unit: topic.unit,
             values,
             paper: topic.paper.to_owned(),

@@ -252,6 +252,7 @@ fn measurements(
     let rows = figure.splits.iter().map(|&split| Measurement {
         item: figure.item.to_owned(),
         what: format!("Change of disk I/O per page: {}", figure.what),
+        column: String::new(),
         of: format!(
             "{}, {} % writes, {} % in the cache",
             split.order.text(),

@@ -130,6 +130,7 @@ fn summaries(runs: &[Run], seeds: u32) -> Vec<Measurement> {
         item: "LS07 table 2".to_owned(),
         what: "Promises of limits on misses, by seed".to_owned(),
         of: name.to_owned(),
+        column: String::new(),
         unit: Unit::Count,
         values: by_seed
             .iter()
@@ -163,6 +164,7 @@ fn of_allocations(runs: &[&Run]) -> Vec<Measurement> {
                 },
                 what: what.clone(),
                 of,
+                column: String::new(),
                 unit,
                 values,
                 paper: paper.to_owned(),
@@ -228,6 +230,7 @@ fn drifts(runs: &[&Run]) -> Vec<Measurement> {
             first.third.name()
         ),
         of: vm.vm.trim_start_matches("demo-").to_owned(),
+        column: String::new(),
         unit: Unit::Factor,
         values: runs
             .iter()

@@ -36,6 +36,9 @@ use crate::results::{Conditions, KeepArgs, Measurement, Progress, Repetition, Re
 /// Compare every interface by which Linux shows working sets, and our backends, with the truth, in one guest
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Only programs of one kind [default: both, each with a result of its own]
+    #[arg(long, value_enum)]
+    programs: Option<Programs>,
     /// Number of seeds, each of which boots every guest anew [default: 3; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
@@ -52,6 +55,86 @@ pub struct Args {
     keep: KeepArgs,
 }
 
+/// Kinds of programs, which have different truths.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Programs {
+    /// The workload of the guest, whose touches follow a law
+    Made,
+    /// Programs of Debian, whose references are traced
+    Real,
+}
+
+impl Programs {
+    /// Stem of the result's files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Made => "judge",
+            Self::Real => "judge-programs",
+        }
+    }
+
+    /// The programs, or the few of a quick run.
+    fn all(self, is_quick: bool) -> &'static [Program] {
+        match (self, is_quick) {
+            (Self::Made, false) => &MADE,
+            (Self::Made, true) => &MADE[..QUICK_MADE],
+            (Self::Real, false) => &REAL,
+            (Self::Real, true) => &REAL[..QUICK_REAL],
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Made => {
+                "The judge: working sets by the kernel's interfaces and ours, beside the truth"
+            }
+            Self::Real => {
+                "The judge on real programs: working sets by the kernel's interfaces and ours, beside every reference"
+            }
+        }
+    }
+
+    fn method(self) -> String {
+        let [program, truth] = match self {
+            Self::Made => [
+                "a program of known touches",
+                "These are closed forms, the second at the rate that the program itself reports. ",
+            ],
+            Self::Real => [
+                "a program of Debian",
+                "The programs are `stockfish` with a hash table of 64 MiB in an endless search, `redis` with two clients, one that reads all keys \
+                 and one that writes a tenth of them, `sqlite` in memory with random queries, and `xz -4`. Their truths are counted from every \
+                 reference of the guest, instruction fetches among them, as QEMU's plugin records them (qemu/pagelog), of which those to the \
+                 process's page frames count, as its `pagemap` lists them before each method. A visit is there a reference that misses the 64 \
+                 pages that the guest used most recently. ",
+            ],
+        };
+        let visits = match self {
+            Self::Made => "the visits a second are the program's own count while the method ran",
+            Self::Real => "the misses are those counted while the method ran",
+        };
+        format!(
+            "In an emulated guest (TCG) {program} runs in a control group of its own, and every method in turn watches it while it runs: the kernel's \
+             own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
+             periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a \
+             truth: the LRU memory at which 5 % of the visits miss, and the pages touched in a second. {truth}\
+             The memory needed is of the time since the method's estimate before; the pages touched are of the second before the estimate. \
+             Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
+             The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest \
+             of these, if they are more than a tenth of what the program touches in a second; {visits}. {INTERFACES_ARE}"
+        )
+    }
+
+    fn limits(self) -> Vec<String> {
+        let own: &[&str] = match self {
+            Self::Made => &LIMITS_MADE,
+            Self::Real => &LIMITS_REAL,
+        };
+        let all = LIMITS.iter().chain(own);
+        all.map(|&limit| limit.to_owned()).collect()
+    }
+}
+
 /// For a guest under TCG on a busy host.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Of the guest: below it, frames are numbered without a gap.
@@ -63,101 +146,106 @@ const MEMORY_MIB: u64 = 768;
 ///
 /// Why a guest did not come up; what was measured before is kept and not repeated.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let seeds = args.seeds.unwrap_or(if args.quick { 1 } else { 3 });
-    let (programs, lengths) = match args.quick {
-        true => (
-            MADE[..QUICK_MADE].iter().chain(&REAL[..QUICK_REAL]),
-            Lengths {
-                estimates: 8,
-                periods: 5,
-            },
-        ),
-        false => (
-            MADE.iter().chain(&REAL),
-            Lengths {
-                estimates: 12,
-                periods: 10,
-            },
-        ),
+    let lengths = match args.quick {
+        true => Lengths {
+            estimates: 8,
+            periods: 5,
+        },
+        false => Lengths {
+            estimates: 12,
+            periods: 10,
+        },
     };
     let only = args.only.as_deref().unwrap_or_default();
-    let programs: Vec<_> = programs
-        .filter(|program| program.name.starts_with(only))
+    let kinds = args
+        .programs
+        .map_or(vec![Programs::Made, Programs::Real], |kind| vec![kind]);
+    let chosen: Vec<(Programs, Vec<&Program>)> = kinds
+        .into_iter()
+        .map(|kind| {
+            let all = kind.all(args.quick).iter();
+            (kind, all.filter(|one| one.name.starts_with(only)).collect())
+        })
+        .filter(|(_, programs): &(_, Vec<_>)| !programs.is_empty())
         .collect();
-    anyhow::ensure!(
-        !programs.is_empty(),
-        "no program's name begins with '{only}'"
-    );
-    let steps = programs.len() * usize::try_from(seeds)? + 2;
+    anyhow::ensure!(!chosen.is_empty(), "no program's name begins with '{only}'");
+    let seeds = args.seeds.unwrap_or(if args.quick { 1 } else { 3 });
+    let steps = chosen.iter().map(|(_, programs)| programs.len());
+    let steps = steps.sum::<usize>() * usize::try_from(seeds)? + 2 * chosen.len();
     // A seed of a program has a file of its own, so that programs can be added.
     let mut progress = Progress::begin(&args.state, &format!("{lengths:?}"), steps)?;
-    let guest = "Linux 6.12 of our options, one vCPU, 768 MiB, huge pages off";
-    let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
-    let mut all = Vec::new();
-    for program in programs {
-        let mut of_seeds: Vec<Judged> = Vec::new();
-        for seed in 1..=seeds {
-            let name = format!("{}-{seed}", file_name(program.name));
-            of_seeds.push(progress.step(&name, || judge(program, seed, lengths))?);
+    for (kind, programs) in chosen {
+        let guest = "Linux 6.12 of our options, one vCPU, 768 MiB, huge pages off";
+        let name = kind.name();
+        let conditions =
+            progress.step(&format!("{name}-begin"), || Conditions::begin("tcg", guest))?;
+        let mut all = Vec::new();
+        for program in programs {
+            let mut of_seeds: Vec<Judged> = Vec::new();
+            for seed in 1..=seeds {
+                let name = format!("{}-{seed}", file_name(program.name));
+                of_seeds.push(progress.step(&name, || judge(program, seed, lengths))?);
+            }
+            all.push((program, of_seeds));
         }
-        all.push((program, of_seeds));
+        let mut command = "./dev lab judge".to_owned();
+        if args.quick {
+            command.push_str(" --quick");
+        }
+        if args.programs.is_some() || only.is_empty() {
+            let kind = clap::ValueEnum::to_possible_value(&kind);
+            let kind = kind.as_ref().map_or("", |kind| kind.get_name());
+            command.push_str(&format!(" --programs {kind}"));
+        }
+        if !only.is_empty() {
+            command.push_str(&format!(" --only '{only}'"));
+        }
+        let set = ResultSet {
+            title: kind.title().to_owned(),
+            method: kind.method(),
+            command,
+            measurements: measurements(&all),
+            limits: kind.limits(),
+            raw: serde_json::to_value(
+                all.iter()
+                    .map(|(program, of)| (program.name, of))
+                    .collect::<Vec<_>>(),
+            )?,
+            ..ResultSet::new(
+                name,
+                progress.step(&format!("{name}-end"), || conditions.ended())?,
+                (seeds, Repetition::Seed),
+            )
+        };
+        args.keep.keep(set, charts(&all), out)?;
     }
-    let set = ResultSet {
-        title: "The judge: working sets by the kernel's interfaces and ours, beside the truth"
-            .to_owned(),
-        method: METHOD.to_owned(),
-        command: format!(
-            "./dev lab judge{}{}",
-            if args.quick { " --quick" } else { "" },
-            only_words(only)
-        ),
-        measurements: measurements(&all),
-        limits: LIMITS.map(str::to_owned).to_vec(),
-        raw: serde_json::to_value(
-            all.iter()
-                .map(|(program, of)| (program.name, of))
-                .collect::<Vec<_>>(),
-        )?,
-        ..ResultSet::new(
-            "judge",
-            progress.step("end", || conditions.ended())?,
-            (seeds, Repetition::Seed),
-        )
-    };
-    args.keep.keep(set, charts(&all), out)
+    Ok(())
 }
 
-const METHOD: &str = "In an emulated guest (TCG) a program, made or real, runs in a control group of its own, and every method \
-    in turn watches it while it runs: the kernel's own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
-    periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a truth: the LRU memory at which 5 % of the visits miss, and the pages touched in a second. \
-    Of made programs these are closed forms, the second at the rate that the program itself reports. Real programs are `stockfish` with a hash table of 64 MiB in an endless search, `redis` with two clients, one that reads all keys and one that writes a tenth of them, `sqlite` in memory with random queries, and `xz -4`. Their truths are counted \
-    from every reference of the guest, instruction fetches among them, as QEMU's plugin records them (qemu/pagelog), of which those to the process's page frames count, as its `pagemap` lists them before each method. A visit is there a reference that misses the 64 pages that the guest used most recently. \
-    The memory needed is of the time since the method's estimate before; the pages touched are of the second before the estimate. Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
-    The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest of these, if they are more than a tenth of what the program touches in a second; the visits a second are the program's own count while the method ran, and of real programs the misses are those counted in that time. `damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
+/// What the method says of the kernel's interfaces.
+const INTERFACES_ARE: &str = "`damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
 
-const LIMITS: [&str; 10] = [
+const LIMITS: [&str; 4] = [
     "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
     "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
-    "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
     "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
+    "Huge pages are off; so is memory pressure, by which generations age themselves.",
+];
+
+const LIMITS_MADE: [&str; 2] = [
+    "A loop of 64 MiB takes a fraction of a second, and a check of its pages comes later: of misses at smaller sizes the curves show only that they are many. Their number is off there, by up to all of it.",
     "Working sets of ours are of the last period of 5 s, and of up to a minute while no change of phase is found: they follow steps of 8 s one or two periods late, which is most of their error there. Those of the kernel's interfaces are of the last second.",
+];
+
+const LIMITS_REAL: [&str; 4] = [
     "Real programs are traced while they are watched, which makes the guest several times slower still. Costs are shares of the program's time, which is slower by the same plugin.",
     "The plugin records references to page frames. Pages that the program maps while a method watches are not in the truth until the next list, and those that it frees stay in the stack of the truth; the share of new ones has a table. Frames of shared libraries count whoever uses them, and references by the kernel for the process (copies of what it reads and writes) count as its own.",
     "The plugin's filter holds the 64 pages that all processes of the guest used most recently. Misses at sizes from 64 pages on are exact; what was touched in the last second is known to within these 64 pages, and as exactly as the records come in time.",
-    "Huge pages are off; so is memory pressure, by which generations age themselves.",
-    "Real programs repeat one kind of work without phases for as long as they are watched. Seeds are repetitions of them: their inputs are the same or chosen by the programs themselves.",
+    "The programs repeat one kind of work without phases for as long as they are watched. Seeds are repetitions of them: their inputs are the same or chosen by the programs themselves.",
 ];
-
-/// The option that chooses programs.
-fn only_words(only: &str) -> String {
-    match only {
-        "" => String::new(),
-        only => format!(" --only '{only}'"),
-    }
-}
 
 /// Letters and digits of a name.
 fn file_name(name: &str) -> String {
@@ -286,7 +374,8 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
                 made.push(Measurement {
                     item: String::new(),
                     what: what.to_owned(),
-                    of: format!("{}: {method}", program.name),
+                    of: method.to_owned(),
+                    column: program.name.to_owned(),
                     unit,
                     values,
                     paper: String::new(),
@@ -302,16 +391,54 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
     made
 }
 
-/// The working set over time of the program that changes it, by our backends and by the kernel's interfaces.
+/// Methods that cost CPU time for each estimate: ours that see reads, and the kernel's.
+const COSTING: [[&str; 4]; 2] = [
+    ["idle", "idle at 10 %", "damon", "damon at 10 %"],
+    ["damon-default", "damon-tuned", "mglru", "clear-refs"],
+];
+
+/// What each method costs and how far it is off, and the working set over time of the program that changes it.
 fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
-    let mut charts = Vec::new();
+    let chart = |title, subtitle: &str, [x, y]: [Axis; 2], series| Chart {
+        title,
+        subtitle: subtitle.to_owned(),
+        x,
+        y,
+        shades: Vec::new(),
+        series,
+        markers: Vec::new(),
+    };
+    let of_seeds = |of_seeds: &[Judged], method, figure: Figure| {
+        let shown = of_seeds.iter().filter_map(|judged| judged.get(method));
+        let values: Vec<f64> = shown.filter_map(figure).collect();
+        (!values.is_empty()).then(|| median(values))
+    };
+    let costs = COSTING.as_flattened().iter().map(|&method| {
+        let points = all.iter().filter_map(|(_, seeds)| {
+            Some((
+                of_seeds(seeds, method, |shown| shown.cost)?,
+                of_seeds(seeds, method, |shown| median_error(shown, |one| one.needed))?,
+            ))
+        });
+        Series::new(method, SeriesStyle::Dots, points)
+    });
+    let mut charts = vec![(
+        "cost",
+        chart(
+            "Error of the working set (5 % of visits miss) against its cost".to_owned(),
+            "a dot for each program; emulated (TCG)",
+            [
+                Axis::new("CPU time over that of the program", AxisUnit::Share),
+                Axis::new("error", AxisUnit::Share),
+            ],
+            costs.collect(),
+        ),
+    )];
     let changing = all.iter().find(|(program, _)| program.is_changing());
     if let Some((program, of_seeds)) = changing
         && let Some(judged) = of_seeds.first()
     {
-        let ours = ["idle", "idle at 10 %", "damon", "damon at 10 %"];
-        let kernel = ["damon-default", "damon-tuned", "mglru", "clear-refs"];
-        for (name, methods) in [("ours", ours), ("kernel", kernel)] {
+        for (name, methods) in ["ours", "kernel"].into_iter().zip(COSTING) {
             let mut series = Vec::new();
             let mut offset = 0.0;
             let mut truth = Vec::new();
@@ -336,15 +463,15 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
             series.push(Series::new("in use", SeriesStyle::Truth, truth));
             charts.push((
                 name,
-                Chart {
-                    title: format!("Working set over time, {}", program.name),
-                    subtitle: "one method after the other; emulated (TCG)".to_owned(),
-                    x: Axis::new("time", AxisUnit::Seconds),
-                    y: Axis::new("working set", AxisUnit::Bytes),
-                    shades: Vec::new(),
+                chart(
+                    format!("Working set over time, {}", program.name),
+                    "one method after the other; emulated (TCG)",
+                    [
+                        Axis::new("time", AxisUnit::Seconds),
+                        Axis::new("working set", AxisUnit::Bytes),
+                    ],
                     series,
-                    markers: Vec::new(),
-                },
+                ),
             ));
         }
     }

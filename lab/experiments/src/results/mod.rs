@@ -102,8 +102,11 @@ pub struct Measurement {
     pub item: String,
     /// What is measured; measurements with the same text make one table.
     pub what: String,
-    /// The program, workload or setting.
+    /// The program, workload, method or setting: the row of its table.
     pub of: String,
+    /// The column of its table; empty if this has one column of measurements.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub column: String,
     pub unit: Unit,
     /// By repetition; `null` where one could not be measured.
     pub values: Vec<Option<f64>>,
@@ -236,6 +239,40 @@ impl Conditions {
     }
 }
 
+/// The texts of a field, each once, in the order of the first of each.
+fn distinct<'a>(measurements: &[&'a Measurement], field: fn(&Measurement) -> &str) -> Vec<&'a str> {
+    let mut texts = Vec::new();
+    for one in measurements {
+        let text = field(one);
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    texts
+}
+
+/// A table of several columns; a cell without a value has its remark.
+fn grid(measurements: &[&Measurement]) -> String {
+    let columns = distinct(measurements, |one| &one.column);
+    let mut text = format!("| | {} |\n", columns.join(" | "));
+    text.push_str(&format!("| --- |{}\n", " --- |".repeat(columns.len())));
+    for row in distinct(measurements, |one| &one.of) {
+        let cells = columns.iter().map(|&column| {
+            let mut those = measurements.iter();
+            let cell = those.find(|one| one.of == row && one.column == column);
+            cell.map_or_else(String::new, |one| match one.spread() {
+                None if !one.remark.is_empty() => one.remark.clone(),
+                _ => one.text(),
+            })
+        });
+        text.push_str(&format!(
+            "| {row} | {} |\n",
+            cells.collect::<Vec<_>>().join(" | ")
+        ));
+    }
+    text
+}
+
 fn load() -> anyhow::Result<f64> {
     let text = fs::read_to_string("/proc/loadavg").context("cannot read '/proc/loadavg'")?;
     let first = text.split(' ').next().unwrap_or_default();
@@ -310,23 +347,22 @@ impl ResultSet {
             },
             self.command
         );
-        let mut tables: Vec<&str> = Vec::new();
-        for measurement in &self.measurements {
-            if !tables.contains(&measurement.what.as_str()) {
-                tables.push(&measurement.what);
-            }
-        }
-        for what in tables {
+        let all: Vec<&Measurement> = self.measurements.iter().collect();
+        for what in distinct(&all, |one| &one.what) {
             let rows = || self.measurements.iter().filter(|one| one.what == what);
+            text.push_str(&format!("\n## {what}\n\n"));
+            if let Some(first) = rows().next().filter(|one| !one.item.is_empty()) {
+                text.push_str(&format!("{}\n\n", first.item));
+            }
+            if rows().any(|one| !one.column.is_empty()) {
+                text.push_str(&grid(&rows().collect::<Vec<_>>()));
+                continue;
+            }
             let has_paper = rows().any(|one| !one.paper.is_empty());
             let columns = |one: [&str; 4]| match has_paper {
                 true => format!("| {} |\n", one.join(" | ")),
                 false => format!("| {} | {} | {} |\n", one[0], one[1], one[3]),
             };
-            text.push_str(&format!("\n## {what}\n\n"));
-            if let Some(first) = rows().next().filter(|one| !one.item.is_empty()) {
-                text.push_str(&format!("{}\n\n", first.item));
-            }
             text.push_str(&columns(["", "measured", "paper", ""]));
             text.push_str(&columns(["---"; 4]));
             for one in rows() {
@@ -350,7 +386,10 @@ impl ResultSet {
     }
 
     fn csv(&self) -> String {
-        let mut text = format!("item,what,of,unit,{},value\n", self.repetition.name());
+        let mut text = format!(
+            "item,what,of,column,unit,{},value\n",
+            self.repetition.name()
+        );
         for one in &self.measurements {
             for (number, value) in (1_u64..).zip(&one.values) {
                 let unit = serde_json::to_value(one.unit).unwrap_or_default();
@@ -359,6 +398,7 @@ impl ResultSet {
                     one.item.as_str(),
                     &one.what,
                     &one.of,
+                    &one.column,
                     unit.as_str().unwrap_or_default(),
                     &number.to_string(),
                     &value,
@@ -435,6 +475,7 @@ pub(super) mod tests {
                 item: "AET table 2".to_owned(),
                 what: "Overhead".to_owned(),
                 of: "redis".to_owned(),
+                column: String::new(),
                 unit: Unit::Percent,
                 values: vec![Some(0.03), None, Some(0.01)],
                 paper: "1.1 to 15.8 %".to_owned(),
@@ -447,6 +488,29 @@ pub(super) mod tests {
                 (3, Repetition::Seed),
             )
         }
+    }
+
+    #[test]
+    fn measurements_with_columns_make_one_table_of_them() {
+        let cell = |of: &str, column: &str, value, remark: &str| Measurement {
+            item: String::new(),
+            what: "Error".to_owned(),
+            of: of.to_owned(),
+            column: column.to_owned(),
+            unit: Unit::Percent,
+            values: vec![value],
+            paper: String::new(),
+            remark: remark.to_owned(),
+        };
+        let mut set = example("one");
+        set.measurements = vec![
+            cell("idle", "redis", Some(0.01), ""),
+            cell("writes", "redis", None, "only reads"),
+            cell("idle", "xz", Some(0.03), ""),
+        ];
+        let text = set.markdown();
+        let table = "| | redis | xz |\n| --- | --- | --- |\n| idle | 1.00 % | 3.00 % |\n| writes | only reads |  |\n";
+        assert!(text.contains(table), "{text}");
     }
 
     #[test]

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use plimsoll_output::write_file;
+use plimsoll_rig::median;
 
 use super::papers::{Answer, ITEMS};
-use super::{GEOMETRIC_MEAN, Measurement, ResultSet, Unit};
+use super::{GEOMETRIC_MEAN, Measurement, ResultSet, Unit, distinct};
 
-/// Make the overview of the results that experiments kept, and the page of each anew
+/// Make the overview of the results that experiments kept, and the page and the measurements of each anew
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Directory of the results
@@ -55,7 +56,7 @@ const INTRODUCTION: &str = "# Measured results\n\n\
     Made by `plimsoll lab report` from what the experiments kept here: of each a page (`.md`), its measurements by seed (`.csv`), and \
     everything with the data behind it (`.json`). Figures of single runs, made before results were kept, are in [single-runs.md](single-runs.md).\n";
 
-/// Reads all sets and writes their pages and the overview.
+/// Reads all sets and writes their pages, their measurements and the overview.
 ///
 /// # Errors
 ///
@@ -64,8 +65,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &args.results;
     let sets = kept_in(folder)?;
     for set in &sets {
-        let page = folder.join(format!("{}.md", set.name));
-        write_file(&page, set.markdown().as_bytes())?;
+        for (ending, text) in [("md", set.markdown()), ("csv", set.csv())] {
+            let file = folder.join(format!("{}.{ending}", set.name));
+            write_file(&file, text.as_bytes())?;
+        }
     }
     let path = folder.join("README.md");
     write_file(&path, overview(&sets).as_bytes())?;
@@ -173,19 +176,29 @@ fn overview(sets: &[ResultSet]) -> String {
 
 /// The measurements of a set by what they measure, in their order.
 fn topics(set: &ResultSet) -> Vec<(&str, Vec<&Measurement>)> {
-    let mut topics: Vec<(&str, Vec<&Measurement>)> = Vec::new();
-    for one in &set.measurements {
-        match topics.iter_mut().find(|(what, _)| *what == one.what) {
-            Some((_, rows)) => rows.push(one),
-            None => topics.push((&one.what, vec![one])),
-        }
-    }
-    topics
+    let all: Vec<&Measurement> = set.measurements.iter().collect();
+    let rows_of = |what| all.iter().filter(move |one| one.what == what).copied();
+    let topics = distinct(&all, |one| &one.what).into_iter();
+    topics.map(|what| (what, rows_of(what).collect())).collect()
 }
 
-/// Rows in one cell: one row as it is; of several the geometric means, if there are any, or counts with the sums in their remarks;
+/// Rows in one cell: of a table of several columns each row's median over these; one row as it is; of several the geometric means, if there are any, or counts with the sums in their remarks;
 /// otherwise the range of their medians, after the mean of the programs if there is one.
 fn headline(rows: &[&Measurement]) -> String {
+    if rows.iter().any(|one| !one.column.is_empty()) {
+        let names = distinct(rows, |one| &one.of);
+        let medians = names.iter().filter_map(|&name| {
+            let cells = rows.iter().filter(|one| one.of == name);
+            let middles: Vec<f64> = cells.filter_map(|one| Some(one.spread()?[1])).collect();
+            let is_measured = !middles.is_empty();
+            is_measured.then(|| format!("{name}: {}", rows[0].unit.text(median(middles))))
+        });
+        let columns = distinct(rows, |one| &one.column).len();
+        return format!(
+            "medians over {columns} columns: {}",
+            medians.collect::<Vec<_>>().join("; ")
+        );
+    }
     let each: Vec<_> = if rows
         .iter()
         .all(|one| one.unit == Unit::Count && !one.remark.is_empty())
@@ -257,8 +270,10 @@ mod tests {
         let is_current = with_headlines(&readme, &sets).as_ref() == Some(&readme);
         assert!(is_current, "run 'plimsoll lab report'");
         for set in &sets {
-            let page = read(&format!("docs/results/{}.md", set.name));
-            assert!(page == set.markdown(), "{}", set.name);
+            for (ending, text) in [("md", set.markdown()), ("csv", set.csv())] {
+                let name = format!("{}.{ending}", set.name);
+                assert!(read(&format!("docs/results/{name}")) == text, "{name}");
+            }
         }
         assert_eq!(with_headlines("no marks", &sets), None);
     }
