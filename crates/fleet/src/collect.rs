@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::fs;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -13,6 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{CollectedHost, FleetFile, HostDemands, MissingHost, demands_path};
+use plimsoll_protocol::path::is_this_host;
 use serde::de::DeserializeOwned;
 use ureq::Agent;
 use ureq::http::{StatusCode, Uri};
@@ -360,13 +360,7 @@ fn is_readable(address: &str) -> bool {
     let Ok(uri) = address.parse::<Uri>() else {
         return true;
     };
-    let host = uri.host().unwrap_or_default();
-    let ip = host.trim_start_matches('[').trim_end_matches(']');
-    let is_this_host = match ip.parse::<IpAddr>() {
-        Ok(ip) => ip.to_canonical().is_loopback(),
-        Err(_) => host.eq_ignore_ascii_case("localhost"),
-    };
-    !(is_this_host || uri.scheme_str() == Some("https"))
+    !(is_this_host(uri.host().unwrap_or_default()) || uri.scheme_str() == Some("https"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 //! names of the loopback interface (a foreign name that resolves to it is refused), changes are accepted only from
 //! pages of this daemon, and no foreign page gets permission to read an answer (CORS).
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use plimsoll_protocol::path::is_this_host;
 use plimsoll_protocol::request::RefusalKind;
 use subtle::ConstantTimeEq;
 use tokio::time;
@@ -110,7 +110,7 @@ impl Access {
         let headers = request.headers();
         let looks = matches!(*request.method(), Method::GET | Method::HEAD);
         if self.way == ListenerKind::Loopback
-            && !host(headers).is_some_and(|host| is_loopback(&host))
+            && !host(headers).is_some_and(|host| is_this_host(host.host()))
         {
             return Err(RequestRefusal::new(
                 RefusalKind::BadRequest,
@@ -168,15 +168,6 @@ fn host(headers: &HeaderMap) -> Option<Authority> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next()?.to_str().ok()?.parse().ok()?;
     hosts.next().is_none().then_some(host)
-}
-
-fn is_loopback(host: &Authority) -> bool {
-    let name = host.host();
-    let address = name.trim_start_matches('[').trim_end_matches(']');
-    name.eq_ignore_ascii_case("localhost")
-        || address
-            .parse()
-            .is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Whether a browser sends the request for a page of another origin.
