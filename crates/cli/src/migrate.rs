@@ -13,9 +13,7 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use plimsoll_estimator::working_set::{Contents, Precopy, PrecopyOptions, precopy};
 use plimsoll_observe::{ObservedWrites, writes};
-use plimsoll_output::{
-    Columns, Side, TextFormat, TextFormatArg, bail_usage, csv, printable, stop_flag,
-};
+use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, csv, printable, stop_flag, table};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::size::{BitRate, ByteSize, Interval};
 use plimsoll_trap::TraceConfig;
@@ -242,18 +240,11 @@ impl Estimate {
         if !self.resolved {
             notes += &self.unresolved();
         }
-        let mut columns = Columns::new(&[
-            ("round", Side::Right),
-            ("copied", Side::Right),
-            ("seconds", Side::Right),
-        ]);
-        for (number, round) in (1..).zip(&self.rounds) {
-            columns.row([
-                number.to_string(),
-                size(round.bytes),
-                format!("{:.2}", round.seconds),
-            ]);
-        }
+        let rounds = table!((1_u64..).zip(&self.rounds), |(number, round)| {
+            Right "round": number,
+            Right "copied": size(round.bytes),
+            Right "seconds": format!("{:.2}", round.seconds),
+        });
         let end = if self.rounds.is_empty() {
             format!(
                 "ends without a round: all contents, {}, fit into the downtime, of about {:.0} ms, without the state of devices",
@@ -292,7 +283,7 @@ impl Estimate {
             });
         let table = match self.rounds.is_empty() {
             true => String::new(),
-            false => format!("{}\n", columns.text()),
+            false => rounds + "\n",
         };
         format!(
             "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{table}{end}\n{notes}",

@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::trace_args::{TraceArgs, format_parser, is_same_file, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{
-    TextFormat, TextFormatArg, bail_usage, or_empty, printable_path, stop_flag, write_file,
+    Cell as _, TextFormat, TextFormatArg, bail_usage, printable_path, stop_flag, write_file,
 };
 
 /// Inspect, convert and generate traces.
@@ -180,10 +180,10 @@ impl Info {
             ("writes", self.writes.to_string()),
             ("unknown", self.unknown.to_string()),
             ("skipped_requests", self.skipped_requests.to_string()),
-            ("first_page", or_empty(self.first_page)),
-            ("last_page", or_empty(self.last_page)),
-            ("lowest_page", or_empty(self.lowest_page)),
-            ("highest_page", or_empty(self.highest_page)),
+            ("first_page", self.first_page.cell()),
+            ("last_page", self.last_page.cell()),
+            ("lowest_page", self.lowest_page.cell()),
+            ("highest_page", self.highest_page.cell()),
         ]
     }
 }

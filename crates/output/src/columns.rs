@@ -75,9 +75,10 @@ impl Columns {
 
 /// A line of comma-separated values (RFC 4180, with a bare line end).
 #[must_use]
-pub fn csv<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
+pub fn csv(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut line = String::new();
     for (index, cell) in cells.into_iter().enumerate() {
+        let cell = cell.as_ref();
         if index > 0 {
             line.push(',');
         }
@@ -90,41 +91,80 @@ pub fn csv<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
     line + "\n"
 }
 
-/// A column of a CSV table: its head, and its cell of a row.
-pub type CsvColumn<'a, T> = (&'static str, &'a dyn Fn(&T) -> String);
+/// A value in a cell of a table.
+pub trait Cell {
+    /// The value as text; empty if there is none.
+    fn cell(&self) -> String;
+}
 
-/// Rows as comma-separated values under a line of heads.
-#[must_use]
-pub fn csv_table<T>(rows: impl IntoIterator<Item = T>, columns: &[CsvColumn<'_, T>]) -> String {
-    let mut text = csv(columns.iter().map(|(head, _)| *head));
-    for row in rows {
-        let cells: Vec<_> = columns.iter().map(|(_, cell)| cell(&row)).collect();
-        text.push_str(&csv(cells.iter().map(String::as_str)));
+impl<T: Cell> Cell for Option<T> {
+    fn cell(&self) -> String {
+        self.as_ref().map_or_else(String::new, Cell::cell)
     }
-    text
+}
+
+impl<T: Cell + ?Sized> Cell for &T {
+    fn cell(&self) -> String {
+        (**self).cell()
+    }
+}
+
+macro_rules! cells {
+    ($($type:ty),*) => {$(
+        impl Cell for $type {
+            fn cell(&self) -> String {
+                self.to_string()
+            }
+        }
+    )*};
+}
+
+cells!(str, String, bool, u8, u16, u32, u64, usize, f64);
+
+/// Rows as aligned [`Columns`]: `table!(rows, |row| { Left "name": row.name, Right "pages": row.pages })`. Each column has
+/// its [`Side`], its head and its [`Cell`] of a row.
+#[macro_export]
+macro_rules! table {
+    ($rows:expr, |$row:pat_param| { $($side:ident $head:tt: $cell:expr),+ $(,)? }) => {{
+        let mut columns = $crate::Columns::new(&[$(($head, $crate::Side::$side)),+]);
+        for $row in $rows {
+            columns.row([$($crate::Cell::cell(&$cell)),+]);
+        }
+        columns.text()
+    }};
+}
+
+/// Rows as comma-separated values under a line of heads: `csv_table!(rows, |row| { "pages": row.pages })`. Each column has
+/// its head and its [`Cell`] of a row.
+#[macro_export]
+macro_rules! csv_table {
+    ($rows:expr, |$row:pat_param| { $($head:tt: $cell:expr),+ $(,)? }) => {{
+        let mut text = $crate::csv([$($head),+]);
+        for $row in $rows {
+            text.push_str(&$crate::csv([$($crate::Cell::cell(&$cell)),+]));
+        }
+        text
+    }};
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::or_empty;
 
     #[test]
     fn columns_are_as_wide_as_their_cells_and_empty_ones_are_left_out() {
-        let heads = [
-            ("VM", Side::Left),
-            ("none", Side::Left),
-            ("size", Side::Right),
-        ];
-        let mut columns = Columns::new(&heads);
-        columns.row(["web".into(), String::new(), "1 MiB".into()]);
-        columns.row(["a long name".into(), String::new(), "16 MiB".into()]);
+        let rows = [("web", "1 MiB"), ("a long name", "16 MiB")];
+        let text = table!(rows, |(name, size)| {
+            Left "VM": name,
+            Left "none": None::<u64>,
+            Right "size": size,
+        });
         let expected = "\
 VM             size
 web           1 MiB
 a long name  16 MiB
 ";
-        assert_eq!(columns.text(), expected);
+        assert_eq!(text, expected);
     }
 
     #[test]
@@ -137,11 +177,8 @@ a long name  16 MiB
 
     #[test]
     fn a_csv_table_has_its_heads_even_without_rows() {
-        let columns: [CsvColumn<'_, u32>; 2] = [
-            ("n", &|n| n.to_string()),
-            ("even", &|n| or_empty(n.is_multiple_of(2).then_some("yes"))),
-        ];
-        assert_eq!(csv_table([1, 2], &columns), "n,even\n1,\n2,yes\n");
-        assert_eq!(csv_table([], &columns), "n,even\n");
+        let of = |numbers: &[u32]| csv_table!(numbers, |n| { "n": n, "even": n.is_multiple_of(2).then_some("yes") });
+        assert_eq!(of(&[1, 2]), "n,even\n1,\n2,yes\n");
+        assert_eq!(of(&[]), "n,even\n");
     }
 }

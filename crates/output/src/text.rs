@@ -2,12 +2,6 @@
 
 use std::path::Path;
 
-/// A cell of a value that may be absent, which is then empty.
-#[must_use]
-pub fn or_empty(value: Option<impl ToString>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
-}
-
 /// A share of 1 as a percentage with one decimal: `97.7 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {

@@ -393,18 +393,15 @@ fn csv(guests: &[Guest]) -> String {
         let progress = guest.tally.progress.iter();
         progress.map(move |after| (guest, after))
     });
-    csv_table(
-        rows,
-        &[
-            ("workload", &|(guest, _)| guest.kind.name().to_owned()),
-            ("mib", &|(guest, _)| guest.mib.to_string()),
-            ("backend", &|(guest, _)| guest.backend.name().to_owned()),
-            ("period", &|(_, after)| after.period.to_string()),
-            ("touches", &|(_, after)| after.touches.to_string()),
-            ("taken_s", &|(_, after)| format!("{:.4}", after.taken_s)),
-            ("curve_error", &|(_, after)| format!("{:.4}", after.error)),
-        ],
-    )
+    csv_table!(rows, |(guest, after)| {
+        "workload": guest.kind.name(),
+        "mib": guest.mib,
+        "backend": guest.backend.name(),
+        "period": after.period,
+        "touches": after.touches,
+        "taken_s": format!("{:.4}", after.taken_s),
+        "curve_error": format!("{:.4}", after.error),
+    })
 }
 
 /// A quantity after a period.

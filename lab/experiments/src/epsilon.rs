@@ -294,7 +294,7 @@ impl TrialWriter<'_> {
                         .unwrap_or_default(),
                     why,
                 ];
-                let line = plimsoll_output::csv(cells.iter().map(String::as_str));
+                let line = plimsoll_output::csv(cells);
                 self.out.write_all(line.as_bytes())?;
             }
             TextFormat::Json => {}

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::page_log::page_log_of;
 use plimsoll_observe::page_log::PageLogArgs;
-use plimsoll_output::{Format, OutputArgs, csv_table, or_empty};
+use plimsoll_output::{Format, OutputArgs, csv_table};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::Interval;
 use plimsoll_rig::Subject;
@@ -318,31 +318,28 @@ fn most(values: &[f64]) -> Option<f64> {
 }
 
 fn csv(rows: &[Row]) -> String {
-    let mb = |value: Option<f64>| or_empty(value.map(|mb| format!("{mb:.3}")));
-    csv_table(
-        rows,
-        &[
-            ("array", &|row| row.array.to_owned()),
-            ("array_mb", &|row| mb(Some(row.array_mb))),
-            ("truth_mb", &|row| mb(row.truth_mb)),
-            ("prl_mb", &|row| mb(row.prl_mb)),
-            ("prl_error_mb", &|row| mb(row.prl_error_mb)),
-            ("prl_settled_step", &|row| or_empty(row.prl_settled_step)),
-            ("pml_mb", &|row| mb(row.pml_mb)),
-            ("pml_least_mb", &|row| mb(row.pml_least_mb)),
-            ("pml_most_mb", &|row| mb(row.pml_most_mb)),
-            ("esx_least_mb", &|row| mb(row.esx_least_mb)),
-            ("esx_median_mb", &|row| mb(row.esx_median_mb)),
-            ("esx_most_mb", &|row| mb(row.esx_most_mb)),
-            ("mrc_mb", &|row| mb(row.mrc_mb)),
-            ("intervals", &|row| row.intervals.to_string()),
-            ("instructions", &|row| row.instructions.to_string()),
-            ("records", &|row| row.records.to_string()),
-            ("log_bytes", &|row| row.log_bytes.to_string()),
-            ("waits", &|row| row.waits.to_string()),
-            ("lost", &|row| row.lost.to_string()),
-        ],
-    )
+    let mb = |value: Option<f64>| value.map(|mb| format!("{mb:.3}"));
+    csv_table!(rows, |row| {
+        "array": row.array,
+        "array_mb": mb(Some(row.array_mb)),
+        "truth_mb": mb(row.truth_mb),
+        "prl_mb": mb(row.prl_mb),
+        "prl_error_mb": mb(row.prl_error_mb),
+        "prl_settled_step": row.prl_settled_step,
+        "pml_mb": mb(row.pml_mb),
+        "pml_least_mb": mb(row.pml_least_mb),
+        "pml_most_mb": mb(row.pml_most_mb),
+        "esx_least_mb": mb(row.esx_least_mb),
+        "esx_median_mb": mb(row.esx_median_mb),
+        "esx_most_mb": mb(row.esx_most_mb),
+        "mrc_mb": mb(row.mrc_mb),
+        "intervals": row.intervals,
+        "instructions": row.instructions,
+        "records": row.records,
+        "log_bytes": row.log_bytes,
+        "waits": row.waits,
+        "lost": row.lost,
+    })
 }
 
 fn table(args: &Args, rows: &[Row]) -> String {

@@ -9,7 +9,7 @@ use plimsoll_fleet::place::Aim;
 use plimsoll_fleet::plan;
 use plimsoll_fleet::rules::Rules;
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{Columns, Side, TableOrJson, duration, printable};
+use plimsoll_output::{TableOrJson, duration, printable, table};
 use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
 use plimsoll_protocol::size::BitRate;
 
@@ -94,34 +94,22 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn table(plan: &PlacementJson) -> String {
-    let mut moves = Columns::new(&[
-        ("MOVE", Side::Right),
-        ("VM", Side::Left),
-        ("FROM", Side::Left),
-        ("TO", Side::Left),
-        ("SIZE", Side::Right),
-        ("COPYING", Side::Right),
-        ("WHY", Side::Left),
-    ]);
-    for (number, step) in plan.moves.iter().enumerate() {
-        let why = match step.reason {
+    let moves = table!((1_u64..).zip(&plan.moves), |(number, step)| {
+        Right "MOVE": number,
+        Left "VM": printable(&step.vm),
+        Left "FROM": printable(&step.from),
+        Left "TO": printable(&step.to),
+        Right "SIZE": size(step.size_bytes),
+        Right "COPYING": step.copy_s.map(duration),
+        Left "WHY": match step.reason {
             MoveReason::Relief => "its host is short, or a rule requires it",
             MoveReason::Emptying => "its host is emptied",
             MoveReason::Room => "makes room",
-        };
-        moves.row([
-            (number + 1).to_string(),
-            printable(&step.vm),
-            printable(&step.from),
-            printable(&step.to),
-            size(step.size_bytes),
-            step.copy_s.map(duration).unwrap_or_default(),
-            why.to_owned(),
-        ]);
-    }
+        },
+    });
     let mut text = match plan.moves.is_empty() {
         true => "No VM has to move.\n".to_owned(),
-        false => moves.text(),
+        false => moves,
     };
     text.push('\n');
     text.push_str(&hosts(&plan.hosts));

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use plimsoll_fleet::plan;
-use plimsoll_output::{Columns, Side, TableOrJson, percent, printable};
+use plimsoll_output::{TableOrJson, percent, printable, table};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::{UNKNOWN, counted, size};
+use crate::live::words::{counted, known, size};
 
 /// Show what the VMs of each host need together, and which hosts may be lost.
 ///
@@ -36,33 +36,19 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Hosts as a table.
 pub fn hosts(places: &[HostPlace]) -> String {
-    let mut table = Columns::new(&[
-        ("HOST", Side::Left),
-        ("VMS", Side::Right),
-        ("FOR VMS", Side::Right),
-        ("NEED AT PEAK", Side::Right),
-        ("SUM OF PEAKS", Side::Right),
-        ("CPU", Side::Right),
-        ("IF IT IS LOST", Side::Left),
-    ]);
-    for place in places {
-        let lost = match place.survives_loss {
+    table!(places, |place| {
+        Left "HOST": printable(&place.host),
+        Right "VMS": place.vms,
+        Right "FOR VMS": size(place.capacity_bytes),
+        Right "NEED AT PEAK": size(place.peak_bytes),
+        Right "SUM OF PEAKS": size(place.sum_of_peaks_bytes),
+        Right "CPU": known(place.processors_ratio, percent),
+        Left "IF IT IS LOST": match place.survives_loss {
             Some(true) => "its VMs fit elsewhere",
             Some(false) => "VMS HAVE NO PLACE",
             None => "",
-        };
-        let cpu = place.processors_ratio.map(percent);
-        table.row([
-            printable(&place.host),
-            place.vms.to_string(),
-            size(place.capacity_bytes),
-            size(place.peak_bytes),
-            size(place.sum_of_peaks_bytes),
-            cpu.unwrap_or_else(|| UNKNOWN.to_owned()),
-            lost.to_owned(),
-        ]);
-    }
-    table.text()
+        },
+    })
 }
 
 fn table(report: &FleetReport) -> String {

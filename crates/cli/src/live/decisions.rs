@@ -14,7 +14,7 @@ use plimsoll_protocol::request::Choice;
 use super::words::{local_time, name_of, percent, ratio, relative, size};
 use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::PartialResult;
-use plimsoll_output::{TextFormat, TextFormatArg, csv_table, or_empty, printable, stop_flag};
+use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, stop_flag};
 
 /// Interval of polling a decision that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -253,35 +253,20 @@ pub fn csv(decisions: &[&Decision]) -> String {
             (*decision, step, check)
         })
     });
-    csv_table(
-        rows,
-        &[
-            ("decision", &|(decision, ..)| decision.id.to_string()),
-            ("unix_ms", &|(decision, ..)| decision.unix_ms.to_string()),
-            ("kind", &|(decision, ..)| name_of(decision.kind)),
-            ("by", &|(decision, ..)| name_of(decision.by)),
-            ("state", &|(decision, ..)| name_of(decision.state)),
-            ("vm", &|(_, step, _)| printable(&step.vm)),
-            ("from_bytes", &|(_, step, _)| {
-                step.from.size_bytes().to_string()
-            }),
-            ("to_bytes", &|(_, step, _)| step.to.size_bytes().to_string()),
-            ("now_bytes", &|(_, step, _)| {
-                step.now.size_bytes().to_string()
-            }),
-            ("step", &|(_, step, _)| name_of(step.state)),
-            ("predicted", &|(.., check)| {
-                or_empty(check.and_then(|it| it.predicted).map(|at| at.expected))
-            }),
-            ("measured", &|(.., check)| {
-                or_empty(check.and_then(|it| it.measured))
-            }),
-            ("bound", &|(.., check)| {
-                or_empty(check.and_then(|it| it.bound))
-            }),
-            ("verdict", &|(.., check)| {
-                or_empty(check.map(|it| name_of(it.verdict)))
-            }),
-        ],
-    )
+    csv_table!(rows, |(decision, step, check)| {
+        "decision": decision.id,
+        "unix_ms": decision.unix_ms,
+        "kind": name_of(decision.kind),
+        "by": name_of(decision.by),
+        "state": name_of(decision.state),
+        "vm": printable(&step.vm),
+        "from_bytes": step.from.size_bytes(),
+        "to_bytes": step.to.size_bytes(),
+        "now_bytes": step.now.size_bytes(),
+        "step": name_of(step.state),
+        "predicted": check.and_then(|it| it.predicted).map(|at| at.expected),
+        "measured": check.and_then(|it| it.measured),
+        "bound": check.and_then(|it| it.bound),
+        "verdict": check.map(|it| name_of(it.verdict)),
+    })
 }

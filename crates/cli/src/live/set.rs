@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::words::size;
 use super::{Daemon, QueryArgs, warn_if_not_stored, write_json};
-use plimsoll_output::{TextFormat, bail_usage, csv_table, or_empty, printable};
+use plimsoll_output::{TextFormat, bail_usage, csv_table, printable};
 use plimsoll_protocol::size::{ByteSize, PerSecond};
 
 /// Change a VM's limits; options that are not given stay unchanged.
@@ -136,24 +136,17 @@ fn text(settings: &Settings) -> String {
 }
 
 fn lines(vm: &VmSummary) -> String {
-    csv_table(
-        [vm],
-        &[
-            ("vm", &|vm| printable(&vm.vm)),
-            ("min_bytes", &|vm| vm.settings.min_bytes.to_string()),
-            ("max_bytes", &|vm| vm.settings.max_bytes.to_string()),
-            ("baseline_bytes", &|vm| {
-                vm.settings.baseline_bytes.to_string()
-            }),
-            ("shares", &|vm| vm.settings.shares.to_string()),
-            ("max_loss", &|vm| or_empty(vm.settings.promise.max_loss)),
-            ("max_misses_per_second", &|vm| {
-                or_empty(vm.settings.promise.max_misses_per_second)
-            }),
-            ("max_stall", &|vm| or_empty(vm.settings.promise.max_stall)),
-            ("managed", &|vm| vm.settings.managed.to_string()),
-        ],
-    )
+    csv_table!([vm], |vm| {
+        "vm": printable(&vm.vm),
+        "min_bytes": vm.settings.min_bytes,
+        "max_bytes": vm.settings.max_bytes,
+        "baseline_bytes": vm.settings.baseline_bytes,
+        "shares": vm.settings.shares,
+        "max_loss": vm.settings.promise.max_loss,
+        "max_misses_per_second": vm.settings.promise.max_misses_per_second,
+        "max_stall": vm.settings.promise.max_stall,
+        "managed": vm.settings.managed,
+    })
 }
 
 #[cfg(test)]

@@ -11,11 +11,10 @@ use plimsoll_protocol::vm::{CacheView, TraceView, VmSummary};
 use super::daemon::curve_of;
 use super::subject::{Key, SizesOfInterest, Subject};
 use super::words::{
-    UNKNOWN, age, maybe_size, name_of, percent, ratio, relative, size, working_set,
+    UNKNOWN, age, known, maybe_size, name_of, percent, ratio, relative, size, working_set,
 };
 use super::{Daemon, QueryArgs, write_json};
-use plimsoll_output::csv as line;
-use plimsoll_output::{TextFormat, or_empty, per_second, printable, short};
+use plimsoll_output::{TextFormat, csv_table, per_second, printable, short};
 use plimsoll_protocol::byte_curve::ByteCurve;
 
 /// Sizes at which the curve is shown, about.
@@ -391,7 +390,7 @@ fn rates(of: &SizesOfInterest, curve: &ByteCurve) -> String {
         );
         let over = of.baseline_bytes.map_or_else(String::new, |baseline| {
             let relative = curve.relative(bytes, baseline);
-            relative.map_or_else(|| UNKNOWN.to_owned(), |at| ratio(at.expected))
+            known(relative, |at| ratio(at.expected))
         });
         let line = format!(
             "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {over:>10}  {mark}",
@@ -417,33 +416,19 @@ fn bar(share: f64) -> String {
 }
 
 fn csv(baseline_bytes: Option<u64>, curve: &ByteCurve) -> String {
-    let heads = [
-        "size_bytes",
-        "miss_ratio",
-        "low",
-        "high",
-        "relative",
-        "misses_per_second",
-        "misses_low_per_second",
-        "misses_high_per_second",
-    ];
-    let mut text = line(heads);
-    for point in curve.misses.points() {
-        let bytes = point.size.to_bytes(curve.page_size);
-        let relative = baseline_bytes.and_then(|baseline| curve.relative(bytes, baseline));
-        let cells = [
-            bytes.to_string(),
-            point.miss_ratio.to_string(),
-            point.low.to_string(),
-            point.high.to_string(),
-            or_empty(relative.map(|at| at.expected)),
-            or_empty(point.misses.map(|misses| misses.expected)),
-            or_empty(point.misses.map(|misses| misses.low)),
-            or_empty(point.misses.map(|misses| misses.high)),
-        ];
-        text.push_str(&line(cells.iter().map(String::as_str)));
-    }
-    text
+    csv_table!(curve.misses.points(), |point| {
+        "size_bytes": point.size.to_bytes(curve.page_size),
+        "miss_ratio": point.miss_ratio,
+        "low": point.low,
+        "high": point.high,
+        "relative": baseline_bytes.and_then(|baseline| {
+            let bytes = point.size.to_bytes(curve.page_size);
+            Some(curve.relative(bytes, baseline)?.expected)
+        }),
+        "misses_per_second": point.misses.map(|misses| misses.expected),
+        "misses_low_per_second": point.misses.map(|misses| misses.low),
+        "misses_high_per_second": point.misses.map(|misses| misses.high),
+    })
 }
 
 #[cfg(test)]

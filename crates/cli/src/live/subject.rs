@@ -107,19 +107,21 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// A value that only VMs have; empty of a control group.
-    pub fn of_vm(self, value: impl Fn(&VmSummary) -> String) -> String {
+    /// The VM, if it is one.
+    #[must_use]
+    pub fn vm(self) -> Option<&'a VmSummary> {
         match self {
-            Self::Vm(vm) => value(vm),
-            Self::Group(_) => String::new(),
+            Self::Vm(vm) => Some(vm),
+            Self::Group(_) => None,
         }
     }
 
-    /// A value that only control groups have; empty of a VM.
-    pub fn of_group(self, value: impl Fn(&GroupSummary) -> String) -> String {
+    /// The control group, if it is one.
+    #[must_use]
+    pub fn group(self) -> Option<&'a GroupSummary> {
         match self {
-            Self::Vm(_) => String::new(),
-            Self::Group(group) => value(group),
+            Self::Vm(_) => None,
+            Self::Group(group) => Some(group),
         }
     }
 
@@ -155,15 +157,12 @@ impl<'a> Entry<'a> {
             Self::Vm(vm) => vm.curve_source,
             Self::Group(group) => group.curve_source,
         };
-        let emulated = self.of_vm(|vm| match is_emulated(vm) {
-            true => "tcg".to_owned(),
-            false => String::new(),
-        });
+        let emulated = self.vm().is_some_and(is_emulated);
         let losses = trace.is_some_and(|trace| trace.lost > 0);
         let words = [
             state,
             source.map(name_of),
-            Some(emulated).filter(|word| !word.is_empty()),
+            emulated.then(|| "tcg".to_owned()),
             losses.then(|| "losses".to_owned()),
         ];
         let words: Vec<_> = words.into_iter().flatten().collect();

@@ -8,12 +8,11 @@ use plimsoll_protocol::vm::{HostMemory, HostView, VmSummary};
 
 use super::subject::Entry;
 use super::words::{
-    is_emulated, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
+    is_emulated, known, local_time, maybe_size, misses, name, name_of, percent, ratio, size,
+    working_set,
 };
 use super::{Daemon, QueryArgs, write_json};
-use plimsoll_output::{
-    Columns, Side, TextFormat, csv_table, cut_front, duration, or_empty, printable,
-};
+use plimsoll_output::{TextFormat, csv_table, cut_front, duration, printable, table};
 
 /// Characters of a control group's path that the table shows.
 const PATH_CHARACTERS: usize = 60;
@@ -47,7 +46,7 @@ fn text(host: &HostView) -> String {
     if host.vms.is_empty() {
         text.push_str("No VM was found.\n");
     } else {
-        text.push_str(&table(&host.vms));
+        text.push_str(&vms_text(&host.vms));
         text.push_str(
             "\nsize: memory of its own and cache. uses: its working set. misses: predicted at its size over those at\n\
              its baseline, and the upper confidence limit. gives: what it could give within its limit. cost: share of its\n\
@@ -92,78 +91,38 @@ fn head(host: &HostView) -> String {
     head
 }
 
-fn table(vms: &[VmSummary]) -> String {
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("status", Side::Left),
-        ("size", Side::Right),
-        ("of it cache", Side::Right),
-        ("target", Side::Right),
-        ("uses", Side::Right),
-        ("misses/s", Side::Right),
-        ("misses", Side::Right),
-        ("gives", Side::Right),
-        ("cost", Side::Right),
-        ("backends", Side::Left),
-        ("traced", Side::Left),
-    ]);
-    for vm in vms {
-        let relative = vm.relative.map_or_else(
-            || super::words::UNKNOWN.to_owned(),
-            |at| format!("{} ≤ {}", ratio(at.expected), ratio(at.high)),
-        );
-        let overhead = vm.trace.as_ref().map(|trace| percent(trace.overhead_ratio));
-        columns.row([
-            name(&vm.vm),
-            name_of(vm.status),
-            size(vm.size_bytes),
-            if vm.cache.is_some() || vm.cache_bytes > 0 {
-                size(vm.cache_bytes)
-            } else {
-                String::new()
-            },
-            vm.target_bytes.map(size).unwrap_or_default(),
-            working_set(vm.working_set.as_ref()),
-            misses(vm.misses.as_ref(), 1.0),
-            relative,
-            maybe_size(vm.reclaimable_bytes),
-            overhead.unwrap_or_default(),
-            backends(vm),
-            Entry::Vm(vm).traced(),
-        ]);
-    }
-    columns.text()
+fn vms_text(vms: &[VmSummary]) -> String {
+    table!(vms, |vm| {
+        Left "VM": name(&vm.vm),
+        Left "status": name_of(vm.status),
+        Right "size": size(vm.size_bytes),
+        Right "of it cache": (vm.cache.is_some() || vm.cache_bytes > 0).then(|| size(vm.cache_bytes)),
+        Right "target": vm.target_bytes.map(size),
+        Right "uses": working_set(vm.working_set.as_ref()),
+        Right "misses/s": misses(vm.misses.as_ref(), 1.0),
+        Right "misses": known(vm.relative, |at| format!("{} ≤ {}", ratio(at.expected), ratio(at.high))),
+        Right "gives": maybe_size(vm.reclaimable_bytes),
+        Right "cost": vm.trace.as_ref().map(|trace| percent(trace.overhead_ratio)),
+        Left "backends": backends(vm),
+        Left "traced": Entry::Vm(vm).traced(),
+    })
 }
 
 /// The control groups, with an account of those that are not watched or not traced.
 fn groups_text(groups: &Groups) -> String {
     let mut text = String::new();
     if !groups.watched.is_empty() {
-        let mut columns = Columns::new(&[
-            ("control group", Side::Left),
-            ("kind", Side::Left),
-            ("charged", Side::Right),
-            ("limit", Side::Right),
-            ("uses", Side::Right),
-            ("cost", Side::Right),
-            ("traced", Side::Left),
-            ("path", Side::Left),
-        ]);
-        for group in &groups.watched {
-            let overhead = (group.trace.as_ref()).map(|trace| percent(trace.overhead_ratio));
-            columns.row([
-                name(&group.group),
-                group.kind.to_string(),
-                maybe_size(group.charged_bytes),
-                group.limit_bytes.map(size).unwrap_or_default(),
-                working_set(group.working_set.as_ref()),
-                overhead.unwrap_or_default(),
-                Entry::Group(group).traced(),
-                cut_front(&printable(&group.path), PATH_CHARACTERS),
-            ]);
-        }
         text.push('\n');
-        text.push_str(&columns.text());
+        text.push_str(&table!(&groups.watched, |group| {
+            Left "control group": name(&group.group),
+            Left "kind": group.kind.to_string(),
+            Right "charged": maybe_size(group.charged_bytes),
+            Right "limit": group.limit_bytes.map(size),
+            Right "uses": working_set(group.working_set.as_ref()),
+            Right "cost": group.trace.as_ref().map(|trace| percent(trace.overhead_ratio)),
+            Left "traced": Entry::Group(group).traced(),
+            Left "path": cut_front(&printable(&group.path), PATH_CHARACTERS),
+        }));
         text.push_str(
             "\ncharged: its memory and page cache, with the groups below it. Control groups are only observed: no allocation counts them.\n",
         );
@@ -216,80 +175,33 @@ fn backends(vm: &VmSummary) -> String {
 }
 
 fn lines(host: &HostView) -> String {
-    csv_table(
-        Entry::all(host),
-        &[
-            ("vm", &|line| printable(line.name())),
-            ("pid", &|line| line.of_vm(|vm| vm.pid.to_string())),
-            ("accelerator", &|line| {
-                line.of_vm(|vm| or_empty(vm.accelerator))
-            }),
-            ("status", &|line| line.of_vm(|vm| name_of(vm.status))),
-            ("size_bytes", &|line| {
-                line.of_vm(|vm| vm.size_bytes.to_string())
-            }),
-            ("direct_bytes", &|line| {
-                line.of_vm(|vm| vm.direct_bytes.to_string())
-            }),
-            ("cache_bytes", &|line| {
-                line.of_vm(|vm| vm.cache_bytes.to_string())
-            }),
-            ("target_bytes", &|line| {
-                line.of_vm(|vm| or_empty(vm.target_bytes))
-            }),
-            ("working_set_bytes", &|line| {
-                or_empty(line.working_set().map(|set| set.bytes))
-            }),
-            ("working_set_bound", &|line| {
-                or_empty(line.working_set().map(|set| set.bound.name()))
-            }),
-            ("relative", &|line| {
-                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.expected)))
-            }),
-            ("relative_low", &|line| {
-                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.low)))
-            }),
-            ("relative_high", &|line| {
-                line.of_vm(|vm| or_empty(vm.relative.map(|at| at.high)))
-            }),
-            ("misses_per_second", &|line| {
-                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_per_second)))
-            }),
-            ("misses_low_per_second", &|line| {
-                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_low_per_second)))
-            }),
-            ("misses_high_per_second", &|line| {
-                line.of_vm(|vm| or_empty(vm.misses.map(|at| at.misses_high_per_second)))
-            }),
-            ("vcpu_seconds_per_second", &|line| {
-                line.of_vm(|vm| or_empty(vm.vcpu_seconds_per_second))
-            }),
-            ("reclaimable_bytes", &|line| {
-                line.of_vm(|vm| or_empty(vm.reclaimable_bytes))
-            }),
-            ("promise_bytes", &|line| {
-                line.of_vm(|vm| or_empty(vm.promise_bytes))
-            }),
-            ("overhead_ratio", &|line| {
-                or_empty(line.trace().map(|trace| trace.overhead_ratio))
-            }),
-            ("trace_state", &|line| {
-                or_empty(line.trace().map(|trace| name_of(trace.state)))
-            }),
-            ("lost", &|line| {
-                or_empty(line.trace().map(|trace| trace.lost))
-            }),
-            ("backends", &|line| line.of_vm(backends)),
-            ("kind", &|line| line.kind()),
-            ("path", &|line| {
-                line.of_group(|group| printable(&group.path))
-            }),
-            ("charged_bytes", &|line| {
-                line.of_group(|group| or_empty(group.charged_bytes))
-            }),
-            ("limit_bytes", &|line| {
-                line.of_group(|group| or_empty(group.limit_bytes))
-            }),
-        ],
-    )
+    csv_table!(Entry::all(host), |line| {
+        "vm": printable(line.name()),
+        "pid": line.vm().map(|vm| vm.pid),
+        "accelerator": line.vm().and_then(|vm| vm.accelerator).map(|accelerator| accelerator.to_string()),
+        "status": line.vm().map(|vm| name_of(vm.status)),
+        "size_bytes": line.vm().map(|vm| vm.size_bytes),
+        "direct_bytes": line.vm().map(|vm| vm.direct_bytes),
+        "cache_bytes": line.vm().map(|vm| vm.cache_bytes),
+        "target_bytes": line.vm().and_then(|vm| vm.target_bytes),
+        "working_set_bytes": line.working_set().map(|set| set.bytes),
+        "working_set_bound": line.working_set().map(|set| set.bound.name()),
+        "relative": line.vm().and_then(|vm| vm.relative).map(|at| at.expected),
+        "relative_low": line.vm().and_then(|vm| vm.relative).map(|at| at.low),
+        "relative_high": line.vm().and_then(|vm| vm.relative).map(|at| at.high),
+        "misses_per_second": line.vm().and_then(|vm| vm.misses).map(|at| at.misses_per_second),
+        "misses_low_per_second": line.vm().and_then(|vm| vm.misses).map(|at| at.misses_low_per_second),
+        "misses_high_per_second": line.vm().and_then(|vm| vm.misses).map(|at| at.misses_high_per_second),
+        "vcpu_seconds_per_second": line.vm().and_then(|vm| vm.vcpu_seconds_per_second),
+        "reclaimable_bytes": line.vm().and_then(|vm| vm.reclaimable_bytes),
+        "promise_bytes": line.vm().and_then(|vm| vm.promise_bytes),
+        "overhead_ratio": line.trace().map(|trace| trace.overhead_ratio),
+        "trace_state": line.trace().map(|trace| name_of(trace.state)),
+        "lost": line.trace().map(|trace| trace.lost),
+        "backends": line.vm().map(backends),
+        "kind": line.kind(),
+        "path": line.group().map(|group| printable(&group.path)),
+        "charged_bytes": line.group().and_then(|group| group.charged_bytes),
+        "limit_bytes": line.group().and_then(|group| group.limit_bytes),
+    })
 }

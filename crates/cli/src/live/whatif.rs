@@ -9,7 +9,7 @@ use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
 use super::words::{misses, name, name_of, ratio, relative, size};
 use super::{Daemon, QueryArgs, write_json};
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{Columns, Side, TextFormat, bail_usage, csv_table, or_empty, printable};
+use plimsoll_output::{TextFormat, bail_usage, csv_table, printable, table};
 use plimsoll_protocol::size::ByteSize;
 
 /// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
@@ -90,37 +90,21 @@ fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Re
             writeln!(out, "{}", printable(&answer.why))?;
         }
         TextFormat::Csv => {
-            let then = answer.relative_then;
-            let table = csv_table(
-                [answer],
-                &[
-                    ("vm", &|vm| printable(&vm.vm)),
-                    ("size_bytes", &|vm| vm.size_bytes.to_string()),
-                    ("size_then_bytes", &|vm| vm.size_then_bytes.to_string()),
-                    ("relative", &|vm| {
-                        or_empty(vm.relative.map(|at| at.expected))
-                    }),
-                    ("relative_then", &|_| or_empty(then.map(|at| at.expected))),
-                    ("relative_then_low", &|_| or_empty(then.map(|at| at.low))),
-                    ("relative_then_high", &|_| or_empty(then.map(|at| at.high))),
-                    ("status_then", &|vm| name_of(vm.status_then)),
-                    ("misses_per_second", &|vm| {
-                        or_empty(vm.misses.map(|at| at.misses_per_second))
-                    }),
-                    ("misses_then_per_second", &|vm| {
-                        or_empty(vm.misses_then.map(|at| at.misses_per_second))
-                    }),
-                    ("misses_then_low_per_second", &|vm| {
-                        or_empty(vm.misses_then.map(|at| at.misses_low_per_second))
-                    }),
-                    ("misses_then_high_per_second", &|vm| {
-                        or_empty(vm.misses_then.map(|at| at.misses_high_per_second))
-                    }),
-                    ("vcpu_seconds_per_second", &|vm| {
-                        or_empty(vm.vcpu_seconds_per_second)
-                    }),
-                ],
-            );
+            let table = csv_table!([answer], |vm| {
+                "vm": printable(&vm.vm),
+                "size_bytes": vm.size_bytes,
+                "size_then_bytes": vm.size_then_bytes,
+                "relative": vm.relative.map(|at| at.expected),
+                "relative_then": vm.relative_then.map(|at| at.expected),
+                "relative_then_low": vm.relative_then.map(|at| at.low),
+                "relative_then_high": vm.relative_then.map(|at| at.high),
+                "status_then": name_of(vm.status_then),
+                "misses_per_second": vm.misses.map(|at| at.misses_per_second),
+                "misses_then_per_second": vm.misses_then.map(|at| at.misses_per_second),
+                "misses_then_low_per_second": vm.misses_then.map(|at| at.misses_low_per_second),
+                "misses_then_high_per_second": vm.misses_then.map(|at| at.misses_high_per_second),
+                "vcpu_seconds_per_second": vm.vcpu_seconds_per_second,
+            });
             out.write_all(table.as_bytes())?;
         }
         TextFormat::Json => write_json(answer, out)?,
@@ -144,29 +128,17 @@ fn of_host(answer: &HostWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow
 
 /// What each VM would have.
 fn division(plan: &PlanJson) -> String {
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("now", Side::Right),
-        ("then", Side::Right),
-        ("misses now", Side::Right),
-        ("misses then", Side::Right),
-        ("bound", Side::Right),
-        ("why", Side::Left),
-    ]);
-    for target in &plan.targets {
-        columns.row([
-            name(&target.vm),
-            size(target.current_bytes),
-            size(target.target_bytes),
-            relative(target.relative_now.as_ref()),
-            relative(target.relative.as_ref()),
-            target.bounds(),
-            name_of(target.reason),
-        ]);
-    }
+    let table = table!(&plan.targets, |target| {
+        Left "VM": name(&target.vm),
+        Right "now": size(target.current_bytes),
+        Right "then": size(target.target_bytes),
+        Right "misses now": relative(target.relative_now.as_ref()),
+        Right "misses then": relative(target.relative.as_ref()),
+        Right "bound": target.bounds(),
+        Left "why": name_of(target.reason),
+    });
     format!(
-        "{}\nof {} in all, {} spare; geometric mean of the misses over those at the baselines: {} now, {} then\n",
-        columns.text(),
+        "{table}\nof {} in all, {} spare; geometric mean of the misses over those at the baselines: {} now, {} then\n",
         size(plan.total_bytes),
         size(plan.spare_bytes),
         ratio(plan.geometric_mean_now),
@@ -175,28 +147,15 @@ fn division(plan: &PlanJson) -> String {
 }
 
 fn lines(plan: &PlanJson) -> String {
-    csv_table(
-        &plan.targets,
-        &[
-            ("vm", &|target| printable(&target.vm)),
-            ("current_bytes", &|target| target.current_bytes.to_string()),
-            ("target_bytes", &|target| target.target_bytes.to_string()),
-            ("relative_now", &|target| {
-                or_empty(target.relative_now.map(|at| at.expected))
-            }),
-            ("relative", &|target| {
-                or_empty(target.relative.map(|at| at.expected))
-            }),
-            ("relative_high", &|target| {
-                or_empty(target.relative.map(|at| at.high))
-            }),
-            ("bound", &|target| {
-                or_empty(target.max_loss.map(|loss| 1.0 + loss))
-            }),
-            ("reason", &|target| name_of(target.reason)),
-            ("max_misses_per_second", &|target| {
-                or_empty(target.max_misses_per_second)
-            }),
-        ],
-    )
+    csv_table!(&plan.targets, |target| {
+        "vm": printable(&target.vm),
+        "current_bytes": target.current_bytes,
+        "target_bytes": target.target_bytes,
+        "relative_now": target.relative_now.map(|at| at.expected),
+        "relative": target.relative.map(|at| at.expected),
+        "relative_high": target.relative.map(|at| at.high),
+        "bound": target.max_loss.map(|loss| 1.0 + loss),
+        "reason": name_of(target.reason),
+        "max_misses_per_second": target.max_misses_per_second,
+    })
 }

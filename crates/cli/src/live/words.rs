@@ -26,48 +26,46 @@ pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{ending}")
 }
 
+/// A value that may not be known.
+pub fn known<T>(value: Option<T>, form: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), form)
+}
+
 /// A size that may not be known.
 pub fn maybe_size(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| UNKNOWN.to_owned(), size)
+    known(bytes, size)
 }
 
 /// A working set, marked where it is only a bound.
 pub fn working_set(set: Option<&WorkingSetView>) -> String {
-    let Some(set) = set else {
-        return UNKNOWN.to_owned();
-    };
-    format!("{}{}", set.bound.sign(), size(set.bytes))
+    known(set, |set| {
+        format!("{}{}", set.bound.sign(), size(set.bytes))
+    })
 }
 
 /// Misses per second with their band, or per second of vCPU time, of which the VM has `seconds` a second.
 pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
-    misses.map_or_else(
-        || UNKNOWN.to_owned(),
-        |at| {
-            let shown = |rate: f64| per_second(rate / seconds);
-            format!(
-                "{} ({} to {})",
-                shown(at.misses_per_second),
-                shown(at.misses_low_per_second),
-                shown(at.misses_high_per_second)
-            )
-        },
-    )
+    known(misses, |at| {
+        let shown = |rate: f64| per_second(rate / seconds);
+        format!(
+            "{} ({} to {})",
+            shown(at.misses_per_second),
+            shown(at.misses_low_per_second),
+            shown(at.misses_high_per_second)
+        )
+    })
 }
 
 /// Misses over those at the baseline, with their band.
 pub fn relative(relative: Option<&Relative>) -> String {
-    relative.map_or_else(
-        || UNKNOWN.to_owned(),
-        |at| {
-            format!(
-                "{} ({} to {})",
-                ratio(at.expected),
-                ratio(at.low),
-                ratio(at.high)
-            )
-        },
-    )
+    known(relative, |at| {
+        format!(
+            "{} ({} to {})",
+            ratio(at.expected),
+            ratio(at.low),
+            ratio(at.high)
+        )
+    })
 }
 
 /// The name that the daemon's JSON gives a state.

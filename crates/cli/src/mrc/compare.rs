@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::input::{curve_of, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
-use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
+use plimsoll_output::{Format, csv_table, grouped, table};
 use plimsoll_plot::{Axis, Chart, Point, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 
@@ -185,31 +185,19 @@ impl Comparison<'_> {
         });
         // Writing to a string cannot fail, here and below.
         let _ = writeln!(table, "{:<12}{cliff}\n", "cliff");
-        let mut columns = Columns::new(&[
-            ("estimator", Side::Left),
-            ("MAE", Side::Right),
-            ("max err", Side::Right),
-            ("cliff", Side::Right),
-            ("in band", Side::Right),
-            ("M refs/CPU s", Side::Right),
-            ("peak memory", Side::Right),
-        ]);
         let share = |share: Option<f64>, digits: usize| match share {
             Some(share) => format!("{:.digits$} %", share * 100.0),
             None => "-".to_owned(),
         };
-        for row in rows {
-            columns.row([
-                row.estimator.clone(),
-                share(row.mean_absolute_error, 3),
-                share(row.max_error, 2),
-                share(row.cliff_position_error, 2),
-                share(row.band_coverage, 1),
-                format!("{:.1}", row.references_per_second / 1e6),
-                ByteSize(row.peak_memory_bytes as u64).rounded(),
-            ]);
-        }
-        table.push_str(&columns.text());
+        table.push_str(&table!(rows, |row| {
+            Left "estimator": row.estimator.as_str(),
+            Right "MAE": share(row.mean_absolute_error, 3),
+            Right "max err": share(row.max_error, 2),
+            Right "cliff": share(row.cliff_position_error, 2),
+            Right "in band": share(row.band_coverage, 1),
+            Right "M refs/CPU s": format!("{:.1}", row.references_per_second / 1e6),
+            Right "peak memory": ByteSize(row.peak_memory_bytes as u64).rounded(),
+        }));
         table.push_str(
             "\nMAE and max err: against the exact curve, at even sizes up to the footprint; max err forgives\n\
              sizes off by 1 %. cliff: how far its place is off. in band: sizes whose true ratio is in it.\n",
@@ -257,24 +245,13 @@ impl Comparison<'_> {
 }
 
 fn to_csv(rows: &[Row]) -> String {
-    csv_table(
-        rows,
-        &[
-            ("estimator", &|row| row.estimator.clone()),
-            ("mean_absolute_error", &|row| {
-                or_empty(row.mean_absolute_error)
-            }),
-            ("max_error", &|row| or_empty(row.max_error)),
-            ("cliff_position_error", &|row| {
-                or_empty(row.cliff_position_error)
-            }),
-            ("band_coverage", &|row| or_empty(row.band_coverage)),
-            ("references_per_second", &|row| {
-                row.references_per_second.to_string()
-            }),
-            ("peak_memory_bytes", &|row| {
-                row.peak_memory_bytes.to_string()
-            }),
-        ],
-    )
+    csv_table!(rows, |row| {
+        "estimator": row.estimator.as_str(),
+        "mean_absolute_error": row.mean_absolute_error,
+        "max_error": row.max_error,
+        "cliff_position_error": row.cliff_position_error,
+        "band_coverage": row.band_coverage,
+        "references_per_second": row.references_per_second,
+        "peak_memory_bytes": row.peak_memory_bytes,
+    })
 }

@@ -13,7 +13,7 @@ use plimsoll_estimator::registry::BuiltEstimator;
 use plimsoll_estimator::{ByGroup, Estimator, group_threads};
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{Columns, Format, Side, bail_usage, csv, grouped, printable};
+use plimsoll_output::{Format, bail_usage, csv_table, grouped, printable, table};
 use plimsoll_plot::{Axis, Chart, HeatChart, Series, Unit, encode};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::{ByteSize, Interval};
@@ -291,34 +291,25 @@ impl Several<'_> {
             ));
         }
         let sizes = view.sizes(self.trace.page_bytes)?;
-        let mut columns = Columns::new(&[
-            (self.what(), Side::Left),
-            ("references", Side::Right),
-            ("working set (5 %)", Side::Right),
-            ("least misses", Side::Right),
-            ("misses at these sizes", Side::Right),
-        ]);
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        for part in &self.parts {
-            let ratio = |size| part.curve.as_ref().map(|curve| curve.miss_ratio(size));
-            let least = part.curve.as_ref().and_then(|curve| curve.points().last());
-            let at_sizes = sizes.iter().filter_map(|&size| ratio(size));
-            let at_sizes: Vec<_> = at_sizes
-                .map(|ratio| format!("{:>8}", percent(ratio)))
-                .collect();
-            columns.row([
-                printable(&part.name),
-                grouped(part.references as f64),
-                match part.working_set {
-                    Some(size) => self.bytes(size).rounded(),
-                    None => "none".to_owned(),
-                },
-                least.map_or_else(String::new, |point| percent(point.miss_ratio)),
-                at_sizes.join("  "),
-            ]);
-        }
+        let what = self.what();
         table.push('\n');
-        table.push_str(&columns.text());
+        table.push_str(&table!(&self.parts, |part| {
+            Left what: printable(&part.name),
+            Right "references": grouped(part.references as f64),
+            Right "working set (5 %)": match part.working_set {
+                Some(size) => self.bytes(size).rounded(),
+                None => "none".to_owned(),
+            },
+            Right "least misses": part.curve.as_ref().and_then(|curve| {
+                Some(percent(curve.points().last()?.miss_ratio))
+            }),
+            Right "misses at these sizes": part.curve.as_ref().map(|curve| {
+                let ratios = sizes.iter().map(|&size| curve.miss_ratio(size));
+                let ratios: Vec<_> = ratios.map(|ratio| format!("{:>8}", percent(ratio))).collect();
+                ratios.join("  ")
+            }),
+        }));
         Ok(table.replace('\u{a0}', " "))
     }
 
@@ -327,25 +318,21 @@ impl Several<'_> {
             Some(_) => "from_s",
             None => "device",
         };
-        let mut text = csv([key, "references", "size_pages", "miss_ratio", "low", "high"]);
-        for part in &self.parts {
-            let name = part.from_us.map_or_else(
-                || printable(&part.name),
-                |from_us| (from_us as f64 / 1e6).to_string(),
-            );
-            for point in part.curve.iter().flat_map(MissRatioCurve::points) {
-                let cells = [
-                    name.clone(),
-                    part.references.to_string(),
-                    point.size.to_string(),
-                    point.miss_ratio.to_string(),
-                    point.low.to_string(),
-                    point.high.to_string(),
-                ];
-                text.push_str(&csv(cells.iter().map(String::as_str)));
-            }
-        }
-        text
+        let rows = self.parts.iter().flat_map(|part| {
+            let points = part.curve.iter().flat_map(MissRatioCurve::points);
+            points.map(move |point| (part, point))
+        });
+        csv_table!(rows, |(part, point)| {
+            key: match part.from_us {
+                Some(from_us) => (from_us as f64 / 1e6).to_string(),
+                None => printable(&part.name),
+            },
+            "references": part.references,
+            "size_pages": point.size.0,
+            "miss_ratio": point.miss_ratio,
+            "low": point.low,
+            "high": point.high,
+        })
     }
 
     fn to_json(&self) -> anyhow::Result<String> {

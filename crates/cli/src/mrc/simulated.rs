@@ -13,7 +13,7 @@ use plimsoll_estimator::simulation::{
 };
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{Format, csv, grouped};
+use plimsoll_output::{Format, csv_table, grouped};
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
@@ -180,13 +180,14 @@ impl Report {
     }
 
     fn to_csv(&self) -> String {
-        let mut text = csv(["policy", "size_pages", "miss_ratio"]);
-        for (name, points) in &self.policies {
-            for SimulatedPoint { size, miss_ratio } in points {
-                let _ = writeln!(text, "{name},{size},{miss_ratio}");
-            }
-        }
-        text
+        let policies = self.policies.iter();
+        let rows =
+            policies.flat_map(|(name, points)| points.iter().map(move |point| (name, point)));
+        csv_table!(rows, |(name, point)| {
+            "policy": name,
+            "size_pages": point.size.0,
+            "miss_ratio": point.miss_ratio,
+        })
     }
 
     fn to_json(&self) -> anyhow::Result<String> {

@@ -6,7 +6,7 @@ use std::io::Write;
 use anyhow::Context as _;
 use plimsoll_estimator::SizedCurves;
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
-use plimsoll_output::{Format, csv, grouped};
+use plimsoll_output::{Format, csv_table, grouped};
 use plimsoll_plot::{Axis, Chart, Series, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 use plimsoll_source::Options;
@@ -142,29 +142,15 @@ impl Report {
     }
 
     fn to_csv(&self) -> String {
-        let mut text = csv([
-            "size_bytes",
-            "miss_ratio",
-            "low",
-            "high",
-            "byte_miss_ratio",
-            "byte_low",
-            "byte_high",
-        ]);
-        for row in self.rows() {
-            let _ = writeln!(
-                text,
-                "{},{},{},{},{},{},{}",
-                row.size_bytes,
-                row.miss_ratio,
-                row.low,
-                row.high,
-                row.byte_miss_ratio,
-                row.byte_low,
-                row.byte_high
-            );
-        }
-        text
+        csv_table!(self.rows(), |row| {
+            "size_bytes": row.size_bytes,
+            "miss_ratio": row.miss_ratio,
+            "low": row.low,
+            "high": row.high,
+            "byte_miss_ratio": row.byte_miss_ratio,
+            "byte_low": row.byte_low,
+            "byte_high": row.byte_high,
+        })
     }
 
     fn to_json(&self) -> anyhow::Result<String> {

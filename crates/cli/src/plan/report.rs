@@ -2,26 +2,13 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression, TargetJson};
+use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression};
 use plimsoll_protocol::vm::Relative;
 
-use plimsoll_output::{Columns, Side, csv_table, or_empty, printable, short_percent as percent};
+use plimsoll_output::{csv_table, printable, short_percent as percent, table};
 use plimsoll_protocol::size::ByteSize;
 
 use crate::live::words::{counted, name_of};
-
-const HEADS: [(&str, Side); 10] = [
-    ("VM", Side::Left),
-    ("baseline", Side::Right),
-    ("now", Side::Right),
-    ("target", Side::Right),
-    ("change", Side::Right),
-    ("misses now", Side::Right),
-    ("then", Side::Right),
-    ("band", Side::Right),
-    ("bound", Side::Right),
-    ("why", Side::Left),
-];
 
 pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
     let mut table = String::new();
@@ -36,11 +23,19 @@ pub(super) fn table(inputs: &PlanInputs, plan: &PlanJson) -> String {
         size(inputs.rules.unit_bytes)
     );
     table.push('\n');
-    let mut columns = Columns::new(&HEADS);
-    for target in &plan.targets {
-        columns.row(row(target));
-    }
-    table.push_str(&columns.text());
+    let expected = |at: Option<Relative>| at.map_or("?".to_owned(), |at| times(at.expected));
+    table.push_str(&table!(&plan.targets, |target| {
+        Left "VM": printable(&target.vm),
+        Right "baseline": size(target.baseline_bytes),
+        Right "now": size(target.current_bytes),
+        Right "target": size(target.target_bytes),
+        Right "change": change(target.current_bytes, target.target_bytes),
+        Right "misses now": expected(target.relative_now),
+        Right "then": expected(target.relative),
+        Right "band": target.relative.and_then(band),
+        Right "bound": target.bounds(),
+        Left "why": target.reason.to_string(),
+    }));
     table.push('\n');
     let _ = writeln!(
         table,
@@ -71,25 +66,9 @@ pub(super) fn method(plan: &PlanJson) -> String {
     }
 }
 
-fn row(target: &TargetJson) -> [String; HEADS.len()] {
-    let expected = |relative: Option<Relative>| relative.map(|relative| times(relative.expected));
-    let band = target
-        .relative
-        .filter(|relative| relative.low < relative.high);
-    [
-        printable(&target.vm),
-        size(target.baseline_bytes),
-        size(target.current_bytes),
-        size(target.target_bytes),
-        change(target.current_bytes, target.target_bytes),
-        expected(target.relative_now).unwrap_or_else(|| "?".to_owned()),
-        expected(target.relative).unwrap_or_else(|| "?".to_owned()),
-        band.map_or_else(String::new, |relative| {
-            format!("{}-{}", times(relative.low), times(relative.high))
-        }),
-        target.bounds(),
-        target.reason.to_string(),
-    ]
+/// The band, if the curve has one there.
+fn band(at: Relative) -> Option<String> {
+    (at.low < at.high).then(|| format!("{}-{}", times(at.low), times(at.high)))
 }
 
 pub(super) fn change(from: u64, to: u64) -> String {
@@ -118,30 +97,17 @@ pub(super) fn size(bytes: u64) -> String {
 }
 
 pub(super) fn csv(plan: &PlanJson) -> String {
-    let now = |target: &TargetJson, of: fn(Relative) -> f64| or_empty(target.relative_now.map(of));
-    let then = |target: &TargetJson, of: fn(Relative) -> f64| or_empty(target.relative.map(of));
-    csv_table(
-        &plan.targets,
-        &[
-            ("vm", &|target| target.vm.clone()),
-            ("baseline_bytes", &|target| {
-                target.baseline_bytes.to_string()
-            }),
-            ("current_bytes", &|target| target.current_bytes.to_string()),
-            ("target_bytes", &|target| target.target_bytes.to_string()),
-            ("relative_now", &|target| {
-                now(target, |relative| relative.expected)
-            }),
-            ("relative", &|target| {
-                then(target, |relative| relative.expected)
-            }),
-            ("low", &|target| then(target, |relative| relative.low)),
-            ("high", &|target| then(target, |relative| relative.high)),
-            ("max_loss", &|target| or_empty(target.max_loss)),
-            ("reason", &|target| name_of(target.reason)),
-            ("max_misses_per_second", &|target| {
-                or_empty(target.max_misses_per_second)
-            }),
-        ],
-    )
+    csv_table!(&plan.targets, |target| {
+        "vm": target.vm.as_str(),
+        "baseline_bytes": target.baseline_bytes,
+        "current_bytes": target.current_bytes,
+        "target_bytes": target.target_bytes,
+        "relative_now": target.relative_now.map(|at| at.expected),
+        "relative": target.relative.map(|at| at.expected),
+        "low": target.relative.map(|at| at.low),
+        "high": target.relative.map(|at| at.high),
+        "max_loss": target.max_loss,
+        "reason": name_of(target.reason),
+        "max_misses_per_second": target.max_misses_per_second,
+    })
 }

@@ -7,7 +7,7 @@ use plimsoll_flow::PageCount;
 use plimsoll_observe::wss::{EstimatorArgs, Finding, LoggingEffect, Origin, Results, Step};
 use serde::{Serialize, Serializer};
 
-use plimsoll_output::{Columns, Format, Side, csv_table, grouped, or_empty};
+use plimsoll_output::{Cell, Format, csv_table, grouped, table};
 use plimsoll_plot::{Axis, Chart, Marker, Point, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::ByteSize;
 
@@ -201,61 +201,39 @@ impl<'a> Report<'a> {
         for (label, value) in self.heads() {
             let _ = writeln!(table, "{label:<12}{value}");
         }
-        let mut columns = Columns::new(&[
-            ("estimator", Side::Left),
-            ("working set", Side::Right),
-            ("pages", Side::Right),
-            ("error", Side::Right),
-            ("settled", Side::Left),
-        ]);
-        for finding in &self.findings {
-            let name = finding.estimator.to_owned();
-            let (Some(pages), Some(bound)) = (finding.working_set_pages, finding.bound) else {
-                let reason = finding.reason.unwrap_or_default().to_owned();
-                columns.row([name, "-".to_owned(), String::new(), String::new(), reason]);
-                continue;
-            };
-            let error = finding.error_ratio;
-            columns.row([
-                name,
-                bound.sign().to_owned() + &self.bytes(pages),
-                grouped(pages as f64),
-                error.map_or_else(
-                    || "-".to_owned(),
-                    |error| format!("{:+.2} %", error * 100.0),
-                ),
-                self.settled(finding),
-            ]);
-        }
-        let mut logs = Columns::new(&[
-            ("logging", Side::Left),
-            ("walks", Side::Right),
-            ("logged", Side::Right),
-            ("missed", Side::Right),
-            ("share", Side::Right),
-            ("full", Side::Right),
-            ("slowdown", Side::Right),
-            ("host CPU", Side::Right),
-        ]);
         let hundredths = |share: f64| format!("{:.2} %", share * 100.0);
-        for (name, logging) in self.results.logging() {
-            let vm = &logging.vm;
-            let missed = vm.missed();
-            let tried = (vm.logged + missed).max(1);
-            logs.row([
-                name.to_owned(),
-                grouped(vm.walks as f64),
-                grouped(vm.logged as f64),
-                grouped(missed as f64),
-                hundredths(missed as f64 / tried as f64),
-                grouped(vm.full_events as f64),
-                hundredths(vm.slowdown()),
-                hundredths(logging.host.load()),
-            ]);
-        }
-        table = table + "\n" + &columns.text();
+        table.push('\n');
+        table.push_str(&table!(&self.findings, |finding| {
+            Left "estimator": finding.estimator,
+            Right "working set": match finding.working_set_pages.zip(finding.bound) {
+                Some((pages, bound)) => bound.sign().to_owned() + &self.bytes(pages),
+                None => "-".to_owned(),
+            },
+            Right "pages": finding.working_set_pages.map(|pages| grouped(pages as f64)),
+            Right "error": finding.working_set_pages.map(|_| match finding.error_ratio {
+                Some(error) => format!("{:+.2} %", error * 100.0),
+                None => "-".to_owned(),
+            }),
+            Left "settled": match finding.working_set_pages {
+                Some(_) => self.settled(finding),
+                None => finding.reason.unwrap_or_default().to_owned(),
+            },
+        }));
         if self.results.logging().next().is_some() {
-            table = table + "\n" + &logs.text();
+            table.push('\n');
+            table.push_str(&table!(self.results.logging(), |(name, logging)| {
+                Left "logging": name,
+                Right "walks": grouped(logging.vm.walks as f64),
+                Right "logged": grouped(logging.vm.logged as f64),
+                Right "missed": grouped(logging.vm.missed() as f64),
+                Right "share": {
+                    let tried = (logging.vm.logged + logging.vm.missed()).max(1);
+                    hundredths(logging.vm.missed() as f64 / tried as f64)
+                },
+                Right "full": grouped(logging.vm.full_events as f64),
+                Right "slowdown": hundredths(logging.vm.slowdown()),
+                Right "host CPU": hundredths(logging.host.load()),
+            }));
         }
         table.replace('\u{a0}', " ")
     }
@@ -277,30 +255,25 @@ impl<'a> Report<'a> {
     }
 
     fn csv(&self) -> String {
-        csv_table(
-            &self.findings,
-            &[
-                ("estimator", &|found| found.estimator.to_owned()),
-                ("working_set_pages", &|found| {
-                    or_empty(found.working_set_pages)
-                }),
-                ("bound", &|found| or_empty(found.bound)),
-                ("low_pages", &|found| or_empty(found.low_pages)),
-                ("high_pages", &|found| or_empty(found.high_pages)),
-                ("truth_pages", &|found| or_empty(found.truth_pages)),
-                ("error_ratio", &|found| or_empty(found.error_ratio)),
-                ("settled_step", &|found| or_empty(found.settled_step)),
-                ("settled_at", &|found| or_empty(found.settled_at)),
-                ("reason", &|found| or_empty(found.reason)),
-            ],
-        )
+        csv_table!(&self.findings, |found| {
+            "estimator": found.estimator,
+            "working_set_pages": found.working_set_pages,
+            "bound": found.bound.map(|bound| bound.to_string()),
+            "low_pages": found.low_pages,
+            "high_pages": found.high_pages,
+            "truth_pages": found.truth_pages,
+            "error_ratio": found.error_ratio,
+            "settled_step": found.settled_step,
+            "settled_at": found.settled_at,
+            "reason": found.reason,
+        })
     }
 
     fn step_rows(&self) -> impl Iterator<Item = Vec<String>> + '_ {
         self.results
             .steps
             .iter()
-            .map(|step| step_numbers(step).into_iter().map(or_empty).collect())
+            .map(|step| step_numbers(step).iter().map(Cell::cell).collect())
     }
 
     fn steps_csv(&self) -> String {

@@ -6,7 +6,7 @@ use plimsoll_disk::{
     CacheMode, DiskStats, EngineStats, MachineStats, PAGE_BYTES, RingStats, WriteMode,
 };
 use plimsoll_estimator::GhostOptions;
-use plimsoll_output::{Columns, Side, cut_front, duration, per_second, percent, printable, short};
+use plimsoll_output::{cut_front, duration, per_second, percent, printable, short, table};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
@@ -263,40 +263,27 @@ impl Table<'_> {
         if self.now.disks.is_empty() {
             return;
         }
-        let mut table = Columns::new(&[
-            ("disk", Side::Right),
-            ("image", Side::Left),
-            ("size", Side::Right),
-            ("", Side::Left),
-            ("I/O", Side::Left),
-            ("guest", Side::Left),
-            ("requests", Side::Right),
-            ("in flight", Side::Right),
-            ("bad", Side::Right),
-        ]);
-        for (number, disk) in self.now.disks.iter().enumerate() {
-            let count = |of: fn(&DiskStats) -> u64| {
-                short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
-            };
-            table.row([
-                number.to_string(),
-                cut_front(&printable(&disk.image), 34),
-                size(disk.size_bytes),
-                if disk.read_only { "ro" } else { "rw" }.to_owned(),
-                if disk.direct_io { "direct" } else { "buffered" }.to_owned(),
-                match (disk.connected, disk.queues) {
+        let count = |number: usize, of: fn(&DiskStats) -> u64| {
+            short(self.since(|stats| stats.disks.get(number).map_or(0, of)) as f64)
+        };
+        text.push('\n');
+        text.push_str(
+            &table!(self.now.disks.iter().enumerate(), |(number, disk)| {
+                Right "disk": number,
+                Left "image": cut_front(&printable(&disk.image), 34),
+                Right "size": size(disk.size_bytes),
+                Left "": if disk.read_only { "ro" } else { "rw" },
+                Left "I/O": if disk.direct_io { "direct" } else { "buffered" },
+                Left "guest": match (disk.connected, disk.queues) {
                     (false, _) => "-",
                     (true, 0) => "no queue",
                     (true, _) => "connected",
-                }
-                .to_owned(),
-                count(|disk| disk.requests),
-                disk.in_flight.to_string(),
-                count(|disk| disk.bad_requests),
-            ]);
-        }
-        text.push('\n');
-        text.push_str(&table.text());
+                },
+                Right "requests": count(number, |disk| disk.requests),
+                Right "in flight": disk.in_flight,
+                Right "bad": count(number, |disk| disk.bad_requests),
+            }),
+        );
         for (number, disk) in self.now.disks.iter().enumerate() {
             self.failures(number, disk, text);
         }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use plimsoll_flow::PageSize;
 use plimsoll_hcache::Counters;
-use plimsoll_output::{Columns, Side, cut, duration, percent, printable, short};
+use plimsoll_output::{cut, duration, percent, printable, short, table};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
@@ -115,52 +115,33 @@ fn clients(report: &Report, earlier: Option<&Report>, text: &mut String) {
         Some(_) => ("puts/s", "gets/s"),
         None => ("puts", "gets"),
     };
-    let mut table = Columns::new(&[
-        ("id", Side::Right),
-        ("name", Side::Left),
-        ("uid", Side::Right),
-        ("weight", Side::Right),
-        ("target", Side::Right),
-        ("used", Side::Right),
-        ("pages", Side::Right),
-        ("hit %", Side::Right),
-        (puts, Side::Right),
-        (gets, Side::Right),
-        ("-25 %", Side::Right),
-        ("+25 %", Side::Right),
-    ]);
-    for client in &report.clients {
-        let stats = &client.stats;
+    let seconds = earlier.map_or(1.0, |earlier| {
+        (report.store.stats.age_seconds - earlier.store.stats.age_seconds).max(f64::MIN_POSITIVE)
+    });
+    let rows = report.clients.iter().map(|client| {
         let before = earlier.map(|earlier| {
-            let same = earlier
-                .clients
-                .iter()
-                .find(|other| other.stats.id == client.stats.id);
+            let mut others = earlier.clients.iter();
+            let same = others.find(|other| other.stats.id == client.stats.id);
             same.map_or_else(Counters::default, |same| same.stats.counters)
         });
-        let counters = since(&stats.counters, before.as_ref());
-        let seconds = earlier.map_or(1.0, |earlier| {
-            (report.store.stats.age_seconds - earlier.store.stats.age_seconds)
-                .max(f64::MIN_POSITIVE)
-        });
-        let hits = counters.hit_ratio();
-        table.row([
-            stats.id.0.to_string(),
-            cut(&printable(&stats.name), 12),
-            stats.group.to_string(),
-            stats.weight.to_string(),
-            ByteSize(stats.target_bytes).rounded(),
-            ByteSize(stats.used_bytes).rounded(),
-            stats.pages.to_string(),
-            hits.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
-            short(counters.puts as f64 / seconds),
-            short(counters.gets as f64 / seconds),
-            change(client, 0.75),
-            change(client, 1.25),
-        ]);
-    }
+        let counters = since(&client.stats.counters, before.as_ref());
+        (client, &client.stats, counters)
+    });
     text.push('\n');
-    text.push_str(&table.text());
+    text.push_str(&table!(rows, |(client, stats, counters)| {
+        Right "id": stats.id.0,
+        Left "name": cut(&printable(&stats.name), 12),
+        Right "uid": stats.group,
+        Right "weight": stats.weight,
+        Right "target": ByteSize(stats.target_bytes).rounded(),
+        Right "used": ByteSize(stats.used_bytes).rounded(),
+        Right "pages": stats.pages,
+        Right "hit %": hits(&counters),
+        Right puts: short(counters.puts as f64 / seconds),
+        Right gets: short(counters.gets as f64 / seconds),
+        Right "-25 %": change(client, 0.75),
+        Right "+25 %": change(client, 1.25),
+    }));
     if report
         .clients
         .iter()
@@ -174,28 +155,23 @@ fn shared_pools(report: &Report, text: &mut String) {
     if report.shared_pools.is_empty() {
         return;
     }
-    let mut table = Columns::new(&[
-        ("shared pool", Side::Right),
-        ("clients", Side::Left),
-        ("target", Side::Right),
-        ("used", Side::Right),
-        ("pages", Side::Right),
-        ("hit %", Side::Right),
-    ]);
-    for shared in &report.shared_pools {
-        let members: Vec<_> = shared.pool.members.iter().map(u32::to_string).collect();
-        let hits = shared.pool.counters.hit_ratio();
-        table.row([
-            shared.pool.id.to_string(),
-            cut(&members.join(" "), 24),
-            ByteSize(shared.target_bytes).rounded(),
-            ByteSize(shared.used_bytes).rounded(),
-            shared.pool.pages.to_string(),
-            hits.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
-        ]);
-    }
     text.push('\n');
-    text.push_str(&table.text());
+    text.push_str(&table!(&report.shared_pools, |shared| {
+        Right "shared pool": shared.pool.id,
+        Left "clients": {
+            let members: Vec<_> = shared.pool.members.iter().map(u32::to_string).collect();
+            cut(&members.join(" "), 24)
+        },
+        Right "target": ByteSize(shared.target_bytes).rounded(),
+        Right "used": ByteSize(shared.used_bytes).rounded(),
+        Right "pages": shared.pool.pages,
+        Right "hit %": hits(&shared.pool.counters),
+    }));
+}
+
+fn hits(counters: &Counters) -> String {
+    let ratio = counters.hit_ratio();
+    ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0))
 }
 
 /// Change of the hit ratio at another share, in percentage points.

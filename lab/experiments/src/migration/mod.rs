@@ -22,7 +22,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use plimsoll_output::exit::with_causes;
-use plimsoll_output::{TextFormat, bail_usage};
+use plimsoll_output::{TextFormat, bail_usage, csv_table};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Share};
 
@@ -404,40 +404,26 @@ fn remarks(figures: &Figures) -> String {
 }
 
 fn csv(rows: &[Row]) -> String {
-    let mut text = String::from(
-        "subject,under,way,write_percent,array_pages,operations_per_ns_before,operations_per_ns_during,rounds,\
-         pages_sent,took_ms,stopped_ms,full_exits,lost,wrong_pages,dirty_rate_mib_s,forced,broken,error\n",
-    );
-    for row in rows {
-        let mut cells = vec![
-            row.subject.to_owned(),
-            row.under.clone(),
-            row.way.to_owned(),
-            row.write_percent.to_string(),
-            row.array_pages.to_string(),
-        ];
-        let some = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
-        match &row.figures {
-            Some(figures) => cells.extend([
-                figures.operations_per_ns_before.to_string(),
-                some(figures.operations_per_ns_during),
-                figures.rounds.to_string(),
-                figures.pages_sent.to_string(),
-                figures.took_ms.to_string(),
-                figures.stopped_ms.to_string(),
-                figures.full_exits.to_string(),
-                figures.lost.to_string(),
-                figures.wrong_pages.to_string(),
-                some(figures.dirty_rate_mib_s),
-                figures.forced.to_string(),
-                figures.broken.clone().unwrap_or_default(),
-            ]),
-            None => cells.extend(std::iter::repeat_n(String::new(), 12)),
-        }
-        cells.push(row.error.clone().unwrap_or_default());
-        text.push_str(&plimsoll_output::csv(cells.iter().map(String::as_str)));
-    }
-    text
+    csv_table!(rows.iter().map(|row| (row, row.figures.as_ref())), |(row, figures)| {
+        "subject": row.subject,
+        "under": row.under.as_str(),
+        "way": row.way,
+        "write_percent": row.write_percent,
+        "array_pages": row.array_pages,
+        "operations_per_ns_before": figures.map(|it| it.operations_per_ns_before),
+        "operations_per_ns_during": figures.and_then(|it| it.operations_per_ns_during),
+        "rounds": figures.map(|it| it.rounds),
+        "pages_sent": figures.map(|it| it.pages_sent),
+        "took_ms": figures.map(|it| it.took_ms),
+        "stopped_ms": figures.map(|it| it.stopped_ms),
+        "full_exits": figures.map(|it| it.full_exits),
+        "lost": figures.map(|it| it.lost),
+        "wrong_pages": figures.map(|it| it.wrong_pages),
+        "dirty_rate_mib_s": figures.and_then(|it| it.dirty_rate_mib_s),
+        "forced": figures.map(|it| it.forced),
+        "broken": figures.and_then(|it| it.broken.as_deref()),
+        "error": row.error.as_deref(),
+    })
 }
 
 #[cfg(test)]

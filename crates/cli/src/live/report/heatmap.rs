@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::{HeatRow, HeatmapView};
 
 use super::super::words::{local_time, name, size, time_of_day};
 use super::VmArgs;
-use plimsoll_output::{Format, OutputArgs, bail_usage, csv, printable};
+use plimsoll_output::{Format, OutputArgs, bail_usage, csv_table, printable};
 use plimsoll_plot::{Axis, HeatChart, Unit, encode};
 
 /// Letters beside each other and lines below each other in a table, at most.
@@ -43,8 +43,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let maps = maps?;
     let mut content = Vec::new();
     if format == Format::Csv {
-        let heads = ["vm", "unix_ms", "begin_bytes", "pages"];
-        content.extend_from_slice(csv(heads).as_bytes());
+        content.extend_from_slice(lines(&maps).as_bytes());
     }
     for (index, map) in maps.iter().enumerate() {
         match format {
@@ -54,7 +53,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
                 }
                 content.extend_from_slice(text(map).as_bytes());
             }
-            Format::Csv => content.extend_from_slice(lines(map).as_bytes()),
+            Format::Csv => {}
             Format::Json => {
                 content.extend_from_slice(serde_json::to_string(map)?.as_bytes());
                 content.push(b'\n');
@@ -119,21 +118,18 @@ fn shade(pages: u64, busiest: u64) -> char {
     SHADES[usize::try_from(step).map_or(SHADES.len() - 1, |step| step.min(SHADES.len() - 1))]
 }
 
-fn lines(map: &HeatmapView) -> String {
-    let vm = printable(&map.vm);
-    let mut text = String::new();
-    for row in &map.rows {
-        for (index, pages) in row.pages.iter().enumerate() {
-            let cells = [
-                vm.clone(),
-                row.unix_ms.to_string(),
-                map.cell_bytes.saturating_mul(index as u64).to_string(),
-                pages.to_string(),
-            ];
-            text.push_str(&csv(cells.iter().map(String::as_str)));
-        }
-    }
-    text
+fn lines(maps: &[HeatmapView]) -> String {
+    let cells = maps.iter().flat_map(|map| {
+        let rows = map.rows.iter();
+        let cells = rows.flat_map(|row| (0_u64..).zip(&row.pages).map(move |cell| (row, cell)));
+        cells.map(move |(row, (index, pages))| (map, row, index, pages))
+    });
+    csv_table!(cells, |(map, row, index, pages)| {
+        "vm": printable(&map.vm),
+        "unix_ms": row.unix_ms,
+        "begin_bytes": map.cell_bytes.saturating_mul(index),
+        "pages": pages,
+    })
 }
 
 fn chart(map: &HeatmapView) -> anyhow::Result<HeatChart> {

@@ -13,7 +13,9 @@ use clap::builder::NonEmptyStringValueParser;
 use plimsoll_estimator::working_set::HotPages;
 use plimsoll_flow::{PageNumber, PageSize};
 use plimsoll_observe::wss::begins_as_page_log;
-use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, csv, printable, printable_path};
+use plimsoll_output::{
+    TextFormat, TextFormatArg, bail_usage, csv_table, printable, printable_path,
+};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::size::ByteSize;
@@ -268,18 +270,12 @@ impl Hot {
     }
 
     fn to_csv(&self) -> String {
-        let mut text = csv(["begin_bytes", "length_bytes", "intervals", "uses"]);
-        for piece in &self.pieces {
-            let Piece {
-                begin_bytes,
-                length_bytes,
-                intervals,
-                uses,
-            } = piece;
-            let cells = [begin_bytes, length_bytes, &u64::from(*intervals), uses];
-            text.push_str(&csv(cells.map(u64::to_string).iter().map(String::as_str)));
-        }
-        text
+        csv_table!(&self.pieces, |piece| {
+            "begin_bytes": piece.begin_bytes,
+            "length_bytes": piece.length_bytes,
+            "intervals": piece.intervals,
+            "uses": piece.uses,
+        })
     }
 }
 

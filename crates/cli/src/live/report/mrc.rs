@@ -9,7 +9,7 @@ use super::super::show;
 use super::super::subject::Subject;
 use super::super::words::{name, size};
 use super::VmArgs;
-use plimsoll_output::{Format, OutputArgs, csv_table, grouped, or_empty, printable};
+use plimsoll_output::{Format, OutputArgs, csv_table, grouped, printable};
 use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
 
 /// Miss-ratio curves: the share of references that miss at every size, with its band.
@@ -77,26 +77,17 @@ fn lines(views: &[Subject]) -> anyhow::Result<String> {
         let points = curve.misses.points().iter();
         rows.extend(points.map(|&point| (view.name(), page_bytes, point)));
     }
-    Ok(csv_table(
-        rows,
-        &[
-            ("vm", &|(vm, ..)| printable(vm)),
-            ("page_bytes", &|(_, bytes, _)| bytes.to_string()),
-            ("size_pages", &|(.., point)| point.size.0.to_string()),
-            ("miss_ratio", &|(.., point)| point.miss_ratio.to_string()),
-            ("low", &|(.., point)| point.low.to_string()),
-            ("high", &|(.., point)| point.high.to_string()),
-            ("misses_per_second", &|(.., point)| {
-                or_empty(point.misses.map(|misses| misses.expected))
-            }),
-            ("misses_low_per_second", &|(.., point)| {
-                or_empty(point.misses.map(|misses| misses.low))
-            }),
-            ("misses_high_per_second", &|(.., point)| {
-                or_empty(point.misses.map(|misses| misses.high))
-            }),
-        ],
-    ))
+    Ok(csv_table!(rows, |(vm, page_bytes, point)| {
+        "vm": printable(vm),
+        "page_bytes": page_bytes,
+        "size_pages": point.size.0,
+        "miss_ratio": point.miss_ratio,
+        "low": point.low,
+        "high": point.high,
+        "misses_per_second": point.misses.map(|misses| misses.expected),
+        "misses_low_per_second": point.misses.map(|misses| misses.low),
+        "misses_high_per_second": point.misses.map(|misses| misses.high),
+    }))
 }
 
 fn chart(views: &[Subject]) -> anyhow::Result<Chart> {

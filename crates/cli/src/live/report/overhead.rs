@@ -6,12 +6,10 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
-use super::super::words::{UNKNOWN, age, is_emulated, name, name_of, percent, size};
+use super::super::words::{age, is_emulated, known, name, name_of, percent, size};
 use super::super::write_json;
 use super::VmArgs;
-use plimsoll_output::{
-    Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable, short,
-};
+use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, short, table};
 
 /// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
@@ -53,51 +51,22 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         (true, true) => "touches/s",
         (true, false) => "traps or touches/s",
     };
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("curve", Side::Left),
-        ("state", Side::Left),
-        ("overhead", Side::Right),
-        ("watched", Side::Right),
-        (seen, Side::Right),
-        ("lost", Side::Right),
-        ("restarts", Side::Right),
-        ("references", Side::Right),
-        ("curve age", Side::Right),
-        ("guest stats", Side::Right),
-    ]);
     let now = host.now_unix_ms;
-    for vm in vms {
-        let of = |form: fn(&TraceView) -> String| {
-            vm.trace.as_ref().map_or_else(|| UNKNOWN.to_owned(), form)
-        };
-        let mut source = vm.curve_source.map_or_else(|| UNKNOWN.to_owned(), name_of);
-        if is_emulated(vm) {
-            source.push_str(", tcg");
-        }
-        let curve_age = vm.curve_unix_ms.map(|made| age(now, made));
-        let statistics = vm
-            .balloon
-            .as_ref()
-            .and_then(|balloon| balloon.statistics_age_ms);
-        columns.row([
-            name(&vm.vm),
-            source,
-            of(|trace| name_of(trace.state)),
-            of(|trace| percent(trace.overhead_ratio)),
-            of(|trace| percent(trace.tracking_rate)),
-            of(|trace| {
-                let seen = trace.traps_per_second + trace.touches_per_second;
-                format!("{seen:.0}")
-            }),
-            of(|trace| trace.lost.to_string()),
-            of(|trace| trace.restarts.to_string()),
-            short(vm.references as f64),
-            curve_age.unwrap_or_else(|| UNKNOWN.to_owned()),
-            statistics.map_or_else(|| UNKNOWN.to_owned(), |ms| age(ms, 0)),
-        ]);
-    }
-    let mut text = columns.text();
+    let mut text = table!(traced(vms), |(vm, trace)| {
+        Left "VM": name(&vm.vm),
+        Left "curve": source(vm),
+        Left "state": known(trace, |trace| name_of(trace.state)),
+        Right "overhead": known(trace, |trace| percent(trace.overhead_ratio)),
+        Right "watched": known(trace, |trace| percent(trace.tracking_rate)),
+        Right seen: known(trace, |trace| {
+            format!("{:.0}", trace.traps_per_second + trace.touches_per_second)
+        }),
+        Right "lost": known(trace, |trace| trace.lost.to_string()),
+        Right "restarts": known(trace, |trace| trace.restarts.to_string()),
+        Right "references": short(vm.references as f64),
+        Right "curve age": known(vm.curve_unix_ms, |made| age(now, made)),
+        Right "guest stats": known(statistics_age_ms(vm), |ms| age(ms, 0)),
+    });
     for vm in vms {
         if let Some(error) = vm.trace.as_ref().and_then(|trace| trace.error.as_deref()) {
             text.push_str(&format!("{}: {}\n", printable(&vm.vm), printable(error)));
@@ -117,36 +86,38 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
     text
 }
 
-fn lines(vms: &[VmSummary]) -> String {
-    let statistics = |vm: &VmSummary| vm.balloon.as_ref().and_then(|it| it.statistics_age_ms);
-    csv_table(
-        vms,
-        &[
-            ("vm", &|vm| printable(&vm.vm)),
-            ("curve_source", &|vm| or_empty(vm.curve_source.map(name_of))),
-            ("state", &|vm| of_trace(vm, |trace| name_of(trace.state))),
-            ("overhead_ratio", &|vm| {
-                of_trace(vm, |trace| trace.overhead_ratio)
-            }),
-            ("tracking_rate", &|vm| {
-                of_trace(vm, |trace| trace.tracking_rate)
-            }),
-            ("traps_per_second", &|vm| {
-                of_trace(vm, |trace| trace.traps_per_second)
-            }),
-            ("lost", &|vm| of_trace(vm, |trace| trace.lost)),
-            ("restarts", &|vm| of_trace(vm, |trace| trace.restarts)),
-            ("references", &|vm| vm.references.to_string()),
-            ("curve_unix_ms", &|vm| or_empty(vm.curve_unix_ms)),
-            ("statistics_age_ms", &|vm| or_empty(statistics(vm))),
-            ("touches_per_second", &|vm| {
-                of_trace(vm, |trace| trace.touches_per_second)
-            }),
-            ("lost_lines", &|vm| of_trace(vm, |trace| trace.lost_lines)),
-        ],
-    )
+/// The VMs with their tracers.
+fn traced(vms: &[VmSummary]) -> impl Iterator<Item = (&VmSummary, Option<&TraceView>)> {
+    vms.iter().map(|vm| (vm, vm.trace.as_ref()))
 }
 
-fn of_trace<T: ToString>(vm: &VmSummary, of: fn(&TraceView) -> T) -> String {
-    or_empty(vm.trace.as_ref().map(of))
+/// The source of its curve.
+fn source(vm: &VmSummary) -> String {
+    let source = known(vm.curve_source, name_of);
+    match is_emulated(vm) {
+        true => source + ", tcg",
+        false => source,
+    }
+}
+
+fn statistics_age_ms(vm: &VmSummary) -> Option<u64> {
+    vm.balloon.as_ref()?.statistics_age_ms
+}
+
+fn lines(vms: &[VmSummary]) -> String {
+    csv_table!(traced(vms), |(vm, trace)| {
+        "vm": printable(&vm.vm),
+        "curve_source": vm.curve_source.map(name_of),
+        "state": trace.map(|trace| name_of(trace.state)),
+        "overhead_ratio": trace.map(|trace| trace.overhead_ratio),
+        "tracking_rate": trace.map(|trace| trace.tracking_rate),
+        "traps_per_second": trace.map(|trace| trace.traps_per_second),
+        "lost": trace.map(|trace| trace.lost),
+        "restarts": trace.map(|trace| trace.restarts),
+        "references": vm.references,
+        "curve_unix_ms": vm.curve_unix_ms,
+        "statistics_age_ms": statistics_age_ms(vm),
+        "touches_per_second": trace.map(|trace| trace.touches_per_second),
+        "lost_lines": trace.map(|trace| trace.lost_lines),
+    })
 }

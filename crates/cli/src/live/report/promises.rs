@@ -11,10 +11,10 @@ use plimsoll_protocol::size::Interval;
 use plimsoll_protocol::vm::Promise;
 use serde::{Deserialize, Serialize};
 
-use super::super::words::{UNKNOWN, local_time, name, percent};
+use super::super::words::{known, local_time, name, percent};
 use super::super::{Daemon, write_json};
 use super::VmArgs;
-use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
+use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, table};
 
 /// Number of decisions read at a time.
 const PAGE: usize = 100;
@@ -211,76 +211,40 @@ impl PromisesReport {
 }
 
 fn text(report: &PromisesReport) -> String {
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("made", Side::Right),
-        ("kept", Side::Right),
-        ("broken", Side::Right),
-        ("unknown", Side::Right),
-        ("taken back", Side::Right),
-        ("worst", Side::Right),
-        ("first", Side::Left),
-        ("last broken", Side::Left),
-        ("promised now", Side::Left),
-    ]);
-    let time = |unix_ms: Option<u64>| unix_ms.map_or_else(|| UNKNOWN.to_owned(), local_time);
-    for (vm, promise, counts) in report.rows() {
-        let worst = counts
-            .worst_excess
-            .map(|excess| format!("+{}", percent(excess)));
-        columns.row([
-            name(vm),
-            counts.made.to_string(),
-            counts.kept.to_string(),
-            counts.broken.to_string(),
-            counts.unknown.to_string(),
-            counts.taken_back.to_string(),
-            worst.unwrap_or_else(|| UNKNOWN.to_owned()),
-            time(counts.first_unix_ms),
-            time(counts.last_broken_unix_ms),
-            promise
-                .map(|promise| promise.to_string())
-                .unwrap_or_default(),
-        ]);
-    }
+    let table = table!(report.rows(), |(vm, promise, counts)| {
+        Left "VM": name(vm),
+        Right "made": counts.made,
+        Right "kept": counts.kept,
+        Right "broken": counts.broken,
+        Right "unknown": counts.unknown,
+        Right "taken back": counts.taken_back,
+        Right "worst": known(counts.worst_excess, |excess| format!("+{}", percent(excess))),
+        Left "first": known(counts.first_unix_ms, local_time),
+        Left "last broken": known(counts.last_broken_unix_ms, local_time),
+        Left "promised now": promise.map(|promise| promise.to_string()),
+    });
     format!(
-        "{}\nSince {}. made: promises of decisions that moved memory, one for each VM whose curve they used;\n\
+        "{table}\nSince {}. made: promises of decisions that moved memory, one for each VM whose curve they used;\n\
          unknown: too little data to check; worst: how far above its limit.\n",
-        columns.text(),
         local_time(report.since_unix_ms)
     )
 }
 
 fn lines(report: &PromisesReport) -> String {
-    csv_table(
-        report.rows(),
-        &[
-            ("vm", &|(vm, ..)| printable(vm)),
-            ("made", &|(.., counts)| counts.made.to_string()),
-            ("kept", &|(.., counts)| counts.kept.to_string()),
-            ("broken", &|(.., counts)| counts.broken.to_string()),
-            ("unknown", &|(.., counts)| counts.unknown.to_string()),
-            ("taken_back", &|(.., counts)| counts.taken_back.to_string()),
-            ("worst_excess", &|(.., counts)| {
-                or_empty(counts.worst_excess)
-            }),
-            ("first_unix_ms", &|(.., counts)| {
-                or_empty(counts.first_unix_ms)
-            }),
-            ("last_broken_unix_ms", &|(.., counts)| {
-                or_empty(counts.last_broken_unix_ms)
-            }),
-            ("max_loss", &|(_, promise, _)| {
-                or_empty(promise.and_then(|promise| promise.max_loss))
-            }),
-            ("max_misses_per_second", &|(_, promise, _)| {
-                or_empty(promise.and_then(|promise| promise.max_misses_per_second))
-            }),
-            ("max_stall", &|(_, promise, _)| {
-                or_empty(promise.and_then(|promise| promise.max_stall))
-            }),
-        ],
-    )
+    csv_table!(report.rows(), |(vm, promise, counts)| {
+        "vm": printable(vm),
+        "made": counts.made,
+        "kept": counts.kept,
+        "broken": counts.broken,
+        "unknown": counts.unknown,
+        "taken_back": counts.taken_back,
+        "worst_excess": counts.worst_excess,
+        "first_unix_ms": counts.first_unix_ms,
+        "last_broken_unix_ms": counts.last_broken_unix_ms,
+        "max_loss": promise.and_then(|promise| promise.max_loss),
+        "max_misses_per_second": promise.and_then(|promise| promise.max_misses_per_second),
+        "max_stall": promise.and_then(|promise| promise.max_stall),
+    })
 }
 
 #[cfg(test)]

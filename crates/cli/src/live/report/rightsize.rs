@@ -9,11 +9,11 @@ use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::{Deserialize, Serialize};
 
 use super::super::words::{
-    UNKNOWN, maybe_size, name, name_of, percent, ratio, relative, size, working_set,
+    known, maybe_size, name, name_of, percent, ratio, relative, size, working_set,
 };
 use super::super::{Daemon, write_json};
 use super::VmArgs;
-use plimsoll_output::{Columns, Side, TextFormat, TextFormatArg, csv_table, or_empty, printable};
+use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, table};
 
 /// Smallest size of each VM within its bounds on misses, and the memory that would be saved.
 #[derive(Debug, clap::Args)]
@@ -112,71 +112,43 @@ fn over_time(
 }
 
 fn text_over_time(views: &[RightsizeView], args: &Args) -> String {
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("has", Side::Right),
-        ("right", Side::Right),
-        ("curves", Side::Right),
-        ("days", Side::Right),
-        ("confidence", Side::Right),
-        ("within bound", Side::Right),
-        ("worst day", Side::Right),
-        ("misses", Side::Right),
-        ("misses/s", Side::Right),
-        ("at baseline", Side::Right),
-    ]);
-    let known = |value: Option<f64>, text: fn(f64) -> String| {
-        value.map_or_else(|| UNKNOWN.to_owned(), text)
-    };
     let rate = |rate: f64| format!("{rate:.1}");
-    for view in views {
-        columns.row([
-            name(&view.vm),
-            size(view.size_bytes),
-            maybe_size(view.right_bytes),
-            view.curves.to_string(),
-            view.days.to_string(),
-            known(view.confidence, percent),
-            known(view.kept_ratio, percent),
-            known(view.kept_worst_day_ratio, percent),
-            known(view.relative, ratio),
-            known(view.misses_per_second, rate),
-            known(view.misses_at_baseline_per_second, rate),
-        ]);
-    }
+    let table = table!(views, |view| {
+        Left "VM": name(&view.vm),
+        Right "has": size(view.size_bytes),
+        Right "right": maybe_size(view.right_bytes),
+        Right "curves": view.curves,
+        Right "days": view.days,
+        Right "confidence": known(view.confidence, percent),
+        Right "within bound": known(view.kept_ratio, percent),
+        Right "worst day": known(view.kept_worst_day_ratio, percent),
+        Right "misses": known(view.relative, ratio),
+        Right "misses/s": known(view.misses_per_second, rate),
+        Right "at baseline": known(view.misses_at_baseline_per_second, rate),
+    });
     format!(
-        "{}\nright: enough for {} % of the kept curves, by the upper confidence limit; confidence: share of the days that the others\n\
+        "{table}\nright: enough for {} % of the kept curves, by the upper confidence limit; confidence: share of the days that the others\n\
          predict. Had it been so: share of the curves within its bound, misses over those at its baseline, and a second.\n",
-        columns.text(),
         args.percentile
     )
 }
 
 fn lines_over_time(views: &[RightsizeView]) -> String {
-    csv_table(
-        views,
-        &[
-            ("vm", &|view| printable(&view.vm)),
-            ("since_unix_ms", &|view| view.since_unix_ms.to_string()),
-            ("percentile", &|view| view.percentile.to_string()),
-            ("size_bytes", &|view| view.size_bytes.to_string()),
-            ("right_bytes", &|view| or_empty(view.right_bytes)),
-            ("curves", &|view| view.curves.to_string()),
-            ("days", &|view| view.days.to_string()),
-            ("confidence", &|view| or_empty(view.confidence)),
-            ("kept_ratio", &|view| or_empty(view.kept_ratio)),
-            ("kept_worst_day_ratio", &|view| {
-                or_empty(view.kept_worst_day_ratio)
-            }),
-            ("relative", &|view| or_empty(view.relative)),
-            ("misses_per_second", &|view| {
-                or_empty(view.misses_per_second)
-            }),
-            ("misses_at_baseline_per_second", &|view| {
-                or_empty(view.misses_at_baseline_per_second)
-            }),
-        ],
-    )
+    csv_table!(views, |view| {
+        "vm": printable(&view.vm),
+        "since_unix_ms": view.since_unix_ms,
+        "percentile": view.percentile,
+        "size_bytes": view.size_bytes,
+        "right_bytes": view.right_bytes,
+        "curves": view.curves,
+        "days": view.days,
+        "confidence": view.confidence,
+        "kept_ratio": view.kept_ratio,
+        "kept_worst_day_ratio": view.kept_worst_day_ratio,
+        "relative": view.relative,
+        "misses_per_second": view.misses_per_second,
+        "misses_at_baseline_per_second": view.misses_at_baseline_per_second,
+    })
 }
 
 fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
@@ -194,59 +166,34 @@ fn of(vm: &VmSummary, relative_then: Option<Relative>) -> Rightsize {
 }
 
 fn text(report: &Rightsizes, summaries: &[VmSummary]) -> String {
-    let mut columns = Columns::new(&[
-        ("VM", Side::Left),
-        ("status", Side::Left),
-        ("has", Side::Right),
-        ("uses", Side::Right),
-        ("needs", Side::Right),
-        ("saves", Side::Right),
-        ("lacks", Side::Right),
-        ("misses then", Side::Right),
-        ("bound", Side::Right),
-    ]);
-    for (right, vm) in report.vms.iter().zip(summaries) {
-        columns.row([
-            name(&right.vm),
-            name_of(right.status),
-            size(right.size_bytes),
-            working_set(vm.working_set.as_ref()),
-            maybe_size(right.right_bytes),
-            maybe_size(right.saves_bytes),
-            right
-                .lacks_bytes
-                .filter(|lacks| *lacks > 0)
-                .map(size)
-                .unwrap_or_default(),
-            relative(right.relative_then.as_ref()),
-            right.bound.map(ratio).unwrap_or_default(),
-        ]);
-    }
+    let table = table!(report.vms.iter().zip(summaries), |(right, vm)| {
+        Left "VM": name(&right.vm),
+        Left "status": name_of(right.status),
+        Right "has": size(right.size_bytes),
+        Right "uses": working_set(vm.working_set.as_ref()),
+        Right "needs": maybe_size(right.right_bytes),
+        Right "saves": maybe_size(right.saves_bytes),
+        Right "lacks": right.lacks_bytes.filter(|lacks| *lacks > 0).map(size),
+        Right "misses then": relative(right.relative_then.as_ref()),
+        Right "bound": right.bound.map(ratio),
+    });
     format!(
-        "{}\n{} could be saved in all. needs: smallest size within its limit, by the upper confidence limit;\n\
+        "{table}\n{} could be saved in all. needs: smallest size within its limit, by the upper confidence limit;\n\
          misses then: over those at its baseline.\n",
-        columns.text(),
         size(report.saves_bytes)
     )
 }
 
 fn lines(report: &Rightsizes) -> String {
-    csv_table(
-        &report.vms,
-        &[
-            ("vm", &|vm| printable(&vm.vm)),
-            ("status", &|vm| name_of(vm.status)),
-            ("size_bytes", &|vm| vm.size_bytes.to_string()),
-            ("right_bytes", &|vm| or_empty(vm.right_bytes)),
-            ("saves_bytes", &|vm| or_empty(vm.saves_bytes)),
-            ("lacks_bytes", &|vm| or_empty(vm.lacks_bytes)),
-            ("relative_then", &|vm| {
-                or_empty(vm.relative_then.map(|at| at.expected))
-            }),
-            ("relative_then_high", &|vm| {
-                or_empty(vm.relative_then.map(|at| at.high))
-            }),
-            ("bound", &|vm| or_empty(vm.bound)),
-        ],
-    )
+    csv_table!(&report.vms, |vm| {
+        "vm": printable(&vm.vm),
+        "status": name_of(vm.status),
+        "size_bytes": vm.size_bytes,
+        "right_bytes": vm.right_bytes,
+        "saves_bytes": vm.saves_bytes,
+        "lacks_bytes": vm.lacks_bytes,
+        "relative_then": vm.relative_then.map(|at| at.expected),
+        "relative_then_high": vm.relative_then.map(|at| at.high),
+        "bound": vm.bound,
+    })
 }

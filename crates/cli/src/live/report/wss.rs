@@ -6,9 +6,9 @@ use anyhow::ensure;
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
 use super::super::subject::Subject;
-use super::super::words::{UNKNOWN, local_time, maybe_size, name, percent, ratio, size};
+use super::super::words::{known, local_time, maybe_size, name, percent, ratio, size};
 use super::{VmArgs, compare};
-use plimsoll_output::{Columns, Format, OutputArgs, Side, csv_table, or_empty, printable};
+use plimsoll_output::{Format, OutputArgs, csv_table, printable, table};
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit, encode};
 use plimsoll_protocol::size::Interval;
 
@@ -77,36 +77,18 @@ fn text(histories: &[HistoryView]) -> String {
         }
         text.push_str(&printable(&history.vm));
         text.push('\n');
-        let mut columns = Columns::new(&[
-            ("time", Side::Left),
-            ("uses", Side::Right),
-            ("size", Side::Right),
-            ("own", Side::Right),
-            ("cache", Side::Right),
-            ("target", Side::Right),
-            ("x baseline", Side::Right),
-            ("misses/s", Side::Right),
-            ("overhead", Side::Right),
-            ("lost", Side::Right),
-        ]);
-        for sample in &history.samples {
-            let number = |number: Option<f64>, form: fn(f64) -> String| {
-                number.map_or_else(|| UNKNOWN.to_owned(), form)
-            };
-            columns.row([
-                local_time(sample.unix_ms),
-                maybe_size(sample.working_set_bytes),
-                size(had(sample)),
-                size(sample.direct_bytes),
-                size(sample.cache_bytes),
-                sample.target_bytes.map(size).unwrap_or_default(),
-                number(sample.relative, ratio),
-                number(sample.misses_per_second, |rate| format!("{rate:.1}")),
-                number(sample.overhead_ratio, percent),
-                sample.lost.to_string(),
-            ]);
-        }
-        text.push_str(&columns.text());
+        text.push_str(&table!(&history.samples, |sample| {
+            Left "time": local_time(sample.unix_ms),
+            Right "uses": maybe_size(sample.working_set_bytes),
+            Right "size": size(had(sample)),
+            Right "own": size(sample.direct_bytes),
+            Right "cache": size(sample.cache_bytes),
+            Right "target": sample.target_bytes.map(size),
+            Right "x baseline": known(sample.relative, ratio),
+            Right "misses/s": known(sample.misses_per_second, |rate| format!("{rate:.1}")),
+            Right "overhead": known(sample.overhead_ratio, percent),
+            Right "lost": sample.lost,
+        }));
     }
     text
 }
@@ -120,25 +102,18 @@ fn lines(histories: &[HistoryView]) -> String {
         let samples = history.samples.iter();
         samples.map(|sample| (&*history.vm, sample))
     });
-    csv_table(
-        rows,
-        &[
-            ("vm", &|(vm, _)| printable(vm)),
-            ("unix_ms", &|(_, at)| at.unix_ms.to_string()),
-            ("working_set_bytes", &|(_, at)| {
-                or_empty(at.working_set_bytes)
-            }),
-            ("direct_bytes", &|(_, at)| at.direct_bytes.to_string()),
-            ("cache_bytes", &|(_, at)| at.cache_bytes.to_string()),
-            ("target_bytes", &|(_, at)| or_empty(at.target_bytes)),
-            ("relative", &|(_, at)| or_empty(at.relative)),
-            ("misses_per_second", &|(_, at)| {
-                or_empty(at.misses_per_second)
-            }),
-            ("overhead_ratio", &|(_, at)| or_empty(at.overhead_ratio)),
-            ("lost", &|(_, at)| at.lost.to_string()),
-        ],
-    )
+    csv_table!(rows, |(vm, at)| {
+        "vm": printable(vm),
+        "unix_ms": at.unix_ms,
+        "working_set_bytes": at.working_set_bytes,
+        "direct_bytes": at.direct_bytes,
+        "cache_bytes": at.cache_bytes,
+        "target_bytes": at.target_bytes,
+        "relative": at.relative,
+        "misses_per_second": at.misses_per_second,
+        "overhead_ratio": at.overhead_ratio,
+        "lost": at.lost,
+    })
 }
 
 fn chart(histories: &[HistoryView]) -> anyhow::Result<Chart> {

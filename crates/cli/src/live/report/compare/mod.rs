@@ -13,12 +13,10 @@ use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
 use crate::live::SocketArg;
-use crate::live::words::{UNKNOWN, percent, size};
+use crate::live::words::{known, maybe_size, percent, size};
 use managed::refuse_managed;
 use plimsoll_observe::compare::{Answer, Options, ShrinkOptions, compare, truth_of_console};
-use plimsoll_output::{
-    Columns, Format, OutputArgs, Side, bail_usage, csv_table, or_empty, printable, stop_flag,
-};
+use plimsoll_output::{Format, OutputArgs, bail_usage, csv_table, printable, stop_flag, table};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
 
@@ -205,61 +203,16 @@ fn text(vm: &QemuVm, how: &ComparisonArgs, truth: Option<u64>, rows: &[Row]) -> 
         Some(truth) => text.push_str(&format!("; its working set is {}\n", size(truth))),
         None => text.push_str("; its working set is unknown\n"),
     }
-    let mut columns = Columns::new(&[
-        ("estimator", Side::Left),
-        ("working set", Side::Right),
-        ("95 %", Side::Left),
-        ("error", Side::Right),
-        ("took", Side::Right),
-        ("our CPU", Side::Right),
-        ("overhead", Side::Right),
-        ("", Side::Left),
-    ]);
-    for Row {
-        answer,
-        error_ratio,
-    } in rows
-    {
-        let found = answer.working_set;
-        let working_set = found.map_or_else(
-            || UNKNOWN.to_owned(),
-            |found| {
-                let mark = found.bound.sign();
-                let whole = if answer.whole_vm { " +k" } else { "" };
-                format!("{mark}{}{whole}", size(found.bytes))
-            },
-        );
-        let band = found.map_or_else(String::new, |found| {
-            match (found.low_bytes, found.high_bytes) {
-                (None, None) => String::new(),
-                (low, high) => {
-                    let edge = |edge: Option<u64>| edge.map_or_else(|| UNKNOWN.to_owned(), size);
-                    format!("{} to {}", edge(low), edge(high))
-                }
-            }
-        });
-        let missing = answer.not_available.as_ref().map(|why| match found {
-            None => format!("not available: {why}"),
-            Some(_) => why.clone(),
-        });
-        let said = [missing, answer.note.clone()];
-        let said: Vec<String> = said.into_iter().flatten().collect();
-        let said = match &said[..] {
-            [] => answer.sees.to_owned(),
-            said => said.join("; "),
-        };
-        columns.row([
-            answer.estimator.to_owned(),
-            working_set,
-            band,
-            error_ratio.map_or_else(String::new, |error| format!("{:+.1} %", error * 100.0)),
-            format!("{:.1} s", answer.seconds),
-            format!("{:.2} s", answer.cpu_seconds),
-            answer.overhead_ratio.map_or_else(String::new, percent),
-            printable(&said),
-        ]);
-    }
-    text.push_str(&columns.text());
+    text.push_str(&table!(rows, |row| {
+        Left "estimator": row.answer.estimator,
+        Right "working set": figure(&row.answer),
+        Left "95 %": band(&row.answer),
+        Right "error": row.error_ratio.map(|error| format!("{:+.1} %", error * 100.0)),
+        Right "took": format!("{:.1} s", row.answer.seconds),
+        Right "our CPU": format!("{:.2} s", row.answer.cpu_seconds),
+        Right "overhead": row.answer.overhead_ratio.map(percent),
+        Left "": printable(&remarks(&row.answer)),
+    }));
     text.push_str("\n+k: a size of the whole VM, the guest's kernel included");
     if truth.is_some() && how.epsilon.0 > 0 {
         text.push_str(&format!(
@@ -276,33 +229,52 @@ fn text(vm: &QemuVm, how: &ComparisonArgs, truth: Option<u64>, rows: &[Row]) -> 
     text
 }
 
+/// The working set, marked where it is a bound or that of the whole VM.
+fn figure(answer: &Answer) -> String {
+    known(answer.working_set, |found| {
+        let whole = if answer.whole_vm { " +k" } else { "" };
+        format!("{}{}{whole}", found.bound.sign(), size(found.bytes))
+    })
+}
+
+fn band(answer: &Answer) -> Option<String> {
+    let found = answer.working_set?;
+    let (low, high) = (found.low_bytes, found.high_bytes);
+    (low.or(high)).map(|_| format!("{} to {}", maybe_size(low), maybe_size(high)))
+}
+
+/// Why a figure is missing, and what else there is to say of it; otherwise what the method observes.
+fn remarks(answer: &Answer) -> String {
+    let missing = answer.not_available.as_ref();
+    let missing = missing.map(|why| match answer.working_set {
+        None => format!("not available: {why}"),
+        Some(_) => why.clone(),
+    });
+    let remarks: Vec<String> = missing.into_iter().chain(answer.note.clone()).collect();
+    match &remarks[..] {
+        [] => answer.sees.to_owned(),
+        remarks => remarks.join("; "),
+    }
+}
+
 fn lines(rows: &[Row]) -> String {
     let set = |row: &Row| row.answer.working_set;
     let rounds =
         |row: &Row| -> Vec<_> { row.answer.rounds_bytes.iter().map(u64::to_string).collect() };
     let phrase = |phrase: &Option<String>| printable(phrase.as_deref().unwrap_or_default());
-    csv_table(
-        rows,
-        &[
-            ("estimator", &|row| row.answer.estimator.to_owned()),
-            ("working_set_bytes", &|row| {
-                or_empty(set(row).map(|set| set.bytes))
-            }),
-            ("bound", &|row| or_empty(set(row).map(|set| set.bound))),
-            ("low_bytes", &|row| {
-                or_empty(set(row).and_then(|set| set.low_bytes))
-            }),
-            ("high_bytes", &|row| {
-                or_empty(set(row).and_then(|set| set.high_bytes))
-            }),
-            ("whole_vm", &|row| row.answer.whole_vm.to_string()),
-            ("error_ratio", &|row| or_empty(row.error_ratio)),
-            ("seconds", &|row| row.answer.seconds.to_string()),
-            ("cpu_seconds", &|row| row.answer.cpu_seconds.to_string()),
-            ("overhead_ratio", &|row| or_empty(row.answer.overhead_ratio)),
-            ("rounds_bytes", &|row| rounds(row).join(" ")),
-            ("not_available", &|row| phrase(&row.answer.not_available)),
-            ("note", &|row| phrase(&row.answer.note)),
-        ],
-    )
+    csv_table!(rows, |row| {
+        "estimator": row.answer.estimator,
+        "working_set_bytes": set(row).map(|set| set.bytes),
+        "bound": set(row).map(|set| set.bound.to_string()),
+        "low_bytes": set(row).and_then(|set| set.low_bytes),
+        "high_bytes": set(row).and_then(|set| set.high_bytes),
+        "whole_vm": row.answer.whole_vm,
+        "error_ratio": row.error_ratio,
+        "seconds": row.answer.seconds,
+        "cpu_seconds": row.answer.cpu_seconds,
+        "overhead_ratio": row.answer.overhead_ratio,
+        "rounds_bytes": rounds(row).join(" "),
+        "not_available": phrase(&row.answer.not_available),
+        "note": phrase(&row.answer.note),
+    })
 }
