@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use plimsoll_flow::PageCount;
+use plimsoll_flow::{PageCount, WorkingSetBound};
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host, median};
 
@@ -228,7 +228,8 @@ const INTERFACES_ARE: &str = "`damon-default` is DAMON at the settings of its do
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
 
-const LIMITS: [&str; 4] = [
+const LIMITS: [&str; 5] = [
+    "Working sets of ours that are given as bounds only (`at least`), because too little was seen for more, count as estimates here. How many are, and how often band or bound holds the truth, has tables of its own if the measurements have them (those before 27 November 2026 have not).",
     "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
     "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
     "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
@@ -324,7 +325,7 @@ fn median_error(shown: &Shown, truth: fn(Estimate) -> f64) -> Option<f64> {
 }
 
 fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
-    let figures: [(&str, Unit, Figure); 6] = [
+    let figures: [(&str, Unit, Figure); 8] = [
         (
             "Error of the working set: memory at which 5 % of the visits miss",
             Unit::Percent,
@@ -334,6 +335,16 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
             "Error of the working set: pages touched in a second",
             Unit::Percent,
             |shown| median_error(shown, |one| one.touched),
+        ),
+        (
+            "Estimates whose 95 % band, or bound, holds the memory at which 5 % of the visits miss",
+            Unit::Share,
+            |shown| shown.share_of_bands(|band, truth| band.holds(truth)),
+        ),
+        (
+            "Estimates that are given as bounds only",
+            Unit::Share,
+            |shown| shown.share_of_bands(|band, _| band.bound != WorkingSetBound::Estimate),
         ),
         (
             "CPU time over that of the program",
@@ -426,10 +437,10 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
         "cost",
         chart(
             "Error of the working set (5 % of visits miss) against its cost".to_owned(),
-            "a dot for each program; emulated (TCG)",
+            "a dot for each program, but those of errors beyond 100 %; emulated (TCG)",
             [
                 Axis::new("CPU time over that of the program", AxisUnit::Share),
-                Axis::new("error", AxisUnit::Share),
+                Axis::new("error", AxisUnit::Share).up_to(1.0),
             ],
             costs.collect(),
         ),

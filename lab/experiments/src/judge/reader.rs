@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use plimsoll_protocol::tracer::TracerLine;
+use plimsoll_flow::WorkingSetBound;
+use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use serde::{Deserialize, Serialize};
 
 use super::truth::{PAGE_BYTES, Truth, Truths};
@@ -19,6 +20,38 @@ pub struct Estimate {
     pub needed: f64,
     /// Touched in a second.
     pub touched: f64,
+    /// What it says of its error; the kernel's interfaces say nothing.
+    #[serde(default)]
+    pub band: Option<Band>,
+}
+
+/// The band of an estimate in bytes, or what a bound excludes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Band {
+    pub bound: WorkingSetBound,
+    pub low: f64,
+    /// `None` if nothing bounds it.
+    pub high: Option<f64>,
+}
+
+impl Band {
+    fn of(period: &PeriodLine) -> Option<Self> {
+        let bytes = |pages: u64| pages as f64 * PAGE_BYTES;
+        let size = period.working_set_pages.map(bytes)?;
+        let low = period.working_set_low_pages.map_or(0.0, bytes);
+        let high = period.working_set_high_pages.map(bytes);
+        let bound = period.working_set_bound?;
+        let (low, high) = match bound {
+            WorkingSetBound::Estimate => (low, high),
+            WorkingSetBound::AtLeast => (size.min(low), None),
+            WorkingSetBound::AtMost => (0.0, Some(high.unwrap_or(size).max(size))),
+        };
+        Some(Self { bound, low, high })
+    }
+
+    pub fn holds(&self, truth: f64) -> bool {
+        self.low <= truth && self.high.is_none_or(|high| truth <= high)
+    }
 }
 
 impl Estimate {
@@ -44,6 +77,16 @@ pub struct Shown {
 }
 
 impl Shown {
+    /// Share of the estimates with a band of which this is true, given the memory needed.
+    pub fn share_of_bands(&self, is_so: impl Fn(&Band, f64) -> bool) -> Option<f64> {
+        let estimates = self.estimates.iter();
+        let each: Vec<bool> = estimates
+            .filter_map(|one| Some(is_so(one.band.as_ref()?, one.needed)))
+            .collect();
+        let count = each.iter().filter(|&&is_so| is_so).count();
+        (!each.is_empty()).then(|| count as f64 / each.len() as f64)
+    }
+
     /// Whether its curve makes a claim of more than a tenth of what the program touches in a second.
     pub fn resolves_much(&self) -> bool {
         let touched = self.estimates.iter().map(|one| one.touched);
@@ -137,17 +180,21 @@ impl Reader {
         let Some((method, shown)) = shown else {
             return Ok(());
         };
-        let mut estimate = |bytes: f64| {
+        let mut estimate = |bytes: f64, band| {
             let Truths { needed, touched } = self.truth.at(method, at);
             shown.estimates.push(Estimate {
                 seconds: at.saturating_duration_since(self.begun).as_secs_f64(),
                 bytes,
                 needed,
                 touched,
+                band,
             });
         };
         match words.as_slice() {
-            ["estimate", _, bytes] => bytes.parse().into_iter().for_each(estimate),
+            ["estimate", _, bytes] => bytes
+                .parse()
+                .into_iter()
+                .for_each(|bytes| estimate(bytes, None)),
             ["cost", _, own, target, _] => {
                 if let (Ok(own), Ok(target)) = (own.parse::<f64>(), target.parse::<f64>()) {
                     shown.cost = Some(own / target);
@@ -156,7 +203,7 @@ impl Reader {
             _ if line.starts_with('{') => match TracerLine::read(line.as_bytes()) {
                 Ok(TracerLine::Period(period)) => {
                     if let Some(pages) = period.working_set_pages {
-                        estimate(pages as f64 * PAGE_BYTES);
+                        estimate(pages as f64 * PAGE_BYTES, Band::of(&period));
                     }
                 }
                 Ok(TracerLine::Final(last)) => {
@@ -179,7 +226,7 @@ impl Reader {
                 let number = |index: usize| fields.get(index)?.parse::<f64>().ok();
                 match (number(0), number(2), number(7)) {
                     (Some(_), Some(pages), Some(cost)) => {
-                        estimate(pages * PAGE_BYTES);
+                        estimate(pages * PAGE_BYTES, None);
                         self.costs.push(cost);
                         let mean = self.costs.iter().sum::<f64>() / self.costs.len() as f64;
                         shown.cost = Some(mean);
@@ -242,6 +289,31 @@ mod tests {
         let idle = &reader.judged["idle"];
         assert_eq!((idle.estimates[0].bytes, idle.cost), (mib(48), Some(0.012)));
         assert!(idle.message.as_ref().unwrap().contains("no such thing"));
+    }
+
+    #[test]
+    fn a_band_and_a_bound_hold_what_they_do_not_exclude() {
+        let shown = |bound, low, high| {
+            let band = Band { bound, low, high };
+            let estimate = Estimate {
+                seconds: 1.0,
+                bytes: 10.0,
+                needed: 20.0,
+                touched: 0.0,
+                band: Some(band),
+            };
+            Shown {
+                estimates: vec![estimate],
+                ..Shown::default()
+            }
+        };
+        let holds = |shown: Shown| shown.share_of_bands(|band, truth| band.holds(truth));
+        let near = shown(WorkingSetBound::Estimate, 9.0, Some(11.0));
+        assert_eq!(holds(near), Some(0.0));
+        let wide = shown(WorkingSetBound::Estimate, 9.0, Some(21.0));
+        assert_eq!(holds(wide), Some(1.0));
+        assert_eq!(holds(shown(WorkingSetBound::AtLeast, 9.0, None)), Some(1.0));
+        assert_eq!(holds(Shown::default()), None);
     }
 
     #[test]

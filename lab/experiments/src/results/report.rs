@@ -29,7 +29,7 @@ const MARKS: [&str; 2] = [
 ];
 
 /// Sets, and the beginning of what is measured, of the headlines.
-const HEADLINES: [(&str, &str); 8] = [
+const HEADLINES: [(&str, &str); 9] = [
     (
         "aet",
         "AET against exact LRU on the same references, hot set 2048",
@@ -40,6 +40,10 @@ const HEADLINES: [(&str, &str); 8] = [
         "Working set of a period (5 % misses) by exact LRU against every reference",
     ),
     ("aet", "Overhead, hot set 64, rate 1/128"),
+    (
+        "judge-programs",
+        "Error of the working set: memory at which 5 % of the visits miss",
+    ),
     ("divide", "Promises"),
     (
         "divide",
