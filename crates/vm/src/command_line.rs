@@ -32,7 +32,8 @@ pub struct CommandLine {
     /// Memory that is mapped, in the order of its objects: `-object memory-backend-*` that the machine, a NUMA node or a device
     /// uses, and first the RAM of `-m` where that has no such object.
     pub backends: Vec<RamBackend>,
-    /// Path of a QMP Unix socket, as given; relative to QEMU's working directory.
+    /// Path of a Unix socket at which QEMU listens for a client of QMP, as given; relative to QEMU's working directory. Of several
+    /// the last `-qmp`, otherwise the last `-mon`.
     pub qmp_socket: Option<PathBuf>,
     /// Path of the Unix socket that connects to an agent in the guest, as given.
     pub agent_socket: Option<PathBuf>,
@@ -79,7 +80,8 @@ impl CommandLine {
     pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
         let mut line = Self::default();
         let mut sockets: Vec<(String, PathBuf)> = Vec::new();
-        let (mut control, mut agent) = (None, None);
+        let mut servers: Vec<String> = Vec::new();
+        let (mut controls, mut agent) = (Vec::new(), None);
         let mut objects: Vec<(String, u64, BackendKind)> = Vec::new();
         let (mut in_machine, mut in_devices) = (Vec::new(), Vec::new());
         let mut main_kind = BackendKind::Anonymous;
@@ -96,17 +98,22 @@ impl CommandLine {
             let value = arguments.peek().copied().unwrap_or_default();
             let values = Values::parse(value);
             match option {
-                "name" => line.name = values.get("guest").or(values.implied()).map(Into::into),
+                // QEMU merges several.
+                "name" => {
+                    let name = values.get("guest").or(values.implied());
+                    line.name = name.map(Into::into).or(line.name);
+                }
                 "uuid" => line.uuid = parse_uuid(value).or(line.uuid),
                 // As Proxmox VE gives it.
                 "smbios" if values.get("type") == Some("1") && line.uuid.is_none() => {
                     line.uuid = values.get("uuid").and_then(parse_uuid);
                 }
                 "m" => {
-                    let size = values.get("size").or(values.implied());
-                    line.memory_bytes = size.and_then(|size| parse_size(size, 1 << 20));
-                    let max = values.get("maxmem");
-                    line.memory_max_bytes = max.and_then(|max| parse_size(max, 1 << 20));
+                    let bytes =
+                        |size: Option<&str>| size.and_then(|size| parse_size(size, 1 << 20));
+                    let size = bytes(values.get("size").or(values.implied()));
+                    line.memory_bytes = size.or(line.memory_bytes);
+                    line.memory_max_bytes = bytes(values.get("maxmem")).or(line.memory_max_bytes);
                 }
                 "accel" => line
                     .accelerators
@@ -120,13 +127,18 @@ impl CommandLine {
                 "object" => objects.extend(backend(&values)),
                 "mem-path" => main_kind = BackendKind::File,
                 "qmp" | "qmp-pretty" => {
-                    if let Some(path) = values.implied().and_then(|v| v.strip_prefix("unix:")) {
+                    let target = values.implied().unwrap_or_default();
+                    if let Some(path) = target.strip_prefix("unix:")
+                        && values.listens()
+                    {
                         line.qmp_socket = Some(path.into());
                     }
+                    controls.extend(target.strip_prefix("chardev:").map(str::to_owned));
                 }
                 "chardev" if values.implied() == Some("socket") => {
                     if let (Some(id), Some(path)) = (values.get("id"), values.get("path")) {
                         sockets.push((id.into(), path.into()));
+                        servers.extend(values.listens().then(|| id.to_owned()));
                     }
                 }
                 "device" => {
@@ -143,17 +155,16 @@ impl CommandLine {
                     in_devices.extend(memory.map(|id| (id, usage)));
                 }
                 "mon" if values.get("mode") == Some("control") => {
-                    control = values
-                        .get("chardev")
-                        .or(values.implied())
-                        .map(str::to_owned);
+                    let chardev = values.get("chardev").or(values.implied());
+                    controls.extend(chardev.map(str::to_owned));
                 }
                 _ => continue,
             }
             arguments.next();
         }
-        if let Some(control) = control {
-            let socket = sockets.iter().find(|(id, _)| *id == control);
+        // A monitor may also be a client of its manager's server, as Proxmox VE's for events is; nobody can connect to that.
+        if let Some(control) = controls.iter().rfind(|id| servers.contains(id)) {
+            let socket = sockets.iter().find(|(id, _)| id == control);
             line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path.clone()));
         }
         if let Some(agent) = agent {
@@ -259,6 +270,16 @@ impl Values {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// Whether a socket is QEMU's own, at which others connect.
+    fn listens(&self) -> bool {
+        let is_on = |value: &str| matches!(value, "on" | "yes" | "true" | "y");
+        let word = |(key, value): &(String, String)| match key.as_str() {
+            "" => value == "server",
+            key => key == "server" && is_on(value),
+        };
+        self.0.iter().any(word)
+    }
+
     /// The first word, if it has no key.
     fn implied(&self) -> Option<&str> {
         let (key, value) = self.0.first()?;
@@ -333,7 +354,7 @@ mod tests {
              -qmp unix:/run/a,,b.sock,server=on,wait=off -append -m",
         );
         assert_eq!(line.name.as_deref(), Some("web"));
-        assert_eq!(line.memory_bytes, None, "the last -m has no size");
+        assert_eq!(line.memory_bytes, Some(3 << 29), "the last -m has no size");
         assert_eq!(line.accelerators, [Accelerator::Kvm]);
         assert_eq!(line.qmp_socket, Some("/run/a,b.sock".into()));
         let line = parse("qemu-system-x86_64 -m 1.5G -machine q35,accel=kvm:tcg");
@@ -437,10 +458,38 @@ mod tests {
     #[test]
     fn a_monitor_for_people_is_no_qmp_socket() {
         let line = parse(
-            "-chardev socket,id=a,path=/a -chardev socket,id=b,path=/b \
+            "-chardev socket,id=a,path=/a,server=on -chardev socket,id=b,path=/b,server \
              -mon chardev=a,mode=readline -mon chardev=b,mode=control -monitor unix:/c,server",
         );
         assert_eq!(line.qmp_socket, Some("/b".into()));
+    }
+
+    #[test]
+    fn a_monitor_that_is_a_client_is_not_connected_to() {
+        let server = "-chardev socket,id=qmp,path=/run/100.qmp,server=on,wait=off";
+        let client = "-chardev socket,id=qmp-event,path=/run/qmeventd.sock,reconnect=5";
+        let line = parse(&format!(
+            "{server} -mon chardev=qmp,mode=control {client} -mon chardev=qmp-event,mode=control"
+        ));
+        assert_eq!(line.qmp_socket, Some("/run/100.qmp".into()));
+        assert_eq!(line.sockets.len(), 2);
+        let line = parse(&format!("{client} -mon chardev=qmp-event,mode=control"));
+        assert_eq!(line.qmp_socket, None);
+        let by_id = format!("{server} -qmp unix:/run/other,server=off -qmp chardev:qmp");
+        assert_eq!(parse(&by_id).qmp_socket, Some("/run/100.qmp".into()));
+        let several = format!(
+            "{server} -mon qmp,mode=control -qmp unix:/a,server -qmp unix:/b,server=on,wait=off"
+        );
+        assert_eq!(parse(&several).qmp_socket, Some("/b".into()));
+    }
+
+    #[test]
+    fn an_option_that_is_given_again_keeps_what_it_does_not_name() {
+        let line = parse("-name web -name debug-threads=on -m 1G -m slots=2,maxmem=4G");
+        assert_eq!(line.name.as_deref(), Some("web"));
+        assert_eq!(line.memory_bytes, Some(1 << 30));
+        assert_eq!(line.memory_max_bytes, Some(4 << 30));
+        assert_eq!(line.backends[0].size_bytes, 1 << 30);
     }
 
     #[test]

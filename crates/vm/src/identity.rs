@@ -288,29 +288,34 @@ impl PeerSocket {
 }
 
 /// Opens a socket's file, not the socket, by its path in the file system of `process`; links are resolved within that
-/// file system.
+/// file system. A process that made its socket before it changed its root directory (`-chroot`) has it below ours.
 fn open_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = open(
-        format!("/proc/{}/root", process.pid),
-        flags | OFlags::DIRECTORY,
-        Mode::empty(),
-    )?;
+    let directory = |path: &str| open(path, flags | OFlags::DIRECTORY, Mode::empty());
+    let root = directory(&format!("/proc/{}/root", process.pid))?;
     if !process.is_there() {
         return Err(io::ErrorKind::NotFound.into());
     }
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let socket = openat2(
-        &root,
-        path,
-        flags | OFlags::NOFOLLOW,
-        Mode::empty(),
-        resolve,
-    )?;
+    let open_below = |root: &OwnedFd| {
+        let flags = flags | OFlags::NOFOLLOW;
+        openat2(root, path, flags, Mode::empty(), resolve)
+    };
+    let socket = match open_below(&root) {
+        Err(rustix::io::Errno::NOENT) if has_our_mounts(process) => open_below(&directory("/")?)?,
+        opened => opened?,
+    };
     match FileType::from_raw_mode(fstat(&socket)?.st_mode) {
         FileType::Socket => Ok(socket),
         _ => Err(no_socket()),
     }
+}
+
+/// Whether a process has the mounts of this one.
+fn has_our_mounts(process: ProcessId) -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let ours = namespace("self");
+    ours.is_some() && namespace(&process.pid.to_string()) == ours
 }
 
 fn no_socket() -> io::Error {

@@ -108,9 +108,8 @@ impl QemuVm {
             return Err(VmError::NoSuchProcess { pid });
         }
         let file_systems = process.file_systems(&entries)?;
-        // Relative paths are relative to the directory in which QEMU was started.
-        let folder = fs::read_link(process.path("cwd")).unwrap_or_default();
-        let absolute = |socket: &PathBuf| folder.join(socket);
+        let folders = process.folders();
+        let absolute = |socket: &PathBuf| absolute(id, &folders, socket);
         let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
         let agent_socket = command_line.agent_socket.as_ref().map(absolute);
         let sockets = command_line.sockets.iter().map(absolute).collect();
@@ -119,7 +118,9 @@ impl QemuVm {
         if vcpus.is_empty()
             && let Some(socket) = &qmp_socket
         {
-            vcpus = vcpus_by_monitor(&PeerSocket::of_process(id, socket.clone()), &threads);
+            let socket = PeerSocket::of_process(id, socket.clone());
+            let own_id = |thread: &Thread| process.own_thread_id(thread.id);
+            vcpus = vcpus_by_monitor(&socket, &threads, own_id);
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
         if !id.is_there() {
@@ -391,6 +392,17 @@ impl Process {
         }
     }
 
+    /// The directories in which it may have been started, the likeliest first: where it is, unless `-daemonize` has led it to
+    /// the root since, and where its shell was.
+    fn folders(&self) -> Vec<PathBuf> {
+        let here = fs::read_link(self.path("cwd")).ok();
+        let environment = self.read("environ").unwrap_or_default();
+        let mut variables = environment.split('\0');
+        let shell = variables.find_map(|variable| variable.strip_prefix("PWD="));
+        let shell = shell.map(PathBuf::from).filter(|path| path.is_absolute());
+        here.into_iter().chain(shell).collect()
+    }
+
     fn threads(&self) -> Result<Vec<Thread>, VmError> {
         let path = self.path("task");
         let listing = fs::read_dir(&path).map_err(|source| self.error(path.clone(), source))?;
@@ -403,6 +415,17 @@ impl Process {
             })
         };
         Ok(listing.flatten().filter_map(thread).collect())
+    }
+
+    /// The id of one of its threads in the process's own namespace of process ids.
+    fn own_thread_id(&self, id: u32) -> Option<u32> {
+        let status = self.read(&format!("task/{id}/status")).ok()?;
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        // From ours to its own. Kernels without namespaces have no such line.
+        match ids {
+            Some(ids) => ids.split_ascii_whitespace().next_back()?.parse().ok(),
+            None => Some(id),
+        }
     }
 
     /// Determines the accelerator by the most reliable indication: an open KVM VM, then the names of the threads, and
@@ -436,6 +459,18 @@ impl Process {
             _ => None,
         })
     }
+}
+
+/// The absolute path of a socket: below the first of these directories that has it, otherwise below the first.
+fn absolute(process: ProcessId, folders: &[PathBuf], socket: &Path) -> PathBuf {
+    let mut paths = folders.iter().map(|folder| folder.join(socket));
+    let has = |path: &PathBuf| {
+        PeerSocket::of_process(process, path.clone())
+            .owner()
+            .is_ok()
+    };
+    let found = paths.clone().find(has).or_else(|| paths.next());
+    found.unwrap_or_else(|| socket.to_owned())
 }
 
 /// The name of the program that a process runs, without its directory.
@@ -476,12 +511,21 @@ fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
     })
 }
 
-/// Queries the monitor if it is free; ignores threads that do not belong to the process.
-fn vcpus_by_monitor(socket: &PeerSocket, threads: &[Thread]) -> Vec<Vcpu> {
+/// Queries the monitor if it is free; ignores threads that do not belong to the process. QEMU reports the ids that its threads have
+/// in its own namespace of process ids: `own_id`.
+fn vcpus_by_monitor(
+    socket: &PeerSocket,
+    threads: &[Thread],
+    own_id: impl Fn(&Thread) -> Option<u32>,
+) -> Vec<Vcpu> {
     let answer = Qmp::connect_to(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
-    let mut vcpus = answer.unwrap_or_default();
-    vcpus.retain(|vcpu| threads.iter().any(|thread| thread.id == vcpu.thread_id));
-    vcpus
+    let reported = answer.unwrap_or_default();
+    let vcpu = |vcpu: Vcpu| {
+        let is_its = |thread: &&Thread| own_id(thread) == Some(vcpu.thread_id);
+        let thread_id = threads.iter().find(is_its)?.id;
+        Some(Vcpu { thread_id, ..vcpu })
+    };
+    reported.into_iter().filter_map(vcpu).collect()
 }
 
 #[cfg(test)]
@@ -508,6 +552,25 @@ mod tests {
         ] {
             assert_eq!(index(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_socket_is_found_where_qemu_was_started_also_if_it_has_left_that_directory() {
+        let here = tempfile::tempdir().unwrap();
+        let shell = tempfile::tempdir().unwrap();
+        let ours = ProcessId::of_pid(std::process::id()).unwrap();
+        let folders = [here.path().to_owned(), shell.path().to_owned()];
+        let found = || absolute(ours, &folders, Path::new("qmp"));
+        assert_eq!(found(), here.path().join("qmp"));
+        let _listener = std::os::unix::net::UnixListener::bind(shell.path().join("qmp")).unwrap();
+        assert_eq!(found(), shell.path().join("qmp"));
+        let _nearer = std::os::unix::net::UnixListener::bind(here.path().join("qmp")).unwrap();
+        assert_eq!(found(), here.path().join("qmp"));
+        let path = absolute(ours, &folders, Path::new("/run/qmp"));
+        assert_eq!(path, Path::new("/run/qmp"));
+        let process = Process { pid: ours.pid };
+        assert_eq!(process.own_thread_id(ours.pid), Some(ours.pid));
+        assert_eq!(process.folders()[0], std::env::current_dir().unwrap());
     }
 
     #[test]

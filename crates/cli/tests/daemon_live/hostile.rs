@@ -62,7 +62,7 @@ fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Program {
             "16",
         ])
         .arg("-qmp")
-        .arg(format!("unix:{}", monitor.display()))
+        .arg(format!("unix:{},server=on", monitor.display()))
         .stdin(Stdio::null())
         .spawn()
         .unwrap();

@@ -10,6 +10,7 @@ mod caches;
 mod faults;
 mod hostile;
 mod migrating;
+mod monitors;
 mod observing;
 mod rig;
 mod starts;
