@@ -169,6 +169,7 @@ impl History {
             }
             Err(failure) => {
                 state.began_anew = fs::symlink_metadata(path).is_ok();
+                state.paused = state.began_anew;
                 state.keep_in_memory(&failure);
                 warnings.extend(state.problem.clone());
             }
@@ -420,7 +421,7 @@ impl History {
         })
     }
 
-    /// Whether moving was paused.
+    /// Whether moving was paused, or that is not known, because the history began anew.
     #[must_use]
     pub fn paused(&self) -> bool {
         self.state().paused
@@ -584,6 +585,8 @@ impl State {
                 ));
                 self.began_anew = true;
                 let store = Store::open(path, limits.bytes_max)?;
+                // Until it is resumed, and not only until the next start.
+                store.write(true, &|txn| store::put_paused(txn, true))?;
                 (store.load()?, store)
             }
             opened => opened?,

@@ -251,7 +251,10 @@ fn give_back(args: &Args, mut config: Config) -> anyhow::Result<()> {
         bytes_max: config.history_bytes_max,
         keep: config.history_keep,
     };
-    let (history, _) = History::open(&path, limits)?;
+    let (history, warnings) = History::open(&path, limits)?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
     let (sender, _commands) = mpsc::sync_channel(COMMANDS);
     let shared = Arc::new(SharedState::new(
         Snapshot::before_the_first_turn(&config),

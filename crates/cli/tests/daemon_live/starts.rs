@@ -74,6 +74,9 @@ fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
             .find(|path| path.to_string_lossy().contains("history.redb.broken-"))
             .unwrap();
         assert_eq!(fs::read(aside).unwrap(), &whole[..whole.len() / 3]);
+        daemon.end_by(Signal::TERM);
+        let daemon = place.start("mode = \"act\"\n");
+        assert!(daemon.host().paused, "nobody has resumed it");
         daemon.client().resume().unwrap();
         daemon.end_by(Signal::TERM);
         assert!(!place.start("mode = \"act\"\n").host().paused);

@@ -507,9 +507,15 @@ fn a_file_that_is_not_what_was_written_is_set_aside() {
         let aside = warnings[0].split("kept as ").nth(1).unwrap();
         let aside = aside.split(" and a new").next().unwrap();
         assert_eq!(fs::read(aside).unwrap(), damaged, "{damage}");
+        // It stays paused until it is resumed, whoever opens it next.
+        drop(history);
+        assert!(opened_quietly(&path).paused());
+        let _ = opened_quietly(&path).put_paused(false);
+        assert!(!opened_quietly(&path).paused());
+        fs::remove_file(&path).unwrap();
     }
     let files = fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(files, 6);
+    assert_eq!(files, 5);
 }
 
 #[test]

@@ -143,7 +143,7 @@ impl<H: Host> Turns<H> {
         let history = Arc::clone(&shared.history);
         let since_unix_ms = shared.clock.now().unix_ms;
         let mut turns = Self {
-            paused: history.paused() || history.began_anew(),
+            paused: history.paused(),
             phase: Phase::Whole,
             phase_since: now,
             config,
