@@ -280,6 +280,18 @@ impl Config {
         Ok((keys::read(&files)?, notes))
     }
 
+    /// The same without what is wrong in the files, for those to whom a VM matters more than a wrong line. Also returns the errors.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or an error that leaves open which history is meant.
+    pub fn load_tolerantly(path: Option<&Path>) -> Result<(Self, Vec<ConfigError>), ConfigError> {
+        keys::read_tolerantly(&file::files(
+            path.unwrap_or(Path::new(PATH)),
+            path.is_some(),
+        )?)
+    }
+
     /// The settings of the VM called `vm`, of this UUID if it has one: each from the first matching rule that has it.
     ///
     /// If different rules give a minimum above the maximum, the minimum wins, because it is a guarantee.

@@ -100,6 +100,10 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(folder) = &args.generate {
         return generate(folder).with_context(|| format!("cannot write to '{}'", folder.display()));
     }
+    if args.give_back && !args.check_config {
+        log::begin(args.log)?;
+        return give_back(args);
+    }
     let (config, notes) = load(args.config.as_deref(), args.host_name.as_deref())?;
     if args.check_config {
         for note in notes {
@@ -116,9 +120,6 @@ fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     log::begin(args.log)?;
-    if args.give_back {
-        return give_back(args, config);
-    }
     for note in notes {
         tracing::info!("{note}");
     }
@@ -225,8 +226,13 @@ fn generate(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Gives the VMs that an earlier daemon resized what they had.
-fn give_back(args: &Args, mut config: Config) -> anyhow::Result<()> {
+/// Gives the VMs that an earlier daemon resized what they had. A wrong line of the configuration, with which no daemon starts,
+/// is no reason to leave them without.
+fn give_back(args: &Args) -> anyhow::Result<()> {
+    let (mut config, errors) = Config::load_tolerantly(args.config.as_deref())?;
+    for error in errors {
+        tracing::warn!("{error}: VMs get memory back without that setting");
+    }
     if args.when_orphaned {
         let mut word = Vec::new();
         // A broken pipe is an end as well.

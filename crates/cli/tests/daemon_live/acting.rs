@@ -6,7 +6,9 @@ use plimsoll_protocol::vm::VmSummary;
 
 use rustix::process::Signal;
 
-use crate::rig::{Daemon, DaemonDirectory, MIB, alone, balloon_to, boot, with_balloon};
+use crate::rig::{
+    Daemon, DaemonDirectory, MIB, alone, balloon_to, beside_another, boot, with_balloon,
+};
 
 /// One guest has more than its rule allows, until that is changed by hand.
 const RULES: &str = "
@@ -116,5 +118,31 @@ fn a_guest_gives_what_it_does_not_need_until_it_is_taken_back_or_paused() {
         assert_eq!(rich.direct_bytes, 176 * MIB);
         // That is what it was first found with: this daemon has no rules.
         assert_eq!(rich.settings.baseline_bytes, 256 * MIB);
+    });
+}
+
+#[test]
+fn a_configuration_with_which_no_daemon_starts_keeps_no_memory_from_a_guest() {
+    beside_another(|| {
+        let [mut rich] = boot([with_balloon("rich", 192, "workload=zipf mib=16")]);
+        let place = DaemonDirectory::new();
+        let daemon = place.start(RULES);
+        daemon.until("the guest's size", |host| {
+            host.vms.iter().any(|vm| vm.direct_bytes == 176 * MIB)
+        });
+        daemon.until_state(State::Kept);
+        daemon.end_by(Signal::KILL);
+        place.configure(
+            "turn_intervall = \"1s\"\n[guard]\non_exit = \"give-back\"\n\
+             [tcp]\nlisten = \"0.0.0.0:7373\"\ntoken_file = \"/nonexistent\"\n",
+        );
+        place.refused();
+        let said = place.give_back();
+        for error in ["unknown key 'turn_intervall'", "in plain text"] {
+            assert!(said.contains(error), "{said}");
+        }
+        let actual = rich.guest.qmp().unwrap().balloon_actual_bytes();
+        assert_eq!(actual.unwrap(), 192 * MIB, "{said}");
+        rich.assert_goes_on();
     });
 }

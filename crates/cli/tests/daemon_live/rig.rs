@@ -206,6 +206,13 @@ impl DaemonDirectory {
         said(&output)
     }
 
+    /// Gives VMs back what they had, as the unit does after the daemon's end, and returns what was said.
+    pub fn give_back(&self) -> String {
+        let output = self.command().arg("--give-back").output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        said(&output)
+    }
+
     pub fn log(&self) -> String {
         let log = fs::read(self.path("log")).unwrap_or_default();
         String::from_utf8_lossy(&log).into_owned()

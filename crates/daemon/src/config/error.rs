@@ -51,3 +51,26 @@ pub enum ConfigError {
         message: String,
     },
 }
+
+impl ConfigError {
+    /// The key, with its section, if it concerns one.
+    pub(super) fn key(&self) -> Option<&str> {
+        match self {
+            Self::Read { .. } | Self::NoFile { .. } | Self::Syntax { .. } => None,
+            Self::UnknownKey { key, .. }
+            | Self::Value { key, .. }
+            | Self::Contradiction { key, .. } => Some(key),
+        }
+    }
+
+    /// The line of its file, if it concerns one.
+    pub(super) fn line(&self) -> Option<usize> {
+        match self {
+            Self::Read { .. } | Self::NoFile { .. } => None,
+            Self::Syntax { line, .. }
+            | Self::UnknownKey { line, .. }
+            | Self::Value { line, .. } => Some(*line),
+            Self::Contradiction { place, .. } => place.rsplit_once(':')?.1.parse().ok(),
+        }
+    }
+}

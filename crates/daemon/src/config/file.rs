@@ -18,6 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const SHOWN: usize = 60;
 
 /// A file's text.
+#[derive(Clone)]
 pub(super) struct File {
     path: PathBuf,
     text: String,
@@ -179,6 +180,24 @@ impl File {
             None => message.to_owned(),
         };
         self.value_error(key, span, expected)
+    }
+
+    /// The text of a line, counted from 1.
+    pub(super) fn text_of(&self, line: usize) -> &str {
+        let mut lines = self.text.lines();
+        lines.nth(line.saturating_sub(1)).unwrap_or_default().trim()
+    }
+
+    /// The same file with this line empty; with `all_of_it` also those of the section that it begins.
+    pub(super) fn without(&self, line: usize, all_of_it: bool) -> Self {
+        let mut is_left_out = false;
+        let lines = self.text.lines().zip(1..).map(|(text, number)| {
+            let goes_on = all_of_it && !text.trim_start().starts_with('[');
+            is_left_out = number == line || is_left_out && goes_on;
+            if is_left_out { "" } else { text }
+        });
+        let lines: Vec<_> = lines.collect();
+        Self::new(&self.path, lines.join("\n"))
     }
 
     fn line(&self, offset: usize) -> usize {

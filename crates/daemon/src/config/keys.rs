@@ -39,6 +39,9 @@ const YEAR: u64 = 365 * 24 * HOUR;
 /// Maximum of groups.max: each group has a tracer, a process.
 const GROUPS_MAX: u64 = 256;
 
+/// Maximum number of errors in spite of which a configuration is read.
+const ERRORS_MAX: usize = 64;
+
 /// The value of an optional key, with its position in the file.
 type Key = Option<Spanned<RawValue>>;
 
@@ -186,6 +189,7 @@ struct VmKeys {
 }
 
 /// The settings of all files so far, with those keys that form a setting only in combination.
+#[derive(Clone)]
 struct Merge {
     config: Config,
     policy: &'static str,
@@ -210,33 +214,79 @@ struct Merge {
 
 /// Reads the settings of all `files`, later ones over earlier ones.
 pub(super) fn read(files: &[File]) -> Result<Config, ConfigError> {
-    let mut merge = Merge {
-        config: Config::default(),
-        policy: POLICIES[0].name,
-        search: SEARCHES[0].name,
-        seed: 0,
-        idle_tax: PolicyOptions::IDLE_TAX,
-        from_caches: false,
-        direct_ratio: 0.25,
-        trace_for: Duration::from_mins(10),
-        keep: true,
-        every: Duration::from_hours(6),
-        listen: None,
-        token_file: None,
-        certificate: None,
-        key: None,
-        client_ca: None,
-        plain_text: false,
-        tcp_read_only: false,
-        places: BTreeMap::new(),
-    };
+    let mut merge = Merge::begun();
     for file in files {
         merge.add(file, file.parse()?)?;
     }
     merge.finish()
 }
 
+/// The same without the lines that are wrong, whose errors are returned as well.
+///
+/// # Errors
+///
+/// More than [`ERRORS_MAX`] errors, or one that leaves open which history is meant.
+pub(super) fn read_tolerantly(files: &[File]) -> Result<(Config, Vec<ConfigError>), ConfigError> {
+    let mut merge = Merge::begun();
+    let mut errors = Vec::new();
+    for file in files {
+        let mut rest = file.clone();
+        loop {
+            let mut merged = merge.clone();
+            let read = rest.parse().and_then(|keys| merged.add(&rest, keys));
+            let Err(error) = read else {
+                merge = merged;
+                break;
+            };
+            let is_of_history = error.key().is_some_and(|key| key.starts_with("history"));
+            let line = error.line().filter(|&line| {
+                let text = rest.text_of(line);
+                !text.is_empty() && !text.starts_with("file") && !text.contains("history")
+            });
+            let may_go = !is_of_history && errors.len() < ERRORS_MAX;
+            let Some(line) = line.filter(|_| may_go) else {
+                return Err(error);
+            };
+            // Of a rule that contradicts itself nothing is to become part of the one before it.
+            let is_rule = matches!(error, ConfigError::Contradiction { .. });
+            rest = rest.without(line, is_rule);
+            errors.push(error);
+        }
+    }
+    // Some contradict each other.
+    let config = merge.config.clone();
+    let config = merge.finish().unwrap_or_else(|error| {
+        errors.push(error);
+        config
+    });
+    Ok((config, errors))
+}
+
 impl Merge {
+    /// The defaults.
+    fn begun() -> Self {
+        Self {
+            config: Config::default(),
+            policy: POLICIES[0].name,
+            search: SEARCHES[0].name,
+            seed: 0,
+            idle_tax: PolicyOptions::IDLE_TAX,
+            from_caches: false,
+            direct_ratio: 0.25,
+            trace_for: Duration::from_mins(10),
+            keep: true,
+            every: Duration::from_hours(6),
+            listen: None,
+            token_file: None,
+            certificate: None,
+            key: None,
+            client_ca: None,
+            plain_text: false,
+            tcp_read_only: false,
+            places: BTreeMap::new(),
+        }
+    }
+
     /// Reports that the first of `keys` contradicts the others; the place is that of the first that is set.
     fn contradiction(&self, keys: &[&'static str], message: &str) -> ConfigError {
         let place = keys.iter().find_map(|key| self.places.get(key));

@@ -649,3 +649,55 @@ fn users_are_those_of_this_host() {
         assert!(error.contains("hosts.users"), "{error}");
     }
 }
+
+#[test]
+fn what_is_wrong_can_be_left_out_but_not_which_history_is_meant() {
+    let read = |text: &str| {
+        let (config, errors) =
+            keys::read_tolerantly(&[File::new(Path::new("p.toml"), text.to_owned())])?;
+        let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        Ok::<_, ConfigError>((config, errors))
+    };
+    let good = "[history]\nfile = \"/h\"\n[libvirt]\nuri = \"qemu:///system\"\n[guard]\non_exit = \"keep\"\n\
+                [[vm]]\nname = \"web\"\ndisk_admin = \"/d\"\n";
+    let expected = super::keys::read(&[File::new(Path::new("p.toml"), good.to_owned())]).unwrap();
+    assert_eq!(read(good).unwrap(), (expected.clone(), vec![]));
+    let wrong = [
+        (
+            "[tcp]\nlisten = \"0.0.0.0:7373\"\ntoken_file = \"/t\"\n",
+            "in plain text",
+        ),
+        (
+            "turn_interval = \"2h\"\n",
+            "p.toml:1: turn_interval = \"2h\"",
+        ),
+        ("turn_intervall = \"2s\"\n", "p.toml:1: unknown key"),
+        ("mode = act\n", "p.toml:1: "),
+        ("[of_a_later_version]\n", "p.toml:1: unknown key"),
+    ];
+    for (wrong, error) in wrong {
+        let (config, errors) = read(&format!("{wrong}{good}")).unwrap();
+        assert!(errors[0].contains(error), "{wrong}: {errors:?}");
+        assert_eq!(config, expected, "{wrong}");
+    }
+    for wrong in [
+        "[[vm]]\nmin = \"2G\"\nmax = \"1G\"\n",
+        "[[vm]]\nname = \"x\"\nmin = \"2G\"\nmax = \"1G\"\n",
+    ] {
+        let (config, errors) = read(&format!("{good}{wrong}")).unwrap();
+        assert!(!errors.is_empty(), "{wrong}");
+        assert_eq!(config.history, expected.history);
+        assert_eq!(config.vms[0], expected.vms[0], "{wrong}: {errors:?}");
+    }
+    for unclear in [
+        "[history]\nfile = 7\n",
+        "[history]\nfile = \"/h\n",
+        "[histroy]\nfile = \"/h\"\n",
+        "[[history]]\nfile = \"/h\"\n",
+        "[history]\nfiel = \"/h\"\n",
+    ] {
+        assert!(read(unclear).is_err(), "{unclear}");
+    }
+    let many = "a = 1\n".repeat(100);
+    assert!(read(&many).is_err());
+}
