@@ -221,11 +221,19 @@ impl History {
         if state.vms.contains_key(uuid) {
             return;
         }
-        let record = state.vms.remove(name).unwrap_or_default();
+        let former = state.vms.remove(name);
+        let was_here = former.is_some();
+        let record = former.unwrap_or_default();
         state.vms.insert(uuid.to_owned(), record.clone());
+        if let Some(heat) = state.heat.remove(&key_of(name)) {
+            state.heat.insert(key_of(uuid), heat);
+        }
         let _ = state.write(true, &|txn| {
             store::put_vm(txn, name, None)?;
             store::put_vm(txn, uuid, Some(&record))?;
+            if was_here {
+                store::move_turns(txn, key_of(name), key_of(uuid))?;
+            }
             store::move_records(txn, key_of(name), key_of(uuid))
         });
     }

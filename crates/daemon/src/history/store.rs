@@ -543,6 +543,24 @@ pub(super) fn put_all_vms(
     Ok(())
 }
 
+/// Moves the turns of one VM's key to another's. Reads all turns: they are of all VMs.
+pub(super) fn move_turns(txn: &WriteTransaction, from: u64, to: u64) -> Result<(), redb::Error> {
+    let mut turns = txn.open_table(TURNS)?;
+    let mut moved = Vec::new();
+    for entry in turns.iter()? {
+        let (unix_ms, value) = entry?;
+        let mut turn: Turn = unpacked(value.value())?;
+        if let Some((key, _)) = turn.0.iter_mut().find(|(key, _)| *key == from) {
+            *key = to;
+            moved.push((unix_ms.value(), packed(&turn)?));
+        }
+    }
+    for (unix_ms, turn) in moved {
+        turns.insert(unix_ms, turn.as_slice())?;
+    }
+    Ok(())
+}
+
 /// Moves means, heat and curves of one VM's key to another's.
 pub(super) fn move_records(txn: &WriteTransaction, from: u64, to: u64) -> Result<(), redb::Error> {
     for table in [MEANS, HEAT, CURVES] {

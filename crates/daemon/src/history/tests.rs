@@ -158,6 +158,28 @@ fn history_follows_the_uuid_of_a_vm() {
 }
 
 #[test]
+fn the_last_turns_follow_a_vm_that_gets_a_uuid() {
+    const WEB: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
+    let folder = TempDir::new().unwrap();
+    let history = opened_quietly(&folder.path().join("history.redb"));
+    let _ = history.put_baseline("web", 7);
+    for turn in 0..3 {
+        let at = |bytes| sample(NOON_MS + turn * TURN_MS, bytes);
+        history.record_turn(&[moment("web", at(5)), moment("mail", at(6))]);
+    }
+    history.identify("web", Some(WEB));
+    let samples = |vm: &str| history.samples(vm, 0, u64::MAX, 100);
+    assert_eq!(samples("web").len(), 3);
+    assert_eq!(samples("mail").len(), 3);
+    assert_eq!(samples("web")[0], sample(NOON_MS, 5));
+    // They become means of the same VM.
+    history.record_turn(&[moment("mail", sample(NOON_MS + 36 * SPAN_MS, 5))]);
+    assert_eq!(samples("web").len(), 1);
+    history.identify("web", None);
+    assert_eq!(samples("web").len(), 0);
+}
+
+#[test]
 fn what_was_kept_is_there_when_opened_again() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("new/history.redb");
