@@ -11,8 +11,8 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::runtime::{self, Runtime};
 use tokio::time;
@@ -26,7 +26,7 @@ use crate::path::{encoded, of_vm, query};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
-use crate::{SOCKET, SOCKET_READ_ONLY};
+use crate::{SCHEMA, SOCKET, SOCKET_READ_ONLY};
 
 /// Time limit of a request: the daemon itself stops waiting for its turn loop after 15 s.
 pub const TIME_OUT: Duration = Duration::from_secs(20);
@@ -432,7 +432,7 @@ impl Client {
                 })
         })?;
         if status.is_success() {
-            serde_json::from_slice(&answer).map_err(|error| protocol(error.to_string()))
+            read(&answer).map_err(protocol)
         } else {
             let refusal = serde_json::from_slice(&answer);
             Err(refusal.map_or_else(
@@ -524,6 +524,27 @@ fn history(
     format!("/history{query}")
 }
 
+/// The part of every answer that shows whether the rest can be read.
+#[derive(Deserialize)]
+struct Head {
+    schema: u32,
+}
+
+/// Reads an answer. Within a schema keys are only added, but a daemon of an earlier version has not those that were added since.
+fn read<A: DeserializeOwned>(answer: &[u8]) -> Result<A, String> {
+    let other = |what: String| {
+        let ours = env!("CARGO_PKG_VERSION");
+        format!("{what}: this program has version {ours}; use that of the daemon's version")
+    };
+    match serde_json::from_slice(answer) {
+        Ok(Head { schema }) if schema != SCHEMA => Err(other(format!(
+            "it has schema {schema}, and only {SCHEMA} can be read"
+        ))),
+        Ok(Head { .. }) => serde_json::from_slice(answer).map_err(|error| other(error.to_string())),
+        Err(_) => serde_json::from_slice(answer).map_err(|error| error.to_string()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
@@ -584,7 +605,15 @@ mod tests {
             .unwrap_err();
         assert_eq!(error.refusal_kind(), Some(RefusalKind::Guarantee));
         assert_eq!(error.to_string(), "no");
-        let none: [(&[u8], &str); 6] = [
+        let none: [(&[u8], &str); 8] = [
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{\"schema\":2}",
+                "it has schema 2, and only 1 can be read: this program has version ",
+            ),
+            (
+                b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n{\"schema\":1,\"not_stored\":true}",
+                "use that of the daemon's version",
+            ),
             (b"", "POST /v1/pause"),
             (b"SSH-2.0-OpenSSH_9.2\r\n", "POST /v1/pause"),
             (
