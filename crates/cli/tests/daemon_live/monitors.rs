@@ -3,12 +3,13 @@
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use plimsoll_rig::GuestConfig;
-use plimsoll_vm::Qmp;
+use plimsoll_rig::{Guest, GuestConfig, GuestImage};
+use plimsoll_vm::{ConsoleEvent, Qmp};
 use rustix::process::Signal;
 
 use crate::rig::{DaemonDirectory, MIB, beside_another, boot, wait, with_balloon};
 
+const PATIENCE: Duration = Duration::from_secs(120);
 const WORKLOAD: &str = "workload=zipf mib=16 work=4";
 const RAM_MIB: u64 = 144;
 /// The size that only a monitor shows.
@@ -56,12 +57,17 @@ fn the_monitor_is_found_of_a_vm_that_has_several_or_left_its_directory_or_has_ot
                 .into(),
             ..with_arguments("contained", &["-name", "debug-threads=off"])
         };
-        let [managed, mut caged, mut contained] = boot([managed, caged, contained]);
+        // The process that was started is not QEMU, but its parent.
+        let image = GuestImage::for_guest(&contained).unwrap();
+        let mut contained = Guest::start(&image, &contained).unwrap();
+        let [managed, mut caged] = boot([managed, caged]);
+        let populated = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Populated { .. });
+        contained.wait_for(PATIENCE, populated).unwrap();
         let connect = || Qmp::connect(&own, Duration::from_secs(10)).unwrap();
         let monitors = [
             connect(),
             caged.guest.qmp().unwrap(),
-            contained.guest.qmp().unwrap(),
+            contained.qmp().unwrap(),
         ];
         for mut qmp in monitors {
             qmp.set_balloon(SIZE_MIB * MIB).unwrap();
@@ -75,8 +81,10 @@ fn the_monitor_is_found_of_a_vm_that_has_several_or_left_its_directory_or_has_ot
         });
         assert!(host.vms.iter().all(|vm| vm.ram_bytes == RAM_MIB * MIB));
         daemon.end_by(Signal::TERM);
-        for mut guest in [managed, caged, contained] {
+        for mut guest in [managed, caged] {
             guest.assert_goes_on();
         }
+        let worked = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Round { .. });
+        contained.wait_for(PATIENCE, worked).unwrap();
     });
 }
