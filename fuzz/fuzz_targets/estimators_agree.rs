@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use libfuzzer_sys::fuzz_target;
 use plimsoll_estimator::registry::{ALGORITHMS, OptionValue, Settings, algorithm};
-use plimsoll_estimator::{Estimator, FixedSizeShards, GhostLru, GhostOptions, Shards};
+use plimsoll_estimator::{Estimator, GhostLru, GhostOptions, Shards};
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
 /// Reads pages and the ends of batches out of the input: a byte is a page near 0, 64, or 2^64, a
@@ -127,10 +127,10 @@ fuzz_target!(|input: &[u8]| {
         expected
     );
     assert_eq!(
-        observed(&mut FixedSizeShards::new(many, 7), &batches),
+        observed(&mut Shards::fixed_size(many, 7), &batches),
         expected
     );
-    let _ = observed(&mut FixedSizeShards::new(two, 7), &batches);
+    let _ = observed(&mut Shards::fixed_size(two, 7), &batches);
     let options = GhostOptions {
         direct: PageCount(3),
         ghost: PageCount(64),

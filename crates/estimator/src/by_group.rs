@@ -150,7 +150,7 @@ impl<M: Fn() -> Box<dyn Estimator> + Sync> ByGroup<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExactLru, FixedSizeShards};
+    use crate::{ExactLru, Shards};
     use proptest::prelude::*;
     use std::num::NonZeroUsize;
 
@@ -166,7 +166,7 @@ mod tests {
         ) {
             let make = || -> Box<dyn Estimator> {
                 match sampled {
-                    true => Box::new(FixedSizeShards::new(NonZeroUsize::new(30).unwrap(), 1)),
+                    true => Box::new(Shards::fixed_size(NonZeroUsize::new(30).unwrap(), 1)),
                     false => Box::new(ExactLru::new()),
                 }
             };

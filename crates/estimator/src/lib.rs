@@ -63,7 +63,7 @@ pub use curve::footprint::{
 };
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
 pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru, PrefixLru};
-pub use curve::shards::{FixedSizeShards, Shards};
+pub use curve::shards::Shards;
 pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;
 pub use estimator::Estimator;

@@ -28,7 +28,7 @@ use crate::working_set::{
 };
 use crate::{
     Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, EstimatorError,
-    ExactLru, FixedSizeShards, GhostLru, GhostOptions, ParallelLru, Shards, SizedLru, SpatialAet,
+    ExactLru, GhostLru, GhostOptions, ParallelLru, Shards, SizedLru, SpatialAet,
 };
 
 /// The type of an option's value.
@@ -422,7 +422,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
         make: |options| {
             let pages = options.count("max-samples");
             let label = format!("SHARDS of {pages} pages");
-            built(label, FixedSizeShards::new(pages, options.seed()))
+            built(label, Shards::fixed_size(pages, options.seed()))
         },
         make_sized: None,
         slice: Some(|options| SliceOf::ShardsMax {

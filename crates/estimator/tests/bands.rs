@@ -4,8 +4,8 @@
 use std::num::NonZeroUsize;
 
 use plimsoll_estimator::{
-    Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru,
-    FixedSizeShards, Shards, SpatialAet,
+    Aet, AverageFootprint, CounterStacks, CounterStacksOptions, Estimator, ExactLru, Shards,
+    SpatialAet,
 };
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
 use plimsoll_source::synthetic::{Pattern, Workload};
@@ -134,10 +134,7 @@ fn of_shards_at_a_rate() {
 #[test]
 fn of_shards_of_a_size() {
     held("1000 pages", |seed| {
-        Box::new(FixedSizeShards::new(
-            NonZeroUsize::new(1_000).unwrap(),
-            seed,
-        ))
+        Box::new(Shards::fixed_size(NonZeroUsize::new(1_000).unwrap(), seed))
     });
 }
 

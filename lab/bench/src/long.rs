@@ -4,7 +4,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 
 use anyhow::ensure;
-use plimsoll_estimator::{Aet, Estimator, ExactLru, FixedSizeShards, Shards};
+use plimsoll_estimator::{Aet, Estimator, ExactLru, Shards};
 use plimsoll_flow::PageCount;
 
 use crate::measure::{Clock, Watch};
@@ -35,7 +35,7 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
         ("SHARDS at 1/100", Box::new(Shards::new(0.01, 1)?), 0.05),
         (
             "SHARDS of 8192 pages",
-            Box::new(FixedSizeShards::new(size, 1)),
+            Box::new(Shards::fixed_size(size, 1)),
             0.05,
         ),
     ];

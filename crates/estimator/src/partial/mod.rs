@@ -44,7 +44,7 @@ pub enum SliceOf {
         /// Which pages.
         seed: u64,
     },
-    /// [`FixedSizeShards`](crate::FixedSizeShards).
+    /// [`Shards`](crate::Shards).
     ShardsMax {
         /// The maximum number of sampled pages.
         max_samples: NonZeroUsize,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::parts::streams::{Random, batch_of, uniform, zipf};
-use crate::{Estimator, ExactLru, FixedSizeShards, Shards};
+use crate::{Estimator, ExactLru, Shards};
 use proptest::prelude::*;
 
 fn shards(rate: f64, seed: u64) -> SliceOf {
@@ -17,9 +17,7 @@ fn plain(of: SliceOf, pages: &[PageNumber]) -> Result<MissRatioCurve, CurveError
     let mut estimator: Box<dyn Estimator> = match of {
         SliceOf::Lru => Box::new(ExactLru::new()),
         SliceOf::Shards { rate, seed } => Box::new(Shards::new(rate, seed).unwrap()),
-        SliceOf::ShardsMax { max_samples, seed } => {
-            Box::new(FixedSizeShards::new(max_samples, seed))
-        }
+        SliceOf::ShardsMax { max_samples, seed } => Box::new(Shards::fixed_size(max_samples, seed)),
     };
     estimator.observe(pages);
     estimator.curve()

@@ -98,7 +98,7 @@ const PAGES_MAX: u64 = 1 << 30;
 
 /// The ghost buffer behind a real cache, which reports its hits, misses and evictions.
 ///
-/// The cache calls [`hit_in_cache`](Self::hit_in_cache) for a hit; for a miss
+/// The cache calls [`hits_in_cache`](Self::hits_in_cache) for hits; for a miss
 /// [`missed`](Self::missed), and then [`evicted`](Self::evicted) for each page that it evicts to make room.
 ///
 /// ```
@@ -141,11 +141,6 @@ impl GhostBuffer {
             counts,
             cached: 0,
         })
-    }
-
-    /// Records a reference that hit in the cache.
-    pub fn hit_in_cache(&mut self) {
-        self.hits_in_cache(1);
     }
 
     /// Records this number of hits in the cache.
@@ -403,7 +398,7 @@ mod tests {
             if let Some(place) = self.pages.iter().position(|&other| other == page) {
                 self.pages.remove(place);
                 self.pages.push_front(page);
-                ghost.hit_in_cache();
+                ghost.hits_in_cache(1);
                 return None;
             }
             let segment = ghost.missed(PageNumber(page));

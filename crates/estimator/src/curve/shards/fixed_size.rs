@@ -19,11 +19,8 @@
 
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
-
-use crate::curve::shards::PagesSampled;
+use crate::curve::shards::Shards;
 use crate::curve::shards::bursts::Bursts;
-use crate::estimator::Estimator;
 use crate::parts::hash::PageSample;
 
 /// Buckets per doubling of the size, as a power of two.
@@ -32,65 +29,27 @@ const WHOLE_BITS: u32 = 8;
 /// The distance in pages up to which bursts are used.
 pub(super) const NEAR: usize = 512;
 
-/// Fixed-size SHARDS.
-///
-/// ```
-/// use std::num::NonZeroUsize;
-/// use plimsoll_estimator::{Estimator, FixedSizeShards};
-/// use plimsoll_flow::{PageCount, PageNumber};
-///
-/// let pages: Vec<_> = (0..50_000).cycle().take(500_000).map(PageNumber).collect();
-/// let mut shards = FixedSizeShards::new(NonZeroUsize::new(1_000).unwrap(), 7);
-/// shards.observe(&pages);
-/// assert!(shards.rate() < 0.025);
-/// let size = shards.curve()?.size_for(0.5).unwrap();
-/// assert!(size.0.abs_diff(50_000) < 2_500, "{size}");
-/// # Ok::<(), plimsoll_flow::CurveError>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct FixedSizeShards {
-    pub(super) pages: PagesSampled,
-}
-
-impl FixedSizeShards {
+impl Shards {
     /// Samples at most `max_samples` pages at a time, selected by `seed`.
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    /// use plimsoll_estimator::{Estimator, Shards};
+    /// use plimsoll_flow::{PageCount, PageNumber};
+    ///
+    /// let pages: Vec<_> = (0..50_000).cycle().take(500_000).map(PageNumber).collect();
+    /// let mut shards = Shards::fixed_size(NonZeroUsize::new(1_000).unwrap(), 7);
+    /// shards.observe(&pages);
+    /// assert!(shards.rate() < 0.025);
+    /// let size = shards.curve()?.size_for(0.5).unwrap();
+    /// assert!(size.0.abs_diff(50_000) < 2_500, "{size}");
+    /// # Ok::<(), plimsoll_flow::CurveError>(())
+    /// ```
     #[must_use]
-    pub fn new(max_samples: NonZeroUsize, seed: u64) -> Self {
+    pub fn fixed_size(max_samples: NonZeroUsize, seed: u64) -> Self {
         let bursts = Bursts::new(seed, NEAR);
         let sample = PageSample::whole(seed);
-        Self {
-            pages: PagesSampled::new(sample, max_samples.get(), WHOLE_BITS, bursts),
-        }
-    }
-
-    /// Number of references to pages that were sampled at that time.
-    #[must_use]
-    pub fn sampled(&self) -> u64 {
-        self.pages.sampled()
-    }
-
-    /// The share of pages that is sampled now: 1.0 until the maximum is exceeded.
-    #[must_use]
-    pub fn rate(&self) -> f64 {
-        self.pages.rate()
-    }
-}
-
-impl Estimator for FixedSizeShards {
-    fn observe(&mut self, pages: &[PageNumber]) {
-        self.pages.observe(pages);
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.pages.memory_bytes()
-    }
-
-    fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
-        self.pages.curve()
-    }
-
-    fn smallest_size(&self) -> PageCount {
-        self.pages.smallest_size()
+        Self::of(sample, max_samples.get(), WHOLE_BITS, bursts)
     }
 }
 
@@ -98,11 +57,13 @@ impl Estimator for FixedSizeShards {
 mod tests {
     use super::*;
     use crate::curve::lru::ExactLru;
+    use crate::estimator::Estimator as _;
     use crate::parts::streams::{batch_of, curve_of, cycle, uniform, zipf};
+    use plimsoll_flow::{CurveError, PageCount};
     use proptest::prelude::*;
 
-    fn fixed(max_samples: usize, seed: u64) -> FixedSizeShards {
-        FixedSizeShards::new(NonZeroUsize::new(max_samples).unwrap(), seed)
+    fn fixed(max_samples: usize, seed: u64) -> Shards {
+        Shards::fixed_size(NonZeroUsize::new(max_samples).unwrap(), seed)
     }
 
     /// Mean absolute error over seeds 0 to 4 with 2048 samples.
@@ -209,7 +170,7 @@ mod tests {
             for pages in pages.chunks(batch) {
                 in_batches.observe(&batch_of(pages.iter().copied()));
             }
-            prop_assert!(shards.pages.pages() <= max_samples);
+            prop_assert!(shards.pages() <= max_samples);
             prop_assert_eq!(shards.rate(), in_batches.rate());
             prop_assert_eq!(shards.curve().unwrap(), in_batches.curve().unwrap());
         }

@@ -75,7 +75,6 @@ mod schedule;
 mod slice;
 pub(crate) mod witness;
 
-pub use fixed_size::FixedSizeShards;
 pub(crate) use slice::{FixedRateSlice, FixedSizeSlice};
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
@@ -89,51 +88,6 @@ use crate::parts::sys::{Work, vectorised};
 use bursts::{Bursts, Shares, TailShares};
 use reuses::{Reference, Reuses, Stream};
 use sampled_stack::{Distances, SampledStack};
-
-/// Fixed-rate SHARDS.
-#[derive(Debug, Clone)]
-pub struct Shards {
-    pages: PagesSampled,
-}
-
-impl Shards {
-    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0, selected by `seed`.
-    ///
-    /// # Errors
-    ///
-    /// [`EstimatorError::RateOutOfRange`] for any other rate.
-    pub fn new(rate: f64, seed: u64) -> Result<Self, EstimatorError> {
-        let sample = PageSample::new(rate, seed)?;
-        let bursts = Bursts::new(seed, near_for(sample.rate()));
-        Ok(Self {
-            pages: PagesSampled::new(sample, usize::MAX, WHOLE_BITS, bursts),
-        })
-    }
-
-    /// Number of references to sampled pages.
-    #[must_use]
-    pub fn sampled(&self) -> u64 {
-        self.pages.sampled()
-    }
-}
-
-impl Estimator for Shards {
-    fn observe(&mut self, pages: &[PageNumber]) {
-        self.pages.observe(pages);
-    }
-
-    fn memory_bytes(&self) -> usize {
-        self.pages.memory_bytes()
-    }
-
-    fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
-        self.pages.curve()
-    }
-
-    fn smallest_size(&self) -> PageCount {
-        self.pages.smallest_size()
-    }
-}
 
 /// Buckets per doubling of the size, as a power of two: at a fixed rate, where memory is not bounded,
 const WHOLE_BITS: u32 = 10;
@@ -186,9 +140,9 @@ const TIMES_PREFETCHED: usize = 4;
 /// Number of references that are collected before they are counted, so that the buckets of their sizes arrive meanwhile.
 const COLLECTED: usize = 64;
 
-/// The references to a sample of the pages, whose rate falls when the sample exceeds its maximum.
+/// SHARDS at a fixed rate, or of a maximum number of pages, whose rate falls when the sample exceeds it.
 #[derive(Debug, Clone)]
-pub(crate) struct PagesSampled {
+pub struct Shards {
     sample: PageSample,
     /// Maximum number of pages in the sample.
     pages_max: usize,
@@ -209,9 +163,9 @@ pub(crate) struct PagesSampled {
     collected: Vec<FarReference>,
 }
 
-/// The work of [`PagesSampled::observe`] between filter and bursts.
+/// The work of [`Shards::observe`] between filter and bursts.
 struct ChosenPages<'a> {
-    pages: &'a mut PagesSampled,
+    pages: &'a mut Shards,
     chosen: &'a [SampledPage],
     count: usize,
 }
@@ -241,13 +195,19 @@ struct Replicate {
     references: u64,
 }
 
-impl PagesSampled {
-    pub(crate) fn new(
-        sample: PageSample,
-        pages_max: usize,
-        whole_bits: u32,
-        bursts: Bursts,
-    ) -> Self {
+impl Shards {
+    /// Samples a share `rate` of the pages, above 0.0 and at most 1.0, selected by `seed`.
+    ///
+    /// # Errors
+    ///
+    /// [`EstimatorError::RateOutOfRange`] for any other rate.
+    pub fn new(rate: f64, seed: u64) -> Result<Self, EstimatorError> {
+        let sample = PageSample::new(rate, seed)?;
+        let bursts = Bursts::new(seed, near_for(sample.rate()));
+        Ok(Self::of(sample, usize::MAX, WHOLE_BITS, bursts))
+    }
+
+    fn of(sample: PageSample, pages_max: usize, whole_bits: u32, bursts: Bursts) -> Self {
         let part = Replicate {
             reuses: Reuses::new(PART_BITS),
             references: 0,
@@ -268,8 +228,9 @@ impl PagesSampled {
         }
     }
 
-    /// The share of pages sampled now.
-    pub(crate) fn rate(&self) -> f64 {
+    /// The share of pages that is sampled now: of a maximum number of pages, 1.0 until it is exceeded.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
         self.sample.rate()
     }
 
@@ -280,26 +241,10 @@ impl PagesSampled {
     }
 
     /// Number of references to pages that were sampled at that time.
-    pub(crate) fn sampled(&self) -> u64 {
+    #[must_use]
+    pub fn sampled(&self) -> u64 {
         let parts = self.parts.iter().map(|part| part.references);
         self.exact_references + parts.sum::<u64>()
-    }
-
-    pub(crate) fn observe(&mut self, pages: &[PageNumber]) {
-        let mut chosen = std::mem::take(&mut self.chosen);
-        for pages in pages.chunks(FILTER_PAGES) {
-            self.sample.select(pages, &mut chosen);
-            let burst_pages = vectorised(ChosenPages {
-                pages: self,
-                chosen: &chosen,
-                count: pages.len(),
-            });
-            self.burst_references += burst_pages.len() as u64;
-            self.bursts.observe(&pages[burst_pages]);
-        }
-        self.count_collected();
-        self.chosen = chosen;
-        self.references += pages.len() as u64;
     }
 
     /// Processes a part of the stream from which all references to sampled pages were selected before, by their hashes,
@@ -453,18 +398,6 @@ impl PagesSampled {
         self.sample.shrink_below(self.stack.keep_smallest(keep));
     }
 
-    pub(crate) fn memory_bytes(&self) -> usize {
-        let parts = self.parts.iter().map(|part| part.reuses.memory_bytes());
-        self.stack.memory_bytes()
-            + self.exact.capacity() * size_of::<u64>()
-            + self.whole.memory_bytes()
-            + parts.sum::<usize>()
-            + self.parts.capacity() * size_of::<Replicate>()
-            + self.bursts.memory_bytes()
-            + self.chosen.capacity() * size_of::<SampledPage>()
-            + self.collected.capacity() * size_of::<FarReference>()
-    }
-
     /// Returns the shares of references that reach each near distance, and those of every replicate.
     ///
     /// Bursts give all of them. The last one is also estimated by the sample, which is
@@ -529,22 +462,39 @@ impl PagesSampled {
             others: differ.then_some((burst_far.min(sample_far), burst_far.max(sample_far))),
         }
     }
+}
 
-    /// Half a quantum, unless all pages are sampled or bursts measure smaller sizes.
-    pub(crate) fn smallest_size(&self) -> PageCount {
-        let scale = self.scale();
-        if scale.is_exact() || scale.near.is_some() {
-            return PageCount(0);
+impl Estimator for Shards {
+    fn observe(&mut self, pages: &[PageNumber]) {
+        let mut chosen = std::mem::take(&mut self.chosen);
+        for pages in pages.chunks(FILTER_PAGES) {
+            self.sample.select(pages, &mut chosen);
+            let burst_pages = vectorised(ChosenPages {
+                pages: self,
+                chosen: &chosen,
+                count: pages.len(),
+            });
+            self.burst_references += burst_pages.len() as u64;
+            self.bursts.observe(&pages[burst_pages]);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "above 0, and a size beyond 2^64 pages is as good as 2^64"
-        )]
-        PageCount((scale.count / 2.0).ceil() as u64)
+        self.count_collected();
+        self.chosen = chosen;
+        self.references += pages.len() as u64;
     }
 
-    pub(crate) fn curve(&self) -> Result<MissRatioCurve, CurveError> {
+    fn memory_bytes(&self) -> usize {
+        let parts = self.parts.iter().map(|part| part.reuses.memory_bytes());
+        self.stack.memory_bytes()
+            + self.exact.capacity() * size_of::<u64>()
+            + self.whole.memory_bytes()
+            + parts.sum::<usize>()
+            + self.parts.capacity() * size_of::<Replicate>()
+            + self.bursts.memory_bytes()
+            + self.chosen.capacity() * size_of::<SampledPage>()
+            + self.collected.capacity() * size_of::<FarReference>()
+    }
+
+    fn curve(&mut self) -> Result<MissRatioCurve, CurveError> {
         let NearReferences {
             reaching,
             parts: part_reaching,
@@ -603,6 +553,20 @@ impl PagesSampled {
             );
         }
         steps.into_curve(self.sampled())
+    }
+
+    /// Half a quantum, unless all pages are sampled or bursts measure smaller sizes.
+    fn smallest_size(&self) -> PageCount {
+        let scale = self.scale();
+        if scale.is_exact() || scale.near.is_some() {
+            return PageCount(0);
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "above 0, and a size beyond 2^64 pages is as good as 2^64"
+        )]
+        PageCount((scale.count / 2.0).ceil() as u64)
     }
 }
 
@@ -778,7 +742,7 @@ mod tests {
                 for seed in 0..SEEDS {
                     let mut estimator: Box<dyn Estimator> = if fixed_size {
                         let samples = std::num::NonZeroUsize::new(1_000).unwrap();
-                        Box::new(crate::FixedSizeShards::new(samples, seed))
+                        Box::new(Shards::fixed_size(samples, seed))
                     } else {
                         Box::new(Shards::new(0.01, seed).unwrap())
                     };

@@ -18,11 +18,10 @@ use std::num::NonZeroUsize;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
-use super::{
-    FixedSizeShards, NEAR_DISTANCE_MIN, Shards, burst_distance, fixed_size, near_at, near_for,
-};
+use super::{NEAR_DISTANCE_MIN, Shards, burst_distance, fixed_size, near_at, near_for};
 use crate::curve::shards::schedule::Schedule;
 use crate::error::EstimatorError;
+use crate::estimator::Estimator as _;
 use crate::partial::{Contents, Slice};
 use crate::parts::hash::{FILTER_PAGES, PageMap, PageSample, SampledPage, page_map};
 
@@ -119,7 +118,7 @@ impl Slice for FixedRateSlice {
     }
 
     fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        let mut pages = self.estimator.clone().pages;
+        let mut pages = self.estimator.clone();
         pages.observe_selected(self.references, &self.hashes, &self.of_bursts);
         pages.curve()
     }
@@ -238,7 +237,7 @@ impl Slice for FixedSizeSlice {
     }
 
     fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        let mut pages = FixedSizeShards::new(self.max_samples, self.seed).pages;
+        let mut pages = Shards::fixed_size(self.max_samples, self.seed);
         pages.observe(&self.whole);
         let sampled = self.references - self.whole.len() as u64;
         pages.observe_selected(sampled, &self.hashes, &[]);

@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 
 use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber};
 
-use super::FixedSizeShards;
+use super::Shards;
 use crate::estimator::Estimator;
 
 /// Maximum number of pages that the witness follows.
@@ -25,14 +25,14 @@ const SAMPLES: NonZeroUsize = NonZeroUsize::new(2048).unwrap();
 /// A sample of the pages of a stream under exact LRU.
 #[derive(Debug, Clone)]
 pub(crate) struct Witness {
-    sample: FixedSizeShards,
+    sample: Shards,
 }
 
 impl Witness {
     /// Returns an empty witness; `seed` selects the pages it follows.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            sample: FixedSizeShards::new(SAMPLES, seed),
+            sample: Shards::fixed_size(SAMPLES, seed),
         }
     }
 
