@@ -2,6 +2,7 @@
 //!
 //! Names, arguments and paths are chosen by the process, so they are read as bytes and need not be UTF-8.
 
+use std::cell::LazyCell;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -108,8 +109,12 @@ impl QemuVm {
             return Err(VmError::NoSuchProcess { pid });
         }
         let file_systems = process.file_systems(&entries)?;
-        let folders = process.folders();
-        let absolute = |socket: &PathBuf| absolute(id, &folders, socket);
+        // Nearly all paths are absolute.
+        let folders = LazyCell::new(|| process.folders());
+        let absolute = |socket: &PathBuf| match socket.is_absolute() {
+            true => socket.clone(),
+            false => absolute(id, &folders, socket),
+        };
         let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
         let agent_socket = command_line.agent_socket.as_ref().map(absolute);
         let sockets = command_line.sockets.iter().map(absolute).collect();
