@@ -229,7 +229,9 @@ fn generate(folder: &Path) -> std::io::Result<()> {
 /// Gives the VMs that an earlier daemon resized what they had. A wrong line of the configuration, with which no daemon starts,
 /// is no reason to leave them without.
 fn give_back(args: &Args) -> anyhow::Result<()> {
-    let (mut config, errors) = Config::load_tolerantly(args.config.as_deref())?;
+    let (mut config, errors) = Config::load_tolerantly(args.config.as_deref()).context(
+        "VMs keep the sizes that they have, because it is open in which history theirs are",
+    )?;
     for error in errors {
         tracing::warn!("{error}: VMs get memory back without that setting");
     }
