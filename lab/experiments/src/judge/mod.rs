@@ -222,7 +222,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the method says of the kernel's interfaces.
+/// The part of the method that describes the kernel's interfaces.
 const INTERFACES_ARE: &str = "`damon-default` is DAMON at the settings of its documentation (5 ms, 100 ms, 10 to 1000 regions), `damon-tuned` aggregates over half a second \
     with 20 samples; both count the bytes of regions in which an access was found. `mglru` ages the control group's generations and counts the newest two; `clear-refs` is `Referenced` after `clear_refs`; \
     `cgroup` is what is charged less inactive file pages (cAdvisor's working set); `committed` and `available` are `Committed_AS`, and `MemTotal` less `MemAvailable`, of the whole guest. The cost is CPU time over that of the program: of the method's process and its kdamond, or as `attach` reports it. A process wakes every 2 ms beside them, which makes the emulator \

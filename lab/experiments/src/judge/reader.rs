@@ -20,7 +20,7 @@ pub struct Estimate {
     pub needed: f64,
     /// Touched in a second.
     pub touched: f64,
-    /// What it says of its error; the kernel's interfaces say nothing.
+    /// Its confidence band; the kernel's interfaces report none.
     #[serde(default)]
     pub band: Option<Band>,
 }
@@ -38,13 +38,13 @@ impl Band {
     fn of(period: &PeriodLine) -> Option<Self> {
         let bytes = |pages: u64| pages as f64 * PAGE_BYTES;
         let size = period.working_set_pages.map(bytes)?;
-        let low = period.working_set_low_pages.map_or(0.0, bytes);
+        let low = period.working_set_low_pages.map(bytes);
         let high = period.working_set_high_pages.map(bytes);
         let bound = period.working_set_bound?;
         let (low, high) = match bound {
-            WorkingSetBound::Estimate => (low, high),
-            WorkingSetBound::AtLeast => (size.min(low), None),
-            WorkingSetBound::AtMost => (0.0, Some(high.unwrap_or(size).max(size))),
+            WorkingSetBound::Estimate => (low.unwrap_or(0.0), high),
+            WorkingSetBound::AtLeast => (low.unwrap_or(size), None),
+            WorkingSetBound::AtMost => (0.0, Some(high.unwrap_or(size))),
         };
         Some(Self { bound, low, high })
     }

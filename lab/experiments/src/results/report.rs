@@ -197,9 +197,9 @@ fn headline(rows: &[&Measurement]) -> String {
             let is_measured = !middles.is_empty();
             is_measured.then(|| format!("{name}: {}", rows[0].unit.text(median(middles))))
         });
-        let columns = distinct(rows, |one| &one.column).len();
         return format!(
-            "medians over {columns} columns: {}",
+            "medians over {}: {}",
+            distinct(rows, |one| &one.column).join("; "),
             medians.collect::<Vec<_>>().join("; ")
         );
     }

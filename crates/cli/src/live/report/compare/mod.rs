@@ -243,7 +243,7 @@ fn band(answer: &Answer) -> Option<String> {
     (low.or(high)).map(|_| format!("{} to {}", maybe_size(low), maybe_size(high)))
 }
 
-/// Why a figure is missing, and what else there is to say of it; otherwise what the method observes.
+/// The reason for which a figure is missing, and notes on it; otherwise what the method observes.
 fn remarks(answer: &Answer) -> String {
     let missing = answer.not_available.as_ref();
     let missing = missing.map(|why| match answer.working_set {
