@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { whisker } from "./host.js";
 import { shape, state, verdict } from "./status.js";
 import { app, apply, loadDecisions, rollback, update } from "./store.js";
-import { bytes, change, duration, margins, moment, plural, size, times } from "./units.js";
+import { bytes, change, duration, margins, moment, percent, plural, rate, size, times } from "./units.js";
 
 const KINDS = {
     divide: "Reallocate memory",
@@ -228,6 +228,47 @@ function scrollOnce(element, chosen) {
     element.scrollIntoView({ block: "start" });
 }
 
+/** What is limited of a VM: its misses relative to the baseline, their number, and waiting for memory of the host. */
+function measures(check, target) {
+    const relative = check?.predicted ?? target?.relative ?? null;
+    const max_loss = target?.max_loss ?? null;
+    const bound = check?.bound ?? (max_loss === null ? null : 1 + max_loss);
+    const lines = [
+        {
+            predicted: times(relative?.expected),
+            band: relative && `${times(relative.low)} to ${times(relative.high)}`,
+            measured: times(check?.measured),
+            bound: times(bound),
+            picture: whisker(relative, bound, check?.measured ?? null),
+        },
+    ];
+    if (check?.misses) {
+        const { predicted_per_second, predicted_high_per_second, measured_per_second, bound_per_second } = check.misses;
+        lines.push({
+            predicted: rate(predicted_per_second),
+            band: `up to ${rate(predicted_high_per_second)}`,
+            measured: rate(measured_per_second),
+            bound: rate(bound_per_second),
+        });
+    } else if (!check && (target?.max_misses_per_second ?? null) !== null) {
+        lines.push({
+            predicted: rate(target.misses_per_second),
+            band: `${rate(target.misses_low_per_second)} to ${rate(target.misses_high_per_second)}`,
+            bound: rate(target.max_misses_per_second),
+        });
+    }
+    if (check?.stall) {
+        const { before_ratio, measured_ratio, bound_ratio } = check.stall;
+        lines.push({
+            predicted: "waiting",
+            band: `Share of the time in which a thread of its QEMU waited for memory of the host; ${percent(before_ratio)} before the move`,
+            measured: percent(measured_ratio),
+            bound: percent(bound_ratio),
+        });
+    }
+    return lines;
+}
+
 /** Per VM what was predicted and, once it was measured, what came. */
 function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
     if (UNMEASURED.has(now) && !checks.length) return null;
@@ -267,9 +308,8 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
                     const check = measured.get(vm);
                     const target = targets.get(vm);
                     const step = steps.find((candidate) => candidate.vm === vm);
-                    const predicted = check?.predicted ?? target?.relative ?? null;
-                    const max_loss = target?.max_loss ?? null;
-                    const bound = check?.bound ?? (max_loss === null ? null : 1 + max_loss);
+                    const lines = measures(check, target);
+                    const cells = (of) => lines.map((line) => h("div", {}, of(line)));
                     return h(
                         "tr",
                         { key: vm, "data-vm": vm },
@@ -277,19 +317,20 @@ function checksTable({ id, checks, plan, steps, state: now, ended_unix_ms }) {
                         h("td", {}, step ? [bytes(total(step.from)), " → ", bytes(total(step.to))] : "–"),
                         h(
                             "td",
-                            {
-                                class: "predicted",
-                                title: predicted ? `${times(predicted.low)} to ${times(predicted.high)}` : null,
-                            },
-                            times(predicted?.expected),
+                            { class: "predicted" },
+                            lines.map(({ predicted, band }) => h("div", { title: band }, predicted)),
                         ),
                         h(
                             "td",
                             { class: "measured", title: check ? `by ${check.by}` : null },
-                            check ? times(check.measured) : ended_unix_ms === null ? "not yet" : "–",
+                            check ? cells((line) => line.measured) : ended_unix_ms === null ? "not yet" : "–",
                         ),
-                        h("td", {}, times(bound)),
-                        h("td", { class: "pic" }, whisker(predicted, bound, check?.measured ?? null)),
+                        h(
+                            "td",
+                            {},
+                            cells((line) => line.bound),
+                        ),
+                        h("td", { class: "pic" }, lines[0].picture),
                         h("td", {}, check ? verdict(check.verdict) : "–"),
                         h("td", { class: "why" }, [check?.why, target && margin(target)].filter(Boolean).join(". ")),
                     );

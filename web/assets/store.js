@@ -164,24 +164,34 @@ async function loadProposal() {
 }
 
 const PAGE = 30;
+/** Pages that are read for a decision in the address. */
+const PAGES_MAX = 100;
 
-/** The newest decisions, or those before the oldest known. */
+/** Whether the decision in the address may be among those not read yet. */
+function isChosenOlder({ list, end }) {
+    const chosen = app.route.view === "decisions" && app.route.name ? Number(app.route.name) : Number.NaN;
+    return !end && list.length < PAGES_MAX * PAGE && list.at(-1)?.id > chosen;
+}
+
+/** The newest decisions, or those before the oldest known; and older ones until that in the address is there. */
 export async function loadDecisions(more = false) {
     const decisions = app.decisions;
     if (decisions.waiting) return;
     decisions.waiting = true;
-    const last = more ? decisions.list?.at(-1) : null;
     try {
-        const answer = await api.get(`/v1/decisions?limit=${PAGE}${last ? `&before=${last.id}` : ""}`);
-        const known = decisions.list ?? [];
-        if (last) {
-            decisions.list = [...known, ...answer.decisions];
-            decisions.end = answer.decisions.length < PAGE;
-        } else {
-            const oldest = answer.decisions.at(-1)?.id ?? 0;
-            decisions.list = [...answer.decisions, ...known.filter((decision) => decision.id < oldest)];
-            if (known.length === 0) decisions.end = answer.decisions.length < PAGE;
-        }
+        let older = more && decisions.list?.length > 0;
+        do {
+            const known = decisions.list ?? [];
+            const before = older ? `&before=${known.at(-1).id}` : "";
+            const found = (await api.get(`/v1/decisions?limit=${PAGE}${before}`)).decisions;
+            const oldest = found.at(-1)?.id ?? 0;
+            // If all of a page is new, others may lie between it and those known.
+            const isJoined = known.some(({ id }) => id >= oldest);
+            const kept = isJoined ? known.filter(({ id }) => id < oldest) : [];
+            decisions.list = older ? [...known, ...found] : [...found, ...kept];
+            if (older || !kept.length) decisions.end = found.length < PAGE;
+            older = true;
+        } while (isChosenOlder(decisions));
         decisions.error = null;
     } catch (error) {
         decisions.error = reason(error);

@@ -55,6 +55,8 @@ function facts(vm, now) {
         balloon: balloon
             ? flag(["late", "stuck", "absent"].includes(balloon.state), balloon.state, "not following")
             : none("none that can be reached"),
+        claims: flag(vm.refused_claims > 0, count(vm.refused_claims), "not believed"),
+        stall: vm.memory_stall_ratio === undefined ? none("not reported") : percent(vm.memory_stall_ratio),
         cache: !cache
             ? none("none")
             : cache.disabled
@@ -83,6 +85,8 @@ export function trustList(vm, now) {
         ["sampling", "Sampling", ""],
         ["statistics", "Age of the guest's statistics", "reported by the guest, and not verified"],
         ["balloon", "Balloon", ""],
+        ["claims", "Sizes refused", "reported by it or by its disk daemon, and impossible by what the kernel says"],
+        ["stall", "Waiting for memory of the host", "Share of the time, by its control group's pressure"],
         ["cache", "Cache under its disk", ""],
     ];
     return h(

@@ -45,7 +45,6 @@ export function margins({ max_loss, max_misses_per_second: most, relative, misse
         const left = room < 0 ? `${text(-room)} above` : `${text(room)} to spare`;
         return `${left} (${text(expected)}, band to ${text(high)}, limit ${text(limit)})`;
     };
-    const rate = (value) => `${perSecond(value)}/s`;
     return [
         known(max_loss) && relative && one(relative.expected, relative.high, 1 + max_loss, times),
         known(most) && misses && one(misses.misses_per_second, misses.misses_high_per_second, most, rate),
@@ -62,13 +61,16 @@ export function percent(value) {
     return `${hundredth.toFixed(digits)} %`;
 }
 
-/** A count with separators. */
 /** A number per second, with as many digits as it needs to be told from zero. */
 export function perSecond(value) {
     if (!known(value)) return NOTHING;
     return value >= 10 || value === 0 ? count(value) : value >= 1 ? value.toFixed(1) : value.toPrecision(2);
 }
 
+/** The same with its unit: `12/s`. */
+export const rate = (value) => (known(value) ? `${perSecond(value)}/s` : NOTHING);
+
+/** A count with separators. */
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : NOTHING);
 
 /** A length of time: `340 ms`, `12 s`, `4 min`, `3 h 20 min`, `5 d`. */

@@ -226,6 +226,7 @@ test("a VM's page shows the numbers of the API", async () => {
     assert.match(await page.locator(".mark.now text").textContent(), /^now /);
     await page.locator("svg.time .set").waitFor();
     assert.ok((await page.locator("#fact-references").textContent()).replaceAll(",", "") === String(vm.references));
+    assert.equal(await page.locator("#fact-claims").textContent(), String(vm.refused_claims));
 });
 
 test("the handle is dragged, and tells what the API predicts there", async () => {
@@ -399,11 +400,11 @@ test("decisions show predicted beside measured", async () => {
             const row = `${item} .checks tr[data-vm="${check.vm}"]`;
             if (check.predicted)
                 assert.equal(
-                    await page.locator(`${row} td.predicted`).textContent(),
+                    await page.locator(`${row} td.predicted div`).first().textContent(),
                     `${check.predicted.expected.toFixed(2)}×`,
                 );
             assert.equal(
-                await page.locator(`${row} td.measured`).textContent(),
+                await page.locator(`${row} td.measured div`).first().textContent(),
                 check.measured === null ? "–" : `${check.measured.toFixed(2)}×`,
             );
             assert.ok((await page.locator(`${row} .badge`).textContent()).includes(check.verdict));
@@ -422,6 +423,48 @@ test("decisions show predicted beside measured", async () => {
     );
     await page.locator(".decision details summary").first().click();
     await page.locator(".decision details[open] tbody tr").first().waitFor();
+});
+
+test("a decision shows the promised number of misses and the waiting as well", async () => {
+    let changed;
+    await rewrite("/v1/decisions", (answer) => {
+        const decision = answer.decisions.find(({ checks }) => checks.length);
+        const check = decision.checks[0];
+        changed = { id: decision.id, vm: check.vm };
+        check.misses = {
+            predicted_per_second: 12.25,
+            predicted_high_per_second: 15,
+            measured_per_second: null,
+            bound_per_second: 20,
+        };
+        check.stall = { before_ratio: null, measured_ratio: 0.021, bound_ratio: 0.05 };
+        return answer;
+    });
+    await open("decisions");
+    const row = page.locator(`#decision-${changed?.id} .checks tr[data-vm="${changed?.vm}"]`);
+    const lines = (cell) => row.locator(`td:nth-child(${cell}) div`).allTextContents();
+    assert.deepEqual((await lines(3)).slice(1), ["12/s", "waiting"]);
+    assert.deepEqual((await lines(4)).slice(1), ["–", "2.1 %"]);
+    assert.deepEqual((await lines(5)).slice(1), ["20/s", "5.0 %"]);
+    await shot("decision-limits");
+});
+
+test("a decision in the address is shown, however old", async () => {
+    const { decisions } = await board.api("/v1/decisions?limit=30");
+    const kept = Array.from({ length: 70 }, (_, index) => ({ ...decisions.at(-1), id: 70 - index }));
+    await page.route(
+        (url) => url.pathname === "/v1/decisions",
+        async (route) => {
+            const before = Number(new URL(route.request().url()).searchParams.get("before") ?? Infinity);
+            const page = kept.filter(({ id }) => id < before).slice(0, 30);
+            await route.fulfill({ json: { schema: 1, decisions: page } });
+        },
+    );
+    await open("decisions/7");
+    await page.locator("#decision-7.chosen").waitFor();
+    const shown = await page.locator(".decision h2 a").allTextContents();
+    assert.deepEqual(shown.map(Number), kept.map(({ id }) => id));
+    await page.getByText("That is all that is kept.").waitFor();
 });
 
 test("a proposal is applied only after a second word, and the daemon's answer is shown", async () => {
