@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// A program, and an option with which it does nothing.
@@ -23,6 +24,8 @@ pub const E2FSCK: (&str, &str) = ("e2fsck", "-V");
 
 /// Names a file to which each test that uses guests appends how long it took.
 const TIMES_VARIABLE: &str = "PLIMSOLL_TEST_TIMES";
+/// Names the process below which `./dev` runs other work beside the tests.
+const ASIDE_VARIABLE: &str = "PLIMSOLL_ASIDE";
 /// Tests that run beside each other, where there are as many CPUs.
 const SHARED_MAX: usize = 2;
 
@@ -36,12 +39,43 @@ static ENDED: Condvar = Condvar::new();
 pub struct Turn {
     cpus: usize,
     began: Instant,
+    /// Processes that go on after it.
+    stopped: Vec<Pid>,
 }
 
 /// Waits until no other test of this program uses guests: for tests that measure times, costs or rates, which depend on
-/// what else uses the host's CPUs.
+/// what else uses the host's CPUs. Work of the lowest priority may go on beside it.
 pub fn turn() -> Turn {
     Turn::begin(SHARED_MAX)
+}
+
+/// The same, and the work that `./dev` runs beside the tests stands still: for tests that compare times with each other.
+pub fn quiet_turn() -> Turn {
+    let mut turn = turn();
+    let aside = env::var(ASIDE_VARIABLE).ok();
+    if let Some(pid) = aside.and_then(|pid| Pid::from_raw(pid.parse().ok()?)) {
+        stop_tree(pid, &mut turn.stopped);
+    }
+    turn
+}
+
+/// Stops a process, then all that it has started. It starts no more meanwhile.
+fn stop_tree(pid: Pid, stopped: &mut Vec<Pid>) {
+    // One that has ended has no children either.
+    if kill_process(pid, Signal::STOP).is_err() {
+        return;
+    }
+    stopped.push(pid);
+    let pid = pid.as_raw_nonzero();
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter();
+    for thread in threads.flatten().flatten() {
+        let children = fs::read_to_string(thread.path().join("children"));
+        for child in children.unwrap_or_default().split_whitespace() {
+            if let Some(child) = child.parse().ok().and_then(Pid::from_raw) {
+                stop_tree(child, stopped);
+            }
+        }
+    }
 }
 
 /// Waits until at most one other test of this program uses guests, and that one shares the host as well: for tests whose
@@ -60,12 +94,17 @@ impl Turn {
         Self {
             cpus,
             began: Instant::now(),
+            stopped: Vec::new(),
         }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        for &pid in &self.stopped {
+            // Stopped, it has not ended by itself.
+            let _ = kill_process(pid, Signal::CONT);
+        }
         *IN_USE.lock().unwrap_or_else(PoisonError::into_inner) -= self.cpus;
         ENDED.notify_all();
         let Some(times) = env::var_os(TIMES_VARIABLE) else {
@@ -262,6 +301,45 @@ mod tests {
         shared.recv_timeout(short).unwrap_err();
         drop(alone);
         drop(shared.recv().unwrap());
+    }
+
+    #[test]
+    fn a_stopped_process_and_what_it_started_go_on_after_the_turn() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "(sleep 60) & echo started; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut started = [0; 8];
+        std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut started).unwrap();
+        let mut turn = Turn::begin(1);
+        stop_tree(Pid::from_child(&shell), &mut turn.stopped);
+        let stopped = turn.stopped.clone();
+        // The subshell may have become the sleep.
+        assert!(stopped.len() >= 2, "{stopped:?}");
+        // The third field, behind the name in parentheses.
+        let is_stopped = |pid: &Pid| {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
+            stat.rsplit(')')
+                .next()
+                .unwrap()
+                .trim_start()
+                .starts_with('T')
+        };
+        let wait_until = |state: bool| {
+            let began = Instant::now();
+            while !stopped.iter().all(|pid| is_stopped(pid) == state) {
+                assert!(began.elapsed() < Duration::from_secs(60), "{state}");
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        wait_until(true);
+        drop(turn);
+        wait_until(false);
+        for pid in stopped {
+            kill_process(pid, Signal::KILL).unwrap();
+        }
+        shell.wait().unwrap();
     }
 
     #[test]

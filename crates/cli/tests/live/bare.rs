@@ -9,7 +9,7 @@ use plimsoll_skip::{Lack, skip};
 use plimsoll_vm::{KvmSupport, detect};
 
 use crate::nemesis::{SAMPLE, counted_vcpus, plug_vcpu, unplug_vcpu};
-use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, shared_ground};
+use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, quiet_ground, shared_ground};
 
 /// Boots a guest of one vCPU under each accelerator in turn, and passes it to a test.
 fn under_each(ground: Option<Ground>, name: &str, workload: &str, test: impl Fn(&Ground, Subject)) {
@@ -272,7 +272,7 @@ fn the_account_is_what_the_guest_loses() {
     /// A host on which an untraced guest stands still for more cannot judge.
     const QUIET: f64 = 0.06;
     let workload = "workload=uniform mib=64 think=200 write_ratio=0.1";
-    under_each(ground(), "account", workload, |_, mut subject| {
+    under_each(quiet_ground(), "account", workload, |_, mut subject| {
         let pid = subject.pid();
         for (options, above) in [
             (&*format!("{EVERYTHING} --period 2s --periods 2"), FACTOR),

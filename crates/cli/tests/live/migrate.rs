@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use plimsoll_rig::{PATIENCE, wait_for};
 use serde_json::{Value, json};
 
-use crate::rig::{PLIMSOLL, ground};
+use crate::rig::{PLIMSOLL, quiet_ground};
 
 /// How much later than asked for a thread may wake up.
 const LATE_MAX: Duration = Duration::from_millis(3);
@@ -36,7 +36,7 @@ fn take_slowly(link: &UnixListener, bytes_per_second: f64) {
 
 #[test]
 fn a_migration_by_qemu_goes_as_predicted() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let folder = tempfile::tempdir().unwrap();
     for (name, workload, megabits) in [
         (

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::limits::UnitLimits;
-use crate::rig::{Attach, EVERYTHING, Ground, Line, Outcome, PLIMSOLL, ground};
+use crate::rig::{Attach, EVERYTHING, Ground, Line, Outcome, PLIMSOLL, ground, quiet_ground};
 
 /// Longest time that a guest may stand still because of its tracer.
 pub const STALL_MAX: Duration = Duration::from_millis(300);
@@ -64,7 +64,7 @@ pub fn assert_ended_by_watchdog(ended: &Outcome, subject: &Subject) {
 
 #[test]
 fn a_tracer_that_is_stopped_holds_its_guest_for_less_than_300_ms() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let mut subject = ground.boot("stopped", WORKLOAD);
     let footprint = subject.footprint();
     let untraced = longest_stall(&mut subject, || ());
@@ -199,7 +199,7 @@ impl Drop for Group {
 
 #[test]
 fn a_tracer_whose_control_group_is_frozen_holds_its_guest_for_less_than_300_ms() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let Some(group) = Group::make() else { return };
     let mut subject = ground.boot("frozen", WORKLOAD);
     let untraced = longest_stall(&mut subject, || ());

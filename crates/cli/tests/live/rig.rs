@@ -40,6 +40,11 @@ pub fn ground() -> Option<Ground> {
     ground_of(host::turn)
 }
 
+/// The same, and nothing of ours runs beside it.
+pub fn quiet_ground() -> Option<Ground> {
+    ground_of(host::quiet_turn)
+}
+
 /// Waits for this test's turn, beside at most one other test; `None` after saying why there is none here. For tests that
 /// assert no times, costs or rates.
 pub fn shared_ground() -> Option<Ground> {
