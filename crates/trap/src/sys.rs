@@ -742,6 +742,7 @@ impl SharedMemory {
     /// # Panics
     ///
     /// If the mapping has no such page, or a page no such word.
+    #[cfg(target_arch = "x86_64")]
     pub fn set_word(&self, page: usize, index: usize, value: u64) {
         self.words(page, index).store(value, Ordering::Relaxed);
     }

@@ -12,7 +12,7 @@
 
 use plimsoll_flow::PageNumber;
 
-use crate::parts::mix::{MIX_1, MIX_2, mix};
+use crate::parts::mix::mix;
 
 /// Number of pages represented by one word.
 pub(crate) const WORD_PAGES: usize = 64;
@@ -46,7 +46,8 @@ pub(crate) fn portable(
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86_64 {
     //! The implementations for vector instructions. Their functions are safe to call where these are available.
-    use super::{Criterion, MIX_1, MIX_2, PageNumber, WORD_PAGES};
+    use super::{Criterion, PageNumber, WORD_PAGES};
+    use crate::parts::mix::{MIX_1, MIX_2};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512dq")]

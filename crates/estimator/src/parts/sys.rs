@@ -2,9 +2,12 @@
 //! One safe function each; elsewhere in this crate there is no unsafe code.
 #![allow(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
 use plimsoll_flow::PageNumber;
 
-use crate::parts::filter::{self, Criterion, Filter};
+#[cfg(target_arch = "x86_64")]
+use crate::parts::filter::Criterion;
+use crate::parts::filter::{self, Filter};
 
 /// Prefetches the cache line of `items[index]`. A hint: any index is allowed.
 #[inline(always)]
