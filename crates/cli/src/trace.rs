@@ -24,7 +24,7 @@ use serde::Serialize;
 use crate::trace_args::{TraceArgs, format_parser, is_same_file, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{
-    Cell as _, TextFormat, TextFormatArg, bail_usage, printable_path, stop_flag, write_file,
+    Cell as _, TextFormatArg, bail_usage, printable_path, stop_flag, write_file,
 };
 
 /// Inspect, convert and generate traces.
@@ -210,20 +210,19 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         lowest_page: number(summary.lowest),
         highest_page: number(summary.highest),
     };
-    match args.format.output {
-        TextFormat::Table => {
-            for (name, value) in info.facts() {
-                let value = if value.is_empty() { "none" } else { &value };
-                writeln!(out, "{:<16} {value}", name.replace('_', " "))?;
-            }
-        }
-        TextFormat::Csv => {
-            let (names, values): (Vec<_>, Vec<_>) = info.facts().into_iter().unzip();
-            writeln!(out, "{}\n{}", names.join(","), values.join(","))?;
-        }
-        TextFormat::Json => writeln!(out, "{}", serde_json::to_string(&info)?)?,
-    }
-    Ok(())
+    let facts = info.facts();
+    let table = || {
+        let lines = facts.iter().map(|(name, value)| {
+            let value = if value.is_empty() { "none" } else { value };
+            format!("{:<16} {value}\n", name.replace('_', " "))
+        });
+        Ok(lines.collect())
+    };
+    let csv = || {
+        let (names, values): (Vec<_>, Vec<_>) = facts.iter().cloned().unzip();
+        Ok(format!("{}\n{}\n", names.join(","), values.join(",")))
+    };
+    args.format.write(out, table, csv, &info)
 }
 
 impl ConvertArgs {

@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use serde::Serialize;
 
 use crate::bail_usage;
 use crate::file::{directory_of, write_file};
@@ -60,6 +61,37 @@ pub struct TextFormatArg {
     pub output: TextFormat,
 }
 
+impl TextFormatArg {
+    /// Writes a result as requested; only that form of it is made.
+    ///
+    /// # Errors
+    ///
+    /// Those of making it and of writing.
+    pub fn write(
+        self,
+        out: &mut dyn Write,
+        table: impl FnOnce() -> anyhow::Result<String>,
+        csv: impl FnOnce() -> anyhow::Result<String>,
+        json: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        let text = match self.output {
+            TextFormat::Table => table()?,
+            TextFormat::Csv => csv()?,
+            TextFormat::Json => json_line(json)?,
+        };
+        Ok(out.write_all(text.as_bytes())?)
+    }
+}
+
+/// A value as a line of JSON.
+///
+/// # Errors
+///
+/// If it cannot be serialised.
+pub fn json_line(value: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string(value)? + "\n")
+}
+
 /// Output formats of a verb whose result has no lines of equal shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum TableOrJson {
@@ -68,6 +100,26 @@ pub enum TableOrJson {
     Table,
     /// JSON with "schema": 1
     Json,
+}
+
+impl TableOrJson {
+    /// Writes a result as requested; only that form of it is made.
+    ///
+    /// # Errors
+    ///
+    /// Those of making it and of writing.
+    pub fn write(
+        self,
+        out: &mut dyn Write,
+        table: impl FnOnce() -> String,
+        json: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        let text = match self {
+            Self::Table => table(),
+            Self::Json => json_line(json)?,
+        };
+        Ok(out.write_all(text.as_bytes())?)
+    }
 }
 
 /// `-o` and `--out` of a verb that can draw.

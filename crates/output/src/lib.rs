@@ -26,14 +26,14 @@ pub mod text;
 pub mod time;
 pub mod watch;
 
-pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg};
+pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg, json_line};
 pub use columns::{Cell, Columns, Side, csv};
 pub use file::{AtomicFile, directory_of, write_file};
 pub use progress_bar::ReadingBar;
 pub use stop::{ignore_suspension, stop_flag};
 pub use text::{
-    cut, cut_front, duration, grouped, per_second, percent, printable, printable_path, ratio,
-    short, short_percent,
+    cut, cut_front, duration, grouped, labelled, per_second, percent, printable, printable_path,
+    ratio, short, short_percent,
 };
 pub use time::{local_time, time_of_day};
 pub use watch::watch;

@@ -73,6 +73,14 @@ pub fn grouped(number: f64) -> String {
     spaced + fraction
 }
 
+/// Lines of a label and its value, which begins in the column `width`.
+pub fn labelled<'a>(width: usize, lines: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let lines = lines.into_iter();
+    lines
+        .map(|(label, value)| format!("{label:<width$}{value}\n"))
+        .collect()
+}
+
 /// A duration in its largest unit of which there are at least two: `119 s`, `2 min`, `3 h`, `4 d`.
 #[must_use]
 pub fn duration(seconds: f64) -> String {

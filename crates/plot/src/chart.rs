@@ -2,7 +2,7 @@
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 
-use crate::axis::{Axis, End, Scale};
+use crate::axis::{Axis, End, Scale, Unit};
 use crate::svg::{Anchor, FAINT_INK, GRID, INK, MARGIN, PALETTE, SMALL, Svg, WIDTH, text_width};
 
 const PLOT_HEIGHT: f64 = 330.0;
@@ -177,6 +177,37 @@ const DASHES: &str = " stroke-dasharray=\"6 4\"";
 const SWATCH: f64 = 24.0;
 
 impl Chart {
+    /// Series between two axes.
+    pub fn new(
+        title: impl Into<String>,
+        subtitle: impl Into<String>,
+        [x, y]: [Axis; 2],
+        series: impl IntoIterator<Item = Series>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            subtitle: subtitle.into(),
+            x,
+            y,
+            shades: Vec::new(),
+            series: series.into_iter().collect(),
+            markers: Vec::new(),
+        }
+    }
+
+    /// Miss ratios, from 0 to all references, over sizes up to `until_bytes`, whose axis is called `sizes`.
+    pub fn of_miss_ratios(
+        title: impl Into<String>,
+        subtitle: impl Into<String>,
+        sizes: &str,
+        until_bytes: u64,
+        series: impl IntoIterator<Item = Series>,
+    ) -> Self {
+        let x = Axis::new(sizes, Unit::Bytes).up_to(until_bytes as f64);
+        let y = Axis::new("Miss ratio", Unit::Share).up_to(1.0);
+        Self::new(title, subtitle, [x, y], series)
+    }
+
     /// Draws the chart.
     #[must_use]
     pub fn to_svg(&self) -> String {

@@ -2,6 +2,7 @@
 //!
 //! `to_svg` of a [`Chart`] or a [`HeatChart`] writes
 //! scalable vector graphics, and [`encode`] returns them unchanged or rasterised.
+//! A [`Figure`] is a result that has such a picture besides a table, CSV and JSON.
 //! Text is measured and rasterised with an embedded font, so that a
 //! machine without fonts draws the same picture.
 //!
@@ -15,12 +16,14 @@
 
 mod axis;
 mod chart;
+mod figure;
 mod heat_chart;
 mod png;
 mod svg;
 
 pub use axis::{Axis, Unit};
 pub use chart::{Chart, Marker, Point, Series, SeriesStyle, Shade};
+pub use figure::Figure;
 pub use heat_chart::HeatChart;
 pub use png::{PlotError, encode};
 pub use svg::EscapedText;

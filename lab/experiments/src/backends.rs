@@ -428,20 +428,14 @@ fn chart(
         });
         Series::new(backend.name(), SeriesStyle::Line, points)
     });
-    Chart {
-        title: "Error of a curve by its cost".to_owned(),
-        subtitle: format!(
-            "mean of {} workloads at {} sizes, a budget of {}",
-            args.workloads.len(),
-            args.mib.len(),
-            args.budget
-        ),
-        x,
-        y: Axis::new("mean error from a 64th of the array on", Unit::Count),
-        shades: Vec::new(),
-        series: series.collect(),
-        markers: Vec::new(),
-    }
+    let subtitle = format!(
+        "mean of {} workloads at {} sizes, a budget of {}",
+        args.workloads.len(),
+        args.mib.len(),
+        args.budget
+    );
+    let y = Axis::new("mean error from a 64th of the array on", Unit::Count);
+    Chart::new("Error of a curve by its cost", subtitle, [x, y], series)
 }
 
 /// Compares the backends on one guest.

@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Context as _;
 use plimsoll_flow::PageSize;
 use plimsoll_output::grouped;
-use plimsoll_plot::{Axis, Chart, Marker, Series, Unit};
+use plimsoll_plot::{Chart, Marker, Series};
 use plimsoll_protocol::size::ByteSize;
 use plimsoll_serve::disk::{Report, admin, metrics, table};
 
@@ -65,22 +65,16 @@ fn chart(report: &Report) -> anyhow::Result<Chart> {
     let now = json
         .baseline_pages
         .map(|pages| marker(pages, "with its cache"));
+    let title = format!("Miss-ratio curve of {}", report.vm);
+    let references = grouped(curve.references() as f64);
+    let subtitle =
+        format!("Ghost buffer behind the guest's memory · {references} reads of its disks");
+    let name = "miss ratio with its band";
+    let series = Series::of_curve(name, &curve, PageSize::FOUR_KIB, until);
+    let sizes = "Guest memory and cache";
     Ok(Chart {
-        title: format!("Miss-ratio curve of {}", report.vm),
-        subtitle: format!(
-            "Ghost buffer behind the guest's memory · {} reads of its disks",
-            grouped(curve.references() as f64)
-        ),
-        x: Axis::new("Guest memory and cache", Unit::Bytes).up_to(until as f64),
-        y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
-        shades: Vec::new(),
-        series: vec![Series::of_curve(
-            "miss ratio with its band",
-            &curve,
-            PageSize::FOUR_KIB,
-            until,
-        )],
         markers: direct.into_iter().chain(now).collect(),
+        ..Chart::of_miss_ratios(title, subtitle, sizes, until, [series])
     })
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use plimsoll_hcache::PAGE_BYTES;
-use plimsoll_output::{TableOrJson, bail_usage};
+use plimsoll_output::{TableOrJson, bail_usage, labelled};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Share};
 use plimsoll_ring::{ConnectOptions, Connection};
@@ -60,10 +60,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         seed: args.seed,
     };
     let load = Load::run(connection, &options)?;
-    match args.output {
-        TableOrJson::Table => table(&load, args, out)?,
-        TableOrJson::Json => writeln!(out, "{}", serde_json::to_string(&json(&load, args))?)?,
-    }
+    args.output
+        .write(out, || table(&load, args), &json(&load, args))?;
     anyhow::ensure!(
         load.wrong_pages == 0,
         "{} of {} pages that came back were wrong",
@@ -73,49 +71,41 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn table(load: &Load, args: &Args, out: &mut dyn Write) -> std::io::Result<()> {
+fn table(load: &Load, args: &Args) -> String {
     let bytes = ByteSize(u64::from(args.pages) * PAGE_BYTES as u64);
-    writeln!(
-        out,
-        "load    {} pages ({}), {} in flight, {:.0} % puts, {:.1} s",
+    let size = format!(
+        "{} pages ({}), {} in flight, {:.0} % puts, {:.1} s",
         args.pages,
         bytes.rounded(),
         args.batch,
         args.write_ratio.get() * 100.0,
         load.length.as_secs_f64(),
-    )?;
+    );
     let share = |part: u64, whole: u64| match whole {
         0 => "-".to_owned(),
         _ => format!("{:.1} %", part as f64 * 100.0 / whole as f64),
     };
-    for (what, count, times, note) in [
-        (
-            "puts",
-            load.puts,
-            &load.put_times,
-            format!("{} refused", share(load.puts_refused, load.puts)),
-        ),
-        (
-            "gets",
-            load.gets,
-            &load.get_times,
-            format!("{} hit", share(load.hits, load.gets)),
-        ),
-    ] {
+    let line = |count: u64, times: &Histogram<u64>, note: String| {
         let [p50, p99, p999] = percentiles(times).map(|time| time.as_secs_f64() * 1e6);
-        writeln!(
-            out,
-            "{what}    {:>9.0} /s, {note}; p50 {p50:.1} µs, p99 {p99:.1} µs, p99.9 {p999:.1} µs",
+        format!(
+            "{:>9.0} /s, {note}; p50 {p50:.1} µs, p99 {p99:.1} µs, p99.9 {p999:.1} µs",
             load.a_second(count)
-        )?;
-    }
+        )
+    };
+    let refused = format!("{} refused", share(load.puts_refused, load.puts));
+    let hit = format!("{} hit", share(load.hits, load.gets));
     let rate = load.a_second(load.puts + load.hits) * PAGE_BYTES as f64 / f64::from(1 << 30);
-    writeln!(out, "moved   {rate:.2} GiB/s, puts and hits")?;
-    writeln!(
-        out,
-        "checked {} pages, {} wrong",
-        load.hits, load.wrong_pages
-    )
+    let lines = [
+        ("load", size),
+        ("puts", line(load.puts, &load.put_times, refused)),
+        ("gets", line(load.gets, &load.get_times, hit)),
+        ("moved", format!("{rate:.2} GiB/s, puts and hits")),
+        (
+            "checked",
+            format!("{} pages, {} wrong", load.hits, load.wrong_pages),
+        ),
+    ];
+    labelled(8, lines)
 }
 
 fn json(load: &Load, args: &Args) -> Value {

@@ -73,14 +73,10 @@ impl stat::Report for Report {
             !series.is_empty(),
             "there is no curve: no client got a page yet, or the server runs with --no-ghost"
         );
-        Ok(Chart {
-            title: "Miss-ratio curves of the store's clients".to_owned(),
-            subtitle: "Ghost list of each client".to_owned(),
-            x: Axis::new("Memory of the store", Unit::Bytes),
-            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
-            shades: Vec::new(),
-            series,
-            markers: Vec::new(),
-        })
+        let x = Axis::new("Memory of the store", Unit::Bytes);
+        let y = Axis::new("Miss ratio", Unit::Share).up_to(1.0);
+        let title = "Miss-ratio curves of the store's clients";
+        let subtitle = "Ghost list of each client";
+        Ok(Chart::new(title, subtitle, [x, y], series))
     }
 }

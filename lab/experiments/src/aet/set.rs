@@ -439,15 +439,11 @@ fn curves(measured: &[ProgramResult]) -> Chart {
             ));
         }
     }
-    Chart {
-        title: "Miss-ratio curves: exact LRU, AET, and every reference".to_owned(),
-        subtitle: "hot set 2048, no sampling; shares of the references past what the hot set hides; emulated (TCG)".to_owned(),
-        x: Axis::new("memory", AxisUnit::Bytes),
-        y: Axis::new("misses", AxisUnit::Share).up_to(1.0),
-        shades: Vec::new(),
-        series,
-        markers: Vec::new(),
-    }
+    let title = "Miss-ratio curves: exact LRU, AET, and every reference";
+    let subtitle = "hot set 2048, no sampling; shares of the references past what the hot set hides; emulated (TCG)";
+    let x = Axis::new("memory", AxisUnit::Bytes);
+    let y = Axis::new("misses", AxisUnit::Share).up_to(1.0);
+    Chart::new(title, subtitle, [x, y], series)
 }
 
 /// Working sets by period, group after group.
@@ -482,15 +478,13 @@ fn working_sets<'a>(
         }
         truth.push(of_group);
     }
+    let subtitle = "by exact LRU, by AET, and of every reference; hot set 2048, no sampling; periods of 5 s; emulated (TCG)";
+    let x = Axis::new("period", AxisUnit::Count);
+    let y = Axis::new("working set (5 % misses)", AxisUnit::Bytes);
+    let series = found.into_iter().chain(truth);
     Chart {
-        title: title.to_owned(),
-        subtitle: "by exact LRU, by AET, and of every reference; hot set 2048, no sampling; periods of 5 s; emulated (TCG)"
-            .to_owned(),
-        x: Axis::new("period", AxisUnit::Count),
-        y: Axis::new("working set (5 % misses)", AxisUnit::Bytes),
-        shades: Vec::new(),
-        series: found.into_iter().chain(truth).collect(),
         markers,
+        ..Chart::new(title, subtitle, [x, y], series)
     }
 }
 
@@ -515,16 +509,13 @@ fn rate_chart(rates: &RateResult) -> Chart {
             .map(|(period, row)| (period as f64, f64::from(row.scale)))
             .collect()
     };
-    Chart {
-        title: format!("The rules for the tracking rate on {}", rates.program),
-        subtitle: "driven by traps per reference, 1e-6 allowed; pages tracked for the whole period; emulated (TCG)".to_owned(),
-        x: Axis::new("period", AxisUnit::Count),
-        y: Axis::new("pages for each tracked one", AxisUnit::Count),
-        shades: Vec::new(),
-        series: vec![
-            Series::new("linear", SeriesStyle::Steps, scales(&rates.linear)),
-            Series::new("logarithmic", SeriesStyle::Steps, scales(&rates.log)),
-        ],
-        markers: Vec::new(),
-    }
+    let title = format!("The rules for the tracking rate on {}", rates.program);
+    let subtitle = "driven by traps per reference, 1e-6 allowed; pages tracked for the whole period; emulated (TCG)";
+    let x = Axis::new("period", AxisUnit::Count);
+    let y = Axis::new("pages for each tracked one", AxisUnit::Count);
+    let series = [
+        Series::new("linear", SeriesStyle::Steps, scales(&rates.linear)),
+        Series::new("logarithmic", SeriesStyle::Steps, scales(&rates.log)),
+    ];
+    Chart::new(title, subtitle, [x, y], series)
 }

@@ -280,15 +280,10 @@ fn scatter(runs: &[Run]) -> Chart {
         SeriesStyle::Line,
         [(0.0, 0.0), (most, most)],
     );
-    Chart {
-        title: "Misses of each VM that was promised a bound".to_owned(),
-        subtitle: "relative to those before: 1.00 is no change; guests emulated (TCG)".to_owned(),
-        x: Axis::new("predicted", AxisUnit::Count),
-        y: Axis::new("measured", AxisUnit::Count),
-        shades: Vec::new(),
-        series: dots.chain([line]).collect(),
-        markers: Vec::new(),
-    }
+    let title = "Misses of each VM that was promised a bound";
+    let subtitle = "relative to those before: 1.00 is no change; guests emulated (TCG)";
+    let axes = ["predicted", "measured"].map(|name| Axis::new(name, AxisUnit::Count));
+    Chart::new(title, subtitle, axes, dots.chain([line]))
 }
 
 #[cfg(test)]

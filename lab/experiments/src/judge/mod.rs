@@ -410,15 +410,6 @@ const COSTING: [[&str; 4]; 2] = [
 
 /// What each method costs and how far it is off, and the working set over time of the program that changes it.
 fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
-    let chart = |title, subtitle: &str, [x, y]: [Axis; 2], series| Chart {
-        title,
-        subtitle: subtitle.to_owned(),
-        x,
-        y,
-        shades: Vec::new(),
-        series,
-        markers: Vec::new(),
-    };
     let of_seeds = |of_seeds: &[Judged], method, figure: Figure| {
         let shown = of_seeds.iter().filter_map(|judged| judged.get(method));
         let values: Vec<f64> = shown.filter_map(figure).collect();
@@ -435,14 +426,14 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
     });
     let mut charts = vec![(
         "cost",
-        chart(
-            "Error of the working set (5 % of visits miss) against its cost".to_owned(),
+        Chart::new(
+            "Error of the working set (5 % of visits miss) against its cost",
             "a dot for each program, but those of errors beyond 100 %; emulated (TCG)",
             [
                 Axis::new("CPU time over that of the program", AxisUnit::Share),
                 Axis::new("error", AxisUnit::Share).up_to(1.0),
             ],
-            costs.collect(),
+            costs,
         ),
     )];
     let changing = all.iter().find(|(program, _)| program.is_changing());
@@ -474,7 +465,7 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
             series.push(Series::new("in use", SeriesStyle::Truth, truth));
             charts.push((
                 name,
-                chart(
+                Chart::new(
                     format!("Working set over time, {}", program.name),
                     "one method after the other; emulated (TCG)",
                     [
