@@ -20,7 +20,6 @@ mod plan;
 mod run;
 mod selftest;
 mod stat;
-mod target;
 mod trace;
 mod trace_args;
 mod wss;

@@ -4,20 +4,19 @@
 //! it writes within a time. No migration is started, and none that runs is disturbed: a VM that is being
 //! migrated is refused.
 //!
-//! Not here: scans (`plimsoll-trap`), the course of a migration (`plimsoll_estimator::working_set::precopy`).
+//! Not here: scans and the prediction (`plimsoll_observe::migration`).
 
 use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Subcommand;
-use plimsoll_estimator::working_set::{Contents, Precopy, PrecopyOptions, precopy};
-use plimsoll_observe::{ObservedWrites, writes};
-use plimsoll_output::{TextFormat, TextFormatArg, bail_usage, csv, printable, stop_flag, table};
-use plimsoll_protocol::SCHEMA;
+use plimsoll_estimator::working_set::{Contents, PrecopyOptions};
+use plimsoll_observe::migration::{MigrationEstimate, PAGE_BYTES};
+use plimsoll_observe::writes;
+use plimsoll_output::{TextFormatArg, bail_usage, csv, printable, stop_flag, table};
 use plimsoll_protocol::size::{BitRate, ByteSize, Interval};
 use plimsoll_trap::TraceConfig;
-use serde::Serialize;
 
 /// Predict a VM's live migration from the pages that it writes.
 #[derive(Debug, clap::Args)]
@@ -58,51 +57,6 @@ struct EstimateArgs {
     form: TextFormatArg,
 }
 
-const PAGE_BYTES: u64 = 4096;
-/// A round of this share of a scan's time counts as one of its time: scans take a little longer than their interval.
-const ROUNDED: f64 = 0.9;
-
-/// What `-o json` writes.
-#[derive(Debug, Serialize)]
-struct Estimate {
-    schema: u32,
-    vm: String,
-    ram_bytes: u64,
-    /// Share of it that is not all zero, by a sample; the rest takes no time to copy.
-    share_with_contents: f64,
-    bandwidth_bits_per_second: f64,
-    observed_seconds: f64,
-    /// Whether the observation ended before its time.
-    interrupted: bool,
-    /// Whether all rounds are as long as a scan at least; if not, shorter ones count what one scan found, an upper limit.
-    resolved: bool,
-    /// Share of the VM's CPU time that observing took.
-    overhead_ratio: f64,
-    /// Distinct pages written within a time, in bytes.
-    written: Vec<Written>,
-    /// Rounds while the VM runs.
-    rounds: Vec<Round>,
-    /// All rounds and the stop.
-    copied_bytes: f64,
-    running_seconds: f64,
-    /// Without the time for the state of devices.
-    downtime_seconds: f64,
-    /// Whether writing is slow enough for the migration to end; if not, the downtime is that of the rest that always remains.
-    ends: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Written {
-    seconds: f64,
-    bytes: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Round {
-    bytes: f64,
-    seconds: f64,
-}
-
 /// Runs the command; `out` is standard output, or a buffer in tests.
 ///
 /// # Errors
@@ -134,7 +88,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         share,
         share_of_last,
     };
-    let estimate = Estimate::new(
+    let estimate = MigrationEstimate::new(
         vm.id.0.clone(),
         &memory,
         &options,
@@ -142,11 +96,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         args.bandwidth,
         times.1,
     );
-    match args.form.output {
-        TextFormat::Table => Ok(out.write_all(estimate.to_text(args.downtime.get()).as_bytes())?),
-        TextFormat::Csv => Ok(out.write_all(estimate.to_csv().as_bytes())?),
-        TextFormat::Json => Ok(writeln!(out, "{}", serde_json::to_string(&estimate)?)?),
-    }
+    let downtime = args.downtime.get();
+    let table = || Ok(text(&estimate, downtime));
+    args.form
+        .write(out, table, || Ok(lines(&estimate)), &estimate)
 }
 
 const SCAN_DEFAULT: Duration = Duration::from_millis(100);
@@ -157,7 +110,7 @@ impl EstimateArgs {
         let observe = self.observe.get();
         let [shortest, longest] = [TraceConfig::PERIOD_MIN, TraceConfig::PERIOD_MAX];
         if !(shortest..=longest).contains(&observe) {
-            let [shortest, longest] = [shortest, longest].map(text);
+            let [shortest, longest] = [shortest, longest].map(time_text);
             bail_usage!(
                 "--for {}: accepted are {shortest} to {longest}",
                 self.observe
@@ -170,7 +123,7 @@ impl EstimateArgs {
         if !(TraceConfig::SCAN_INTERVAL_MIN..=observe).contains(&interval) {
             bail_usage!(
                 "--scan-interval: accepted are {} to the time of --for ({})",
-                text(TraceConfig::SCAN_INTERVAL_MIN),
+                time_text(TraceConfig::SCAN_INTERVAL_MIN),
                 self.observe
             );
         }
@@ -178,155 +131,102 @@ impl EstimateArgs {
     }
 }
 
-impl Estimate {
-    fn new(
-        vm: String,
-        memory: &Contents,
-        options: &PrecopyOptions,
-        seen: &ObservedWrites,
-        bandwidth: BitRate,
-        scan_interval: Duration,
-    ) -> Self {
-        let course = precopy(memory, &seen.curve, options);
-        let observed_seconds = seen.curve.observed_seconds();
-        let doublings = (0..).map(|power| scan_interval.as_secs_f64() * f64::from(1_u32 << power));
-        let within = doublings
-            .take(24)
-            .take_while(|&seconds| seconds <= observed_seconds);
-        let bytes = |pages: f64| pages * PAGE_BYTES as f64;
-        let Precopy {
-            round_pages,
-            ends,
-            running_seconds,
-            stopped_seconds,
-            ..
-        } = &course;
-        let rounds = round_pages.iter().map(|&pages| Round {
-            bytes: bytes(pages),
-            seconds: pages / options.pages_per_second,
-        });
-        let rounds: Vec<Round> = rounds.collect();
-        Self {
-            schema: SCHEMA,
-            vm,
-            ram_bytes: seen.ram.0 * PAGE_BYTES,
-            share_with_contents: memory.share,
-            bandwidth_bits_per_second: bandwidth.bytes_per_second() * 8.0,
-            observed_seconds,
-            interrupted: seen.is_interrupted,
-            resolved: rounds
-                .iter()
-                .all(|round| round.seconds >= seen.curve.scan_seconds() * ROUNDED),
-            overhead_ratio: seen.overhead_ratio,
-            written: within
-                .map(|seconds| Written {
-                    seconds,
-                    bytes: bytes(seen.curve.pages_within(seconds)),
-                })
-                .collect(),
-            rounds,
-            copied_bytes: bytes(course.pages()),
-            running_seconds: *running_seconds,
-            downtime_seconds: *stopped_seconds,
-            ends: *ends,
-        }
+fn text(of: &MigrationEstimate, downtime_max: Duration) -> String {
+    let mut notes = String::new();
+    if of.interrupted {
+        notes += "interrupted: observed for a shorter time than requested\n";
     }
-
-    fn to_text(&self, downtime_max: Duration) -> String {
-        let mut notes = String::new();
-        if self.interrupted {
-            notes += "interrupted: observed for a shorter time than requested\n";
-        }
-        if !self.resolved {
-            notes += &self.unresolved();
-        }
-        let rounds = table!((1_u64..).zip(&self.rounds), |(number, round)| {
-            Right "round": number,
-            Right "copied": size(round.bytes),
-            Right "seconds": format!("{:.2}", round.seconds),
-        });
-        let end = if self.rounds.is_empty() {
-            format!(
-                "ends without a round: all contents, {}, fit into the downtime, of about {:.0} ms, without the state of devices",
-                size(self.copied_bytes),
-                self.downtime_seconds * 1000.0
-            )
-        } else if self.ends {
-            format!(
-                "ends after {} rounds, {} copied in {:.2} s; downtime about {:.0} ms, without the state of devices",
-                self.rounds.len(),
-                size(self.copied_bytes),
-                self.running_seconds,
-                self.downtime_seconds * 1000.0
-            )
-        } else {
-            format!(
-                "does not end: it writes as fast as it is copied, and {} always remain; a downtime of {:.0} ms would be needed, {:.0} ms are allowed",
-                size(self.copied_bytes - self.rounds.iter().map(|round| round.bytes).sum::<f64>()),
-                (self.downtime_seconds * 1000.0).ceil(),
-                downtime_max.as_secs_f64() * 1000.0
-            )
-        };
-        let second = self
-            .written
-            .iter()
-            .rev()
-            .find(|written| written.seconds <= 1.0);
-        let rate = second
-            .or(self.written.first())
-            .map_or_else(String::new, |written| {
-                format!(
-                    "; {} written within {:.1} s",
-                    size(written.bytes),
-                    written.seconds
-                )
-            });
-        let table = match self.rounds.is_empty() {
-            true => String::new(),
-            false => rounds + "\n",
-        };
+    if !of.resolved {
+        notes += &unresolved(of);
+    }
+    let rounds = table!((1_u64..).zip(&of.rounds), |(number, round)| {
+        Right "round": number,
+        Right "copied": size(round.bytes),
+        Right "seconds": format!("{:.2}", round.seconds),
+    });
+    let end = if of.rounds.is_empty() {
         format!(
-            "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{table}{end}\n{notes}",
-            printable(&self.vm),
-            self.share_with_contents * 100.0,
-            size(self.ram_bytes as f64),
-            self.observed_seconds,
-            self.overhead_ratio * 100.0,
+            "ends without a round: all contents, {}, fit into the downtime, of about {:.0} ms, without the state of devices",
+            size(of.copied_bytes),
+            of.downtime_seconds * 1000.0
         )
-    }
+    } else if of.ends {
+        format!(
+            "ends after {} rounds, {} copied in {:.2} s; downtime about {:.0} ms, without the state of devices",
+            of.rounds.len(),
+            size(of.copied_bytes),
+            of.running_seconds,
+            of.downtime_seconds * 1000.0
+        )
+    } else {
+        format!(
+            "does not end: it writes as fast as it is copied, and {} always remain; a downtime of {:.0} ms would be needed, {:.0} ms are allowed",
+            size(of.copied_bytes - of.rounds.iter().map(|round| round.bytes).sum::<f64>()),
+            (of.downtime_seconds * 1000.0).ceil(),
+            downtime_max.as_secs_f64() * 1000.0
+        )
+    };
+    let second = of
+        .written
+        .iter()
+        .rev()
+        .find(|written| written.seconds <= 1.0);
+    let rate = second
+        .or(of.written.first())
+        .map_or_else(String::new, |written| {
+            format!(
+                "; {} written within {:.1} s",
+                size(written.bytes),
+                written.seconds
+            )
+        });
+    let table = match of.rounds.is_empty() {
+        true => String::new(),
+        false => rounds + "\n",
+    };
+    format!(
+        "{}: {:.0} % of {} are not zero, observed for {:.1} s at {:.1} % of its CPU time{rate}\n\n{table}{end}\n{notes}",
+        printable(&of.vm),
+        of.share_with_contents * 100.0,
+        size(of.ram_bytes as f64),
+        of.observed_seconds,
+        of.overhead_ratio * 100.0,
+    )
+}
 
-    /// What rounds shorter than a scan count, and what to do.
-    fn unresolved(&self) -> String {
-        let rounds = self.rounds.iter().map(|round| round.seconds);
-        let shortest_ms = rounds.fold(f64::INFINITY, f64::min) * 1000.0;
-        // Half of a round, because rounds become shorter with what is then found.
-        let interval = Duration::from_secs_f64((shortest_ms / 2.0).floor() / 1000.0);
-        let advice = if interval < TraceConfig::SCAN_INTERVAL_MIN {
-            format!("the shortest, of {shortest_ms:.1} ms, cannot be resolved")
-        } else {
-            format!("repeat with --scan-interval {} or less", text(interval))
-        };
-        format!("rounds shorter than a scan count what one scan found, an upper limit: {advice}\n")
-    }
+/// What rounds shorter than a scan count, and what to do.
+fn unresolved(of: &MigrationEstimate) -> String {
+    let rounds = of.rounds.iter().map(|round| round.seconds);
+    let shortest_ms = rounds.fold(f64::INFINITY, f64::min) * 1000.0;
+    // Half of a round, because rounds become shorter with what is then found.
+    let interval = Duration::from_secs_f64((shortest_ms / 2.0).floor() / 1000.0);
+    let advice = if interval < TraceConfig::SCAN_INTERVAL_MIN {
+        format!("the shortest, of {shortest_ms:.1} ms, cannot be resolved")
+    } else {
+        format!(
+            "repeat with --scan-interval {} or less",
+            time_text(interval)
+        )
+    };
+    format!("rounds shorter than a scan count what one scan found, an upper limit: {advice}\n")
+}
 
-    fn to_csv(&self) -> String {
-        let stop_bytes =
-            self.copied_bytes - self.rounds.iter().map(|round| round.bytes).sum::<f64>();
-        let mut text = csv(["phase", "bytes", "seconds"]);
-        let mut line = |phase: &str, bytes: f64, seconds: f64| {
-            text.push_str(&csv([phase, &format!("{bytes:.0}"), &seconds.to_string()]));
-        };
-        for round in &self.rounds {
-            line("round", round.bytes, round.seconds);
-        }
-        let last = if self.ends { "stop" } else { "rest" };
-        line(last, stop_bytes, self.downtime_seconds);
-        text
+fn lines(of: &MigrationEstimate) -> String {
+    let stop_bytes = of.copied_bytes - of.rounds.iter().map(|round| round.bytes).sum::<f64>();
+    let mut text = csv(["phase", "bytes", "seconds"]);
+    let mut line = |phase: &str, bytes: f64, seconds: f64| {
+        text.push_str(&csv([phase, &format!("{bytes:.0}"), &seconds.to_string()]));
+    };
+    for round in &of.rounds {
+        line("round", round.bytes, round.seconds);
     }
+    let last = if of.ends { "stop" } else { "rest" };
+    line(last, stop_bytes, of.downtime_seconds);
+    text
 }
 
 /// A time as options have it, in whole microseconds.
-fn text(time: Duration) -> String {
+fn time_text(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).ok();
     micros
         .and_then(Interval::from_micros)
@@ -347,6 +247,8 @@ fn size(bytes: f64) -> String {
 mod tests {
     use super::*;
     use clap::Parser as _;
+    use plimsoll_observe::migration::Round;
+    use plimsoll_protocol::SCHEMA;
 
     #[derive(Debug, clap::Parser)]
     struct Program {
@@ -380,12 +282,12 @@ mod tests {
         }
     }
 
-    fn estimate(round_seconds: &[f64]) -> Estimate {
+    fn estimate(round_seconds: &[f64]) -> MigrationEstimate {
         let round = |&seconds: &f64| Round {
             bytes: 4096.0,
             seconds,
         };
-        Estimate {
+        MigrationEstimate {
             schema: SCHEMA,
             vm: "web".to_owned(),
             ram_bytes: 1 << 20,
@@ -406,19 +308,19 @@ mod tests {
 
     #[test]
     fn a_result_without_rounds_has_no_table_and_limits_of_one_are_named() {
-        let text = estimate(&[]).to_text(SCAN_DEFAULT);
+        let text = super::text(&estimate(&[]), SCAN_DEFAULT);
         assert!(text.contains("ends without a round"), "{text}");
         assert!(
             !text.contains("copied ") && !text.contains("interrupted"),
             "{text}"
         );
-        let text = estimate(&[2.0, 0.051]).to_text(SCAN_DEFAULT);
+        let text = super::text(&estimate(&[2.0, 0.051]), SCAN_DEFAULT);
         assert!(
             text.contains("interrupted:")
                 && text.contains("limit: repeat with --scan-interval 25ms or less\n"),
             "{text}"
         );
-        let text = estimate(&[2.0, 0.0015]).to_text(SCAN_DEFAULT);
+        let text = super::text(&estimate(&[2.0, 0.0015]), SCAN_DEFAULT);
         assert!(
             text.contains("limit: the shortest, of 1.5 ms, cannot be resolved\n"),
             "{text}"

@@ -15,19 +15,27 @@
 //! | [`selftest`] | a guest with known accesses, traced by each backend and compared with the truth |
 //! | [`wss`] | working sets of page logs and traces by each estimator |
 //! | [`compare`] | working sets of one running VM by every available method |
-//! | [`writes()`] | distinct pages written within a time |
+//! | [`doctor`] | what a host can do for tracing, and by which backends a target can be traced |
+//! | [`description`] | VMs, processes and control groups in a few words |
+//! | [`hot`] | the pages to load first when a snapshot resumes |
+//! | [`writes()`], [`migration`] | distinct pages written within a time, and how a live migration would go |
 //!
 //! Not here: how pages are observed (`plimsoll-trap`), how a curve is computed (`plimsoll-estimator`), output.
 #![forbid(unsafe_code)]
 
 pub mod args;
 pub mod compare;
+pub mod description;
+pub mod doctor;
 mod follow;
 mod heat;
+pub mod hot;
 pub mod intermittent;
 mod limits;
+pub mod migration;
 pub mod page_log;
 pub mod selftest;
+mod uses;
 mod vcpu_share;
 mod writes;
 pub mod wss;

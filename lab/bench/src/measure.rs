@@ -1,10 +1,10 @@
 //! Clocks, medians, and the comparison of estimators.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plimsoll_estimator::{Estimator, ExactLru};
 use plimsoll_flow::{MissRatioCurve, PageCount, ReferenceBatch};
-use rustix::time::{ClockId, clock_gettime};
+use plimsoll_observe::compare::cpu_time;
 
 /// Which clock is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Clock {
 #[derive(Debug)]
 pub(crate) struct Watch {
     clock: Clock,
-    cpu: f64,
+    cpu: Duration,
     wall: Instant,
 }
 
@@ -27,22 +27,17 @@ impl Watch {
     pub(crate) fn start(clock: Clock) -> Self {
         Self {
             clock,
-            cpu: cpu_seconds(),
+            cpu: cpu_time(),
             wall: Instant::now(),
         }
     }
 
     pub(crate) fn seconds(&self) -> f64 {
         match self.clock {
-            Clock::Cpu => cpu_seconds() - self.cpu,
+            Clock::Cpu => cpu_time().saturating_sub(self.cpu).as_secs_f64(),
             Clock::Wall => self.wall.elapsed().as_secs_f64(),
         }
     }
-}
-
-fn cpu_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The middle of `values`, which must not be empty.

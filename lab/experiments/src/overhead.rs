@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use plimsoll_observe::args::TracingArgs;
+use plimsoll_observe::compare::cpu_time;
 use plimsoll_rig::{GuestConfig, Subject};
 use plimsoll_vm::QemuVm;
-use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use crate::guests::GuestArgs;
@@ -228,9 +228,9 @@ fn cost_of(
     subject: &mut Subject,
     window: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Cost> {
-    let before = (Instant::now(), vcpu_time(&subject.vm)?, own_time());
+    let before = (Instant::now(), vcpu_time(&subject.vm)?, cpu_time());
     window()?;
-    let (end, vcpu, own) = (Instant::now(), vcpu_time(&subject.vm)?, own_time());
+    let (end, vcpu, own) = (Instant::now(), vcpu_time(&subject.vm)?, cpu_time());
     let (start, vcpu_before, own_before) = before;
     let (visits, took) = subject.listen()?.visits(start, end);
     anyhow::ensure!(visits > 0, "the guest completed no round in a window");
@@ -246,11 +246,6 @@ fn cost_of(
 fn vcpu_time(vm: &QemuVm) -> anyhow::Result<Duration> {
     vm.vcpu_time()
         .ok_or_else(|| anyhow::anyhow!("the vCPUs of VM {} are unknown", vm.id))
-}
-
-/// CPU time of this process, which is the tracer.
-fn own_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Yield, damon_thread}
 use plimsoll_vm::Target;
 
 use super::Args;
-use crate::target::{of_group, of_process};
+use plimsoll_observe::description::{of_group, of_process};
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::size::ByteSize;
 

@@ -210,7 +210,9 @@ impl Subject<'_> {
     }
 }
 
-fn cpu_time() -> Duration {
+/// CPU time of this process so far, of all its threads.
+#[must_use]
+pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))

@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-estimator",
             "plimsoll-trap",
             "plimsoll-pagelog",
+            "plimsoll-source",
             "plimsoll-actuator",
             "plimsoll-vm",
             "plimsoll-protocol",
@@ -173,7 +174,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("plimsoll-daemon", &["plimsoll-protocol"]),
     ("plimsoll-estimator", &["plimsoll-source"]),
-    ("plimsoll-observe", &["plimsoll-source"]),
     ("plimsoll-disk", &["plimsoll-estimator", "plimsoll-driver"]),
     ("plimsoll-actuator", &["plimsoll-hcache", "plimsoll-rig"]),
     ("plimsoll", &["plimsoll-daemon", "plimsoll-rig"]),

@@ -7,7 +7,6 @@ mod mrc;
 mod overhead;
 mod promises;
 mod rightsize;
-mod uses;
 mod wss;
 
 use std::io::Write;

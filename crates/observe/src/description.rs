@@ -1,9 +1,34 @@
-//! Descriptions of the processes and control groups that `attach` and `doctor` take beside VMs.
+//! Descriptions of VMs, processes and control groups in a few words.
 
+use plimsoll_flow::{Accelerator, RamMapping};
 use plimsoll_protocol::size::ByteSize;
-use plimsoll_vm::{MemoryGroup, MemoryProcess};
+use plimsoll_vm::{MemoryGroup, MemoryProcess, QemuVm};
+
+/// A VM's process, accelerator and RAM.
+#[must_use]
+pub fn of_vm(vm: &QemuVm) -> String {
+    let accelerator = match vm.accelerator {
+        Some(Accelerator::Kvm) => "KVM",
+        Some(Accelerator::Tcg) => "TCG",
+        _ => "unknown accelerator",
+    };
+    let size = ByteSize(vm.memory_bytes).rounded();
+    let backings = backings(&vm.ram);
+    format!("process {}, {accelerator}, {size} of {backings}", vm.pid)
+}
+
+/// Names what stands behind the RAM, each kind once.
+fn backings(ram: &[RamMapping]) -> String {
+    let mut names: Vec<_> = ram.iter().map(|ram| ram.backing.to_string()).collect();
+    names.dedup();
+    if names.is_empty() {
+        return "RAM that was not found in its address space".to_owned();
+    }
+    names.join(" and ")
+}
 
 /// What a process has that is observed.
+#[must_use]
 pub fn of_process(process: &MemoryProcess) -> String {
     let ram = &process.ram;
     let bytes = ram.mappings.iter().map(|mapping| mapping.len_bytes).sum();
@@ -20,6 +45,7 @@ pub fn of_process(process: &MemoryProcess) -> String {
 }
 
 /// What a control group has that is observed.
+#[must_use]
 pub fn of_group(group: &MemoryGroup) -> String {
     let charged = group.charged_bytes().map_or_else(
         || "all memory charged to groups".to_owned(),

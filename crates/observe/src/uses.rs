@@ -6,14 +6,15 @@ use std::num::NonZeroU64;
 use std::path::Path;
 
 use plimsoll_flow::{PageNumber, PageSize, ReferenceBatch, Source as _};
-use plimsoll_observe::wss::begins_as_page_log;
 use plimsoll_pagelog::RecordSource as _;
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
 
+use crate::wss::begins_as_page_log;
+
 /// What is passed on of a run, in order.
 #[derive(Debug)]
-pub(super) enum Uses<'a> {
+pub(crate) enum Uses<'a> {
     /// Pages, in order. Of a page log these are those of page walks: each page used at least once in an interval.
     Pages(&'a [PageNumber]),
     /// An interval ended.
@@ -26,7 +27,7 @@ pub(super) enum Uses<'a> {
 /// # Errors
 ///
 /// Why the file cannot be read, or not further; what came before has been passed on.
-pub(super) fn uses_of(
+pub(crate) fn uses_of(
     path: &Path,
     interval: NonZeroU64,
     mut each: impl FnMut(Uses<'_>),

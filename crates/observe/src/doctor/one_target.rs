@@ -5,14 +5,12 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use plimsoll_observe::{assess, pid_of};
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
 use plimsoll_trap::{Assessment, BackendRow, Refusal, Toucher, TraceConfig, TrapError};
 use plimsoll_vm::Target;
 
-use super::machines::description;
 use super::{Chapter, Finding};
-use crate::target::{of_group, of_process};
+use crate::{assess, description, pid_of};
 use plimsoll_output::exit::with_causes;
 
 /// The assessment of a target.
@@ -40,9 +38,9 @@ impl TargetAssessment {
         let views = assessments.into_iter().map(|found| view(found, pid));
         let (backends, sees) = views.unzip();
         let description = match target {
-            Target::Vm(vm) => description(vm),
-            Target::Process(process) => of_process(process),
-            Target::Group(group) => of_group(group),
+            Target::Vm(vm) => description::of_vm(vm),
+            Target::Process(process) => description::of_process(process),
+            Target::Group(group) => description::of_group(group),
         };
         Ok(Self {
             name: target.id().0,
@@ -53,6 +51,7 @@ impl TargetAssessment {
     }
 
     /// A line for each backend that can observe the target, and for each reason why one cannot.
+    #[must_use]
     pub fn chapter(&self) -> Chapter {
         let mut findings = Vec::new();
         for (backend, sees) in self.backends.iter().zip(&self.sees) {

@@ -2,13 +2,11 @@
 
 use std::error::Error;
 
-use plimsoll_flow::{Accelerator, RamMapping};
-use plimsoll_observe::{ObserveError, assess};
 use plimsoll_trap::{Assessment, TraceConfig};
 use plimsoll_vm::{QemuVm, VmError, qemu_pids};
 
 use super::{Chapter, Finding};
-use plimsoll_protocol::size::ByteSize;
+use crate::{ObserveError, assess, description};
 
 /// Goes through the QEMU processes of this host.
 #[must_use]
@@ -52,7 +50,7 @@ fn assess_pid(pid: u32) -> Option<Finding> {
 /// Reports whether the default backend can observe a VM; if it cannot, why, and which others can.
 fn describe(vm: &QemuVm, assessments: &[Assessment]) -> Finding {
     let subject = format!("VM {}", vm.id);
-    let description = description(vm);
+    let description = description::of_vm(vm);
     let first = assessments.first().and_then(|first| first.refusals.first());
     let Some(refusal) = first else {
         return Finding::ok(subject, description);
@@ -74,33 +72,11 @@ fn describe(vm: &QemuVm, assessments: &[Assessment]) -> Finding {
     Finding::limited(subject, found, change)
 }
 
-/// A VM's process, accelerator and RAM.
-pub fn description(vm: &QemuVm) -> String {
-    let accelerator = match vm.accelerator {
-        Some(Accelerator::Kvm) => "KVM",
-        Some(Accelerator::Tcg) => "TCG",
-        _ => "unknown accelerator",
-    };
-    let size = ByteSize(vm.memory_bytes).rounded();
-    let backings = backings(&vm.ram);
-    format!("process {}, {accelerator}, {size} of {backings}", vm.pid)
-}
-
-/// Names what stands behind the RAM, each kind once.
-fn backings(ram: &[RamMapping]) -> String {
-    let mut names: Vec<_> = ram.iter().map(|ram| ram.backing.to_string()).collect();
-    names.dedup();
-    if names.is_empty() {
-        return "RAM that was not found in its address space".to_owned();
-    }
-    names.join(" and ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::doctor::Verdict;
-    use plimsoll_flow::{RamBacking, VmId};
+    use plimsoll_flow::{Accelerator, RamBacking, RamMapping, VmId};
     use plimsoll_trap::{BACKENDS, Refusal};
 
     fn vm(backings: &[RamBacking]) -> QemuVm {
