@@ -20,6 +20,7 @@
 //! | [`openmetrics`] | the writer of all OpenMetrics texts |
 //! | [`curve_size`] | sizes in pages or bytes, as users write them |
 //! | [`size`] | sizes, rates and times as users write them |
+//! | `subject` (feature `client`) | a VM or a control group, by the name that a user wrote |
 #![forbid(unsafe_code)]
 
 pub mod answer;
@@ -38,12 +39,22 @@ pub mod plan;
 pub mod request;
 pub mod rightsize;
 pub mod size;
+#[cfg(feature = "client")]
+pub mod subject;
 pub mod trace;
 pub mod tracer;
 pub mod vm;
 
 /// Version of all formats; a reader refuses any other.
 pub use curve_json::SCHEMA;
+
+/// The name that JSON gives a state; `-` for a value that is not a name.
+pub fn name_of(value: impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        _ => "-".to_owned(),
+    }
+}
 
 /// Socket for clients with write access.
 pub const SOCKET: &str = "/run/plimsoll/plimsolld.sock";

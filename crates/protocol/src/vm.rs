@@ -205,6 +205,14 @@ pub enum MissCostSource {
     Assumed,
 }
 
+impl VmSummary {
+    /// Whether it is emulated: its times do not carry over to real hardware.
+    #[must_use]
+    pub fn is_emulated(&self) -> bool {
+        self.accelerator == Some(Accelerator::Tcg)
+    }
+}
+
 impl MissCostSource {
     /// What was done to find the cost, as a sentence without an end.
     #[must_use]

@@ -15,7 +15,7 @@ use plimsoll_protocol::size::BitRate;
 
 use super::report::hosts;
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::{counted, size};
+use plimsoll_report::words::{counted, size};
 
 /// Plan on which host each VM should run, as a list of moves in an order in which each target has room.
 ///
@@ -72,11 +72,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let bandwidth = args.bandwidth.map(BitRate::bytes_per_second);
     let plan = plan::plan(&fleet, &rules, aim, bandwidth)?;
-    let text = match args.output {
-        TableOrJson::Json => serde_json::to_string(&plan)? + "\n",
-        TableOrJson::Table => table(&plan),
-    };
-    out.write_all(text.as_bytes())?;
+    args.output.write(out, || table(&plan), &plan)?;
     if !plan.fits {
         let text = "not every VM can get what it needs; the plan is as near to that as was found";
         return Err(Forbidden(text.to_owned()).into());

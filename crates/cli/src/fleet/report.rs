@@ -7,7 +7,7 @@ use plimsoll_output::{TableOrJson, percent, printable, table};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
 use super::source::{Source, UNANSWERED, complain};
-use crate::live::words::{counted, known, size};
+use plimsoll_report::words::{counted, known, size};
 
 /// Show what the VMs of each host need together, and which hosts may be lost.
 ///
@@ -26,11 +26,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (file, fleet) = args.source.fleet()?;
     let report = plan::report(&file, &fleet)?;
-    let text = match args.output {
-        TableOrJson::Json => serde_json::to_string(&report)? + "\n",
-        TableOrJson::Table => table(&report),
-    };
-    out.write_all(text.as_bytes())?;
+    args.output.write(out, || table(&report), &report)?;
     complain(&report.missing, UNANSWERED)
 }
 

@@ -1,20 +1,19 @@
-//! Decisions in words, and waiting for their end.
+//! Carrying out a decision and waiting for its end: `apply` and `rollback`.
 
-use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::bail;
-use plimsoll_protocol::client::{Client, ClientError};
-use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
-use plimsoll_protocol::request::Choice;
-
-use super::words::{local_time, name_of, percent, ratio, relative, size};
-use super::{Daemon, SocketArg, write_json};
 use plimsoll_output::exit::PartialResult;
-use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, stop_flag};
+use plimsoll_output::{TextFormatArg, stop_flag};
+use plimsoll_protocol::client::{Client, ClientError};
+use plimsoll_protocol::decision::{Decision, State};
+use plimsoll_protocol::request::Choice;
+use plimsoll_report::decision::{csv, text};
+
+use super::{Daemon, SocketArg};
 
 /// Interval of polling a decision that is waited for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -48,11 +47,12 @@ pub fn carry_out(
     if args.wait {
         decision = wait(&daemon, decision)?;
     }
-    match args.form.output {
-        TextFormat::Table => out.write_all(text(&decision, None).as_bytes())?,
-        TextFormat::Csv => out.write_all(csv(&[&decision]).as_bytes())?,
-        TextFormat::Json => write_json(&decision, out)?,
-    }
+    args.form.write(
+        out,
+        || Ok(text(&decision, None)),
+        || Ok(csv(&[&decision])),
+        &decision,
+    )?;
     outcome(&decision)
 }
 
@@ -109,164 +109,4 @@ fn outcome(decision: &Decision) -> anyhow::Result<()> {
         State::Superseded => bail!("decision {id} was not carried out: a newer one took its place"),
         State::Proposed | State::Moving | State::Checking | State::Kept => Ok(()),
     }
-}
-
-/// A decision in sentences: of one VM, or of all that it touches.
-pub fn text(decision: &Decision, of: Option<&str>) -> String {
-    let mut text = format!(
-        "Decision {}, {}: {}, {}.\n",
-        decision.id,
-        local_time(decision.unix_ms),
-        match decision.kind {
-            Kind::Divide => "memory is reallocated".to_owned(),
-            Kind::IntoCaches => "memory goes into the caches under the disks".to_owned(),
-            Kind::GiveBack => "memory goes back to the VMs".to_owned(),
-            Kind::Rollback => match decision.takes_back {
-                Some(earlier) => format!("decision {earlier} is rolled back"),
-                None => "an earlier decision is rolled back".to_owned(),
-            },
-        },
-        match decision.by {
-            Initiator::Daemon => format!("by the daemon in mode {}", name_of(decision.mode)),
-            Initiator::Operator => "by an operator".to_owned(),
-        },
-    );
-    let _ = writeln!(text, "  Why: {}", printable(&decision.reason));
-    let concerns = |vm: &str| of.is_none_or(|of| of == vm);
-    let targets = decision.plan.iter().flat_map(|plan| &plan.targets);
-    let planned = |vm: &str| -> String {
-        let target = targets.clone().find(|target| target.vm == vm);
-        let predictions = target.into_iter().flat_map(|target| target.predictions());
-        predictions
-            .map(|prediction| format!(" By the curve, {prediction}."))
-            .collect()
-    };
-    for step in decision.steps.iter().filter(|step| concerns(&step.vm)) {
-        let _ = writeln!(text, "  {}{}", moved(step), planned(&step.vm));
-    }
-    for check in decision.checks.iter().filter(|check| concerns(&check.vm)) {
-        let _ = writeln!(text, "  {}", checked(check));
-    }
-    let ended = match (decision.state, decision.ended_unix_ms) {
-        (State::Proposed, _) => "It waits for `plimsoll apply`.".to_owned(),
-        (State::Moving, _) => "Memory is being moved.".to_owned(),
-        (State::Checking, _) => "Memory was moved; what came of it is being measured.".to_owned(),
-        (State::Superseded, _) => "A newer proposal took its place.".to_owned(),
-        (state, ended) => format!(
-            "It ended{}: {}.",
-            ended.map_or(String::new(), |ended| format!(" {}", local_time(ended))),
-            match state {
-                State::Kept => "done; every VM that could be measured stayed within its limit",
-                State::RolledBack => "rolled back",
-                State::Partly => "done in part",
-                State::Failed => "nothing was moved",
-                _ => "stopped; what was moved stays",
-            }
-        ),
-    };
-    let _ = write!(text, "  {ended}");
-    if let Some(later) = decision.taken_back_by {
-        let _ = write!(text, " Decision {later} takes it back.");
-    }
-    text.push('\n');
-    text
-}
-
-/// What became of a VM's part in a move.
-fn moved(step: &Step) -> String {
-    let (from, to, now) = (step.from, step.to, step.now);
-    let mut text = format!(
-        "{}: {} -> {}",
-        printable(&step.vm),
-        size(from.size_bytes()),
-        size(to.size_bytes()),
-    );
-    if from.cache_bytes > 0 || to.cache_bytes > 0 {
-        let _ = write!(
-            text,
-            " (own {} -> {}, cache {} -> {})",
-            size(from.direct_bytes),
-            size(to.direct_bytes),
-            size(from.cache_bytes),
-            size(to.cache_bytes),
-        );
-    }
-    let _ = write!(text, ", {}", name_of(step.state));
-    if now != to {
-        let _ = write!(text, "; has {} now", size(now.size_bytes()));
-    }
-    match &step.error {
-        Some(error) => text + ": " + &printable(error),
-        None => text + ".",
-    }
-}
-
-/// What was measured of a VM beside what was predicted.
-fn checked(check: &Check) -> String {
-    let per_second = check.misses.and_then(|misses| misses.measured_per_second);
-    let measured = match check.measured {
-        None if let Some(misses) = per_second => {
-            format!(
-                "measured {misses:.1} per second by {}",
-                printable(&check.by)
-            )
-        }
-        Some(measured) => format!("measured {} by {}", ratio(measured), printable(&check.by)),
-        None => "not measured".to_owned(),
-    };
-    let limit = match (check.bound, check.misses) {
-        (Some(bound), None) => ratio(bound),
-        (bound, Some(misses)) => {
-            let number = format!("{}/s", misses.bound_per_second);
-            bound.map_or(number.clone(), |bound| {
-                format!("{} and {number}", ratio(bound))
-            })
-        }
-        (None, None) => "none".to_owned(),
-    };
-    let stall = check.stall.map_or_else(String::new, |stall| {
-        format!(
-            ", its QEMU waited for memory {} of the time; limit {}",
-            percent(stall.measured_ratio),
-            percent(stall.bound_ratio)
-        )
-    });
-    format!(
-        "{}: predicted {} of the misses at its baseline, {measured}; limit {limit}{stall}: {}. {}",
-        printable(&check.vm),
-        relative(check.predicted.as_ref()),
-        match check.verdict {
-            Verdict::Kept => "kept",
-            Verdict::Broken => "BROKEN",
-            Verdict::Unknown => "not known",
-        },
-        printable(&check.why),
-    )
-}
-
-/// Decisions as comma-separated values, a line for each VM that they touch.
-pub fn csv(decisions: &[&Decision]) -> String {
-    let rows = decisions.iter().flat_map(|decision| {
-        let steps = decision.steps.iter();
-        steps.map(|step| {
-            let check = decision.checks.iter().find(|check| check.vm == step.vm);
-            (*decision, step, check)
-        })
-    });
-    csv_table!(rows, |(decision, step, check)| {
-        "decision": decision.id,
-        "unix_ms": decision.unix_ms,
-        "kind": name_of(decision.kind),
-        "by": name_of(decision.by),
-        "state": name_of(decision.state),
-        "vm": printable(&step.vm),
-        "from_bytes": step.from.size_bytes(),
-        "to_bytes": step.to.size_bytes(),
-        "now_bytes": step.now.size_bytes(),
-        "step": name_of(step.state),
-        "predicted": check.and_then(|it| it.predicted).map(|at| at.expected),
-        "measured": check.and_then(|it| it.measured),
-        "bound": check.and_then(|it| it.bound),
-        "verdict": check.map(|it| name_of(it.verdict)),
-    })
 }

@@ -4,10 +4,10 @@ use std::io::Write;
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::client::Client;
-use plimsoll_protocol::decision::DecisionsView;
+use plimsoll_protocol::decision::{Decision, DecisionsView};
+use plimsoll_report::decision::{csv, text};
 
-use super::decisions::{csv, text};
-use super::{Daemon, QueryArgs, write_json};
+use super::{Daemon, QueryArgs};
 use plimsoll_output::{TextFormat, printable};
 
 /// Explain decisions about a VM: reasons, predictions and measured results, newest first.
@@ -32,31 +32,20 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
     decisions.truncate(args.limit);
-    match args.look.form.output {
-        TextFormat::Table if decisions.is_empty() => {
-            writeln!(out, "No decision has touched {} yet.", printable(&args.vm))?;
-        }
-        TextFormat::Table => {
-            for (index, decision) in decisions.iter().enumerate() {
-                if index > 0 {
-                    writeln!(out)?;
-                }
-                out.write_all(text(decision, Some(&args.vm)).as_bytes())?;
-            }
-        }
-        TextFormat::Csv => {
-            for decision in &mut decisions {
-                decision.steps.retain(|step| step.vm == args.vm);
-            }
-            out.write_all(csv(&decisions.iter().collect::<Vec<_>>()).as_bytes())?;
-        }
-        TextFormat::Json => {
-            let view = DecisionsView {
-                schema: SCHEMA,
-                decisions,
-            };
-            write_json(&view, out)?;
+    let of_vm = |decision: &Decision| text(decision, Some(&args.vm));
+    let sentences = match &*decisions {
+        [] => format!("No decision has touched {} yet.\n", printable(&args.vm)),
+        all => all.iter().map(of_vm).collect::<Vec<_>>().join("\n"),
+    };
+    let mut view = DecisionsView {
+        schema: SCHEMA,
+        decisions,
+    };
+    if args.look.form.output == TextFormat::Csv {
+        for decision in &mut view.decisions {
+            decision.steps.retain(|step| step.vm == args.vm);
         }
     }
-    Ok(())
+    let csv = || Ok(csv(&view.decisions.iter().collect::<Vec<_>>()));
+    args.look.form.write(out, || Ok(sentences), csv, &view)
 }

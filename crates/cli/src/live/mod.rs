@@ -8,14 +8,7 @@
 //! Names of VMs and sentences of the daemon may hold what somebody in a guest chose: every one goes through
 //! `printable` before it gets to a terminal.
 
-#[cfg(test)]
-#[path = "../../tests/live_verbs/host.rs"]
-mod example;
-
-mod daemon;
 mod decisions;
-mod subject;
-pub(crate) mod words;
 
 pub mod apply;
 pub mod explain;
@@ -29,13 +22,10 @@ pub mod top;
 pub mod vms;
 pub mod whatif;
 
-pub use daemon::{Daemon, SocketArg};
-
-use std::io::Write;
+pub use plimsoll_report::daemon::{Daemon, SocketArg};
 
 use plimsoll_output::{TextFormatArg, printable};
 use plimsoll_protocol::answer::Acknowledgement;
-use serde::Serialize;
 
 /// Connection to the daemon, and output format.
 #[derive(Debug, Clone, clap::Args)]
@@ -54,9 +44,4 @@ fn warn_if_not_stored(done: &Acknowledgement) {
             printable(why)
         );
     }
-}
-
-/// Writes a value as a line of JSON.
-fn write_json(value: &impl Serialize, out: &mut dyn Write) -> anyhow::Result<()> {
-    Ok(writeln!(out, "{}", serde_json::to_string(value)?)?)
 }

@@ -6,10 +6,10 @@ use clap::ValueEnum;
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{Settings, VmSummary};
 
-use super::words::size;
-use super::{Daemon, QueryArgs, warn_if_not_stored, write_json};
-use plimsoll_output::{TextFormat, bail_usage, csv_table, printable};
+use super::{Daemon, QueryArgs, warn_if_not_stored};
+use plimsoll_output::{bail_usage, csv_table, printable};
 use plimsoll_protocol::size::{ByteSize, PerSecond};
+use plimsoll_report::words::size;
 
 /// Change a VM's limits; options that are not given stay unchanged.
 ///
@@ -110,11 +110,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_change(&args.look.socket)?;
     let changed = daemon.ask_of(&args.vm, |client, vm| client.set(vm, &change))?;
     let vm = &changed.vm;
-    match args.look.form.output {
-        TextFormat::Table => writeln!(out, "{}: {}", printable(&vm.vm), text(&vm.settings))?,
-        TextFormat::Csv => out.write_all(lines(vm).as_bytes())?,
-        TextFormat::Json => write_json(&changed, out)?,
-    }
+    args.look.form.write(
+        out,
+        || Ok(format!("{}: {}\n", printable(&vm.vm), text(&vm.settings))),
+        || Ok(lines(vm)),
+        &changed,
+    )?;
     warn_if_not_stored(&changed.acknowledgement);
     Ok(())
 }

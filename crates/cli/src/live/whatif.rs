@@ -5,11 +5,12 @@ use std::io::Write;
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::plan::PlanJson;
 use plimsoll_protocol::request::{HostWhatIf, VmWhatIf};
+use plimsoll_report::plan::{division, division_csv};
+use plimsoll_report::words::{misses, name_of, relative, size};
 
-use super::words::{misses, name, name_of, ratio, relative, size};
-use super::{Daemon, QueryArgs, write_json};
+use super::{Daemon, QueryArgs};
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{TextFormat, bail_usage, csv_table, printable, table};
+use plimsoll_output::{TextFormatArg, bail_usage, csv_table, printable};
 use plimsoll_protocol::size::ByteSize;
 
 /// Predict the misses of a VM at another size, or the allocation on a host with less (or more) memory.
@@ -43,7 +44,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let (Some(vm), Some(size)) = (&args.vm, args.size) {
         let daemon = Daemon::to_read(&args.look.socket)?;
         let answer = daemon.ask_of(vm, |client, vm| client.vm_what_if(vm, size.0))?;
-        return of_vm(&answer, args.look.form.output, out);
+        let form = args.look.form;
+        return form.write(
+            out,
+            || Ok(of_vm(&answer)),
+            || Ok(lines_of_vm(&answer)),
+            &answer,
+        );
     }
     let lose = args.host_loses.map(|size| i128::from(size.0));
     let gain = args.host_gains.map(|size| -i128::from(size.0));
@@ -52,110 +59,69 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let daemon = Daemon::to_read(&args.look.socket)?;
     let answer = daemon.ask(|client: &Client| client.host_what_if(lose_bytes))?;
-    of_host(&answer, args.look.form.output, out)
+    of_host(&answer, args.look.form, out)
 }
 
-fn of_vm(answer: &VmWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Result<()> {
-    match form {
-        TextFormat::Table => {
-            writeln!(
-                out,
-                "{}, {} -> {}: {}",
-                printable(&answer.vm),
-                size(answer.size_bytes),
-                size(answer.size_then_bytes),
-                name_of(answer.status_then),
-            )?;
-            let shares = [
-                ("", Some(1.0)),
-                (" of vCPU time", answer.vcpu_seconds_per_second),
-            ];
-            for (of, seconds) in shares {
-                let Some(seconds) = seconds.filter(|_| answer.misses_then.is_some()) else {
-                    continue;
-                };
-                writeln!(
-                    out,
-                    "misses per second{of}: {} now, {} then",
-                    misses(answer.misses.as_ref(), seconds),
-                    misses(answer.misses_then.as_ref(), seconds),
-                )?;
-            }
-            writeln!(
-                out,
-                "misses over those at its baseline: {} now, {} then",
-                relative(answer.relative.as_ref()),
-                relative(answer.relative_then.as_ref()),
-            )?;
-            writeln!(out, "{}", printable(&answer.why))?;
-        }
-        TextFormat::Csv => {
-            let table = csv_table!([answer], |vm| {
-                "vm": printable(&vm.vm),
-                "size_bytes": vm.size_bytes,
-                "size_then_bytes": vm.size_then_bytes,
-                "relative": vm.relative.map(|at| at.expected),
-                "relative_then": vm.relative_then.map(|at| at.expected),
-                "relative_then_low": vm.relative_then.map(|at| at.low),
-                "relative_then_high": vm.relative_then.map(|at| at.high),
-                "status_then": name_of(vm.status_then),
-                "misses_per_second": vm.misses.map(|at| at.misses_per_second),
-                "misses_then_per_second": vm.misses_then.map(|at| at.misses_per_second),
-                "misses_then_low_per_second": vm.misses_then.map(|at| at.misses_low_per_second),
-                "misses_then_high_per_second": vm.misses_then.map(|at| at.misses_high_per_second),
-                "vcpu_seconds_per_second": vm.vcpu_seconds_per_second,
-            });
-            out.write_all(table.as_bytes())?;
-        }
-        TextFormat::Json => write_json(answer, out)?,
+fn of_vm(answer: &VmWhatIf) -> String {
+    let mut text = format!(
+        "{}, {} -> {}: {}\n",
+        printable(&answer.vm),
+        size(answer.size_bytes),
+        size(answer.size_then_bytes),
+        name_of(answer.status_then),
+    );
+    let shares = [
+        ("", Some(1.0)),
+        (" of vCPU time", answer.vcpu_seconds_per_second),
+    ];
+    for (of, seconds) in shares {
+        let Some(seconds) = seconds.filter(|_| answer.misses_then.is_some()) else {
+            continue;
+        };
+        text.push_str(&format!(
+            "misses per second{of}: {} now, {} then\n",
+            misses(answer.misses.as_ref(), seconds),
+            misses(answer.misses_then.as_ref(), seconds),
+        ));
     }
-    Ok(())
+    text + &format!(
+        "misses over those at its baseline: {} now, {} then\n{}\n",
+        relative(answer.relative.as_ref()),
+        relative(answer.relative_then.as_ref()),
+        printable(&answer.why)
+    )
 }
 
-fn of_host(answer: &HostWhatIf, form: TextFormat, out: &mut dyn Write) -> anyhow::Result<()> {
-    match (form, &answer.plan) {
-        (TextFormat::Json, _) => write_json(answer, out)?,
-        (TextFormat::Table, Some(plan)) => out.write_all(division(plan).as_bytes())?,
-        (TextFormat::Csv, Some(plan)) => out.write_all(lines(plan).as_bytes())?,
-        (_, None) => {}
-    }
+fn lines_of_vm(answer: &VmWhatIf) -> String {
+    csv_table!([answer], |vm| {
+        "vm": printable(&vm.vm),
+        "size_bytes": vm.size_bytes,
+        "size_then_bytes": vm.size_then_bytes,
+        "relative": vm.relative.map(|at| at.expected),
+        "relative_then": vm.relative_then.map(|at| at.expected),
+        "relative_then_low": vm.relative_then.map(|at| at.low),
+        "relative_then_high": vm.relative_then.map(|at| at.high),
+        "status_then": name_of(vm.status_then),
+        "misses_per_second": vm.misses.map(|at| at.misses_per_second),
+        "misses_then_per_second": vm.misses_then.map(|at| at.misses_per_second),
+        "misses_then_low_per_second": vm.misses_then.map(|at| at.misses_low_per_second),
+        "misses_then_high_per_second": vm.misses_then.map(|at| at.misses_high_per_second),
+        "vcpu_seconds_per_second": vm.vcpu_seconds_per_second,
+    })
+}
+
+fn of_host(answer: &HostWhatIf, form: TextFormatArg, out: &mut dyn Write) -> anyhow::Result<()> {
+    let of_plan =
+        |text: fn(&PlanJson) -> String| answer.plan.as_ref().map_or_else(String::new, text);
+    form.write(
+        out,
+        || Ok(of_plan(division)),
+        || Ok(of_plan(division_csv)),
+        answer,
+    )?;
     match (&answer.refusal, &answer.plan) {
         (Some(why), _) => Err(Forbidden(printable(why)).into()),
         (None, None) => Err(Forbidden("no allocation keeps all limits".to_owned()).into()),
         (None, Some(_)) => Ok(()),
     }
-}
-
-/// What each VM would have.
-fn division(plan: &PlanJson) -> String {
-    let table = table!(&plan.targets, |target| {
-        Left "VM": name(&target.vm),
-        Right "now": size(target.current_bytes),
-        Right "then": size(target.target_bytes),
-        Right "misses now": relative(target.relative_now.as_ref()),
-        Right "misses then": relative(target.relative.as_ref()),
-        Right "bound": target.bounds(),
-        Left "why": name_of(target.reason),
-    });
-    format!(
-        "{table}\nof {} in all, {} spare; geometric mean of the misses over those at the baselines: {} now, {} then\n",
-        size(plan.total_bytes),
-        size(plan.spare_bytes),
-        ratio(plan.geometric_mean_now),
-        ratio(plan.geometric_mean),
-    )
-}
-
-fn lines(plan: &PlanJson) -> String {
-    csv_table!(&plan.targets, |target| {
-        "vm": printable(&target.vm),
-        "current_bytes": target.current_bytes,
-        "target_bytes": target.target_bytes,
-        "relative_now": target.relative_now.map(|at| at.expected),
-        "relative": target.relative.map(|at| at.expected),
-        "relative_high": target.relative.map(|at| at.high),
-        "bound": target.max_loss.map(|loss| 1.0 + loss),
-        "reason": name_of(target.reason),
-        "max_misses_per_second": target.max_misses_per_second,
-    })
 }

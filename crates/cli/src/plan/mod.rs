@@ -5,14 +5,11 @@
 
 mod files;
 mod options;
-mod picture;
-mod report;
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use plimsoll_flow::PageSize;
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
 use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Reason, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
@@ -22,9 +19,10 @@ use crate::trace_args::is_same_file;
 use files::CurveFile;
 use options::VmOption;
 use plimsoll_output::exit::{Forbidden, UsageError};
-use plimsoll_output::{Format, OutputArgs, bail_usage, printable};
-use plimsoll_plot::encode;
+use plimsoll_output::{OutputArgs, bail_usage, printable};
+use plimsoll_plot::Figure as _;
 use plimsoll_protocol::size::{ByteSize, PerSecond, Share};
+use plimsoll_report::plan::PlanReport;
 
 /// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///
@@ -115,13 +113,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         None => args.gather()?,
     };
     let plan = inputs.plan().map_err(with_exit_code)?;
-    let content = match args.output.format() {
-        Format::Table => report::table(&inputs, &plan).into_bytes(),
-        Format::Csv => report::csv(&plan).into_bytes(),
-        Format::Json => (serde_json::to_string(&plan)? + "\n").into_bytes(),
-        format @ (Format::Svg | Format::Png) => encode(picture(&inputs, &plan)?, format)?,
+    let report = PlanReport {
+        inputs: &inputs,
+        plan: &plan,
     };
-    args.output.write(&content, out)?;
+    report.write(&args.output, out)?;
     match over_its_bound(&plan) {
         Some(why) => Err(Forbidden(why).into()),
         None => Ok(()),
@@ -142,12 +138,6 @@ fn over_its_bound(plan: &PlanJson) -> Option<String> {
             )
         })
     })
-}
-
-fn picture(inputs: &PlanInputs, plan: &PlanJson) -> anyhow::Result<String> {
-    let (demands, rules, _) = inputs.read()?;
-    let page_size = PageSize::new(inputs.page_bytes)?;
-    Ok(picture::svg(&demands, &rules, plan, page_size))
 }
 
 /// The error with its exit code.

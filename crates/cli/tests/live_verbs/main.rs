@@ -1,5 +1,6 @@
 //! The live verbs as an operator meets them: the program, and a daemon that speaks the API.
 
+#[path = "../../../report/tests/common/host.rs"]
 mod host;
 #[path = "../program/mod.rs"]
 mod program;

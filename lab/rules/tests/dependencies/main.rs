@@ -45,6 +45,25 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("plimsoll-output", &[]),
     ("plimsoll-plot", &["plimsoll-flow", "plimsoll-output"]),
     (
+        "plimsoll-report",
+        &[
+            "plimsoll-flow",
+            "plimsoll-policy",
+            "plimsoll-protocol",
+            "plimsoll-output",
+            "plimsoll-plot",
+        ],
+    ),
+    (
+        "plimsoll-top",
+        &[
+            "plimsoll-flow",
+            "plimsoll-protocol",
+            "plimsoll-output",
+            "plimsoll-report",
+        ],
+    ),
+    (
         "plimsoll-serve",
         &[
             "plimsoll-flow",
@@ -121,7 +140,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-protocol",
             "plimsoll-output",
             "plimsoll-plot",
+            "plimsoll-report",
             "plimsoll-serve",
+            "plimsoll-top",
         ],
     ),
     ("plimsoll-kvm-guest", &[]),

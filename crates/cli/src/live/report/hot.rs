@@ -10,8 +10,8 @@ use plimsoll_observe::wss::begins_as_page_log;
 use plimsoll_output::{TextFormatArg, bail_usage, csv_table, printable};
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::size::ByteSize;
+use plimsoll_report::words::percent;
 
-use super::super::words::percent;
 use super::super::{Daemon, SocketArg};
 
 /// Default length of an interval.

@@ -14,8 +14,8 @@ use std::io::Write;
 use clap::Subcommand;
 use clap::builder::NonEmptyStringValueParser;
 
-use super::subject::{Entry, Key};
 use super::{Daemon, SocketArg};
+use plimsoll_protocol::subject::{Entry, Key};
 
 /// Reports on a VM, or on all of them: curve, working set over time, activity by region of RAM, the right size,
 /// cost of tracing and possible losses, promises kept and broken.

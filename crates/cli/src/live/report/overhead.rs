@@ -6,10 +6,9 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::VmsView;
 use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
-use super::super::words::{age, is_emulated, known, name, name_of, percent, size};
-use super::super::write_json;
 use super::VmArgs;
-use plimsoll_output::{TextFormat, TextFormatArg, csv_table, printable, short, table};
+use plimsoll_output::{TextFormatArg, csv_table, printable, short, table};
+use plimsoll_report::words::{age, known, name, name_of, percent, size};
 
 /// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
@@ -24,21 +23,16 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     let vms = daemon.vms(args.of.vm.as_deref())?;
-    match args.form.output {
-        TextFormat::Table => {
-            let host = daemon.host()?;
-            out.write_all(text(&vms, &host).as_bytes())?;
-        }
-        TextFormat::Csv => out.write_all(lines(&vms).as_bytes())?,
-        TextFormat::Json => {
-            let view = VmsView {
-                schema: SCHEMA,
-                vms,
-            };
-            write_json(&view, out)?;
-        }
-    }
-    Ok(())
+    let view = VmsView {
+        schema: SCHEMA,
+        vms,
+    };
+    args.form.write(
+        out,
+        || Ok(text(&view.vms, &daemon.host()?)),
+        || Ok(lines(&view.vms)),
+        &view,
+    )
 }
 
 fn text(vms: &[VmSummary], host: &HostView) -> String {
@@ -80,7 +74,7 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         size(host.daemon_resident_bytes),
         host.history_bytes.map_or_else(String::new, |bytes| format!(", {} of history", size(bytes))),
     ));
-    if vms.iter().any(is_emulated) {
+    if vms.iter().any(VmSummary::is_emulated) {
         text.push_str("tcg: emulated; its times do not carry over to real hardware.\n");
     }
     text
@@ -94,7 +88,7 @@ fn traced(vms: &[VmSummary]) -> impl Iterator<Item = (&VmSummary, Option<&TraceV
 /// The source of its curve.
 fn source(vm: &VmSummary) -> String {
     let source = known(vm.curve_source, name_of);
-    match is_emulated(vm) {
+    match vm.is_emulated() {
         true => source + ", tcg",
         false => source,
     }

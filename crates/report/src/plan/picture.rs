@@ -8,8 +8,8 @@ use plimsoll_policy::{Demand, Rules};
 use plimsoll_protocol::plan::{PlanJson, TargetJson};
 use plimsoll_protocol::vm::Relative;
 
-use super::report::{change, method, size, times};
-use crate::live::words::counted;
+use super::{change, method, times};
+use crate::words::{counted, size};
 use plimsoll_plot::{Axis, Chart, EscapedText, Marker, Point, Series, SeriesStyle, Unit};
 
 /// Most VMs shown; of more, those whose size changes most.
@@ -168,14 +168,11 @@ impl Panel<'_> {
         }
         let name = if moved { "planned" } else { "kept" };
         series.push(dot(name, target.target_bytes, target.relative));
+        let x = Axis::new("Memory and cache", Unit::Bytes).up_to(until as f64);
+        let y = Axis::new("Misses over the baseline's", Unit::Count).up_to(top);
         Chart {
-            title: target.vm.clone(),
-            subtitle: self.subtitle(),
-            x: Axis::new("Memory and cache", Unit::Bytes).up_to(until as f64),
-            y: Axis::new("Misses over the baseline's", Unit::Count).up_to(top),
-            shades: Vec::new(),
-            series,
             markers: self.markers(),
+            ..Chart::new(&target.vm, self.subtitle(), [x, y], series)
         }
     }
 

@@ -6,18 +6,14 @@ use plimsoll_output::printable;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::vm::{HostView, VmSummary};
 
-use crate::live::{Daemon, SocketArg};
+use crate::daemon::{Daemon, SocketArg};
 
 /// Fails if a daemon may move the memory of the VM of this name or process.
 ///
 /// # Errors
 ///
 /// [`Forbidden`] if so, and the daemon's error if it cannot be queried. No daemon is no error.
-pub(super) fn refuse_managed(
-    socket: &SocketArg,
-    name: &str,
-    pid: Option<u32>,
-) -> anyhow::Result<()> {
+pub fn refuse_managed(socket: &SocketArg, name: &str, pid: Option<u32>) -> anyhow::Result<()> {
     let daemon = Daemon::to_read_if_any(socket);
     let Some(daemon) = daemon.context("cannot find out whether plimsolld manages the VM")? else {
         return Ok(());
@@ -47,7 +43,7 @@ fn refusal(host: &HostView, vms: &[VmSummary], name: &str, pid: Option<u32>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::example;
+    use crate::example;
 
     #[test]
     fn a_vm_that_the_daemon_may_move_is_refused() {

@@ -1,8 +1,6 @@
 //! `plimsoll report wss --compare`: one VM's working set by every method there is, side by side.
 //!
-//! `managed` keeps them from moving a VM's memory beside plimsolld. Not here: the methods (`plimsoll_observe::compare`).
-
-mod managed;
+//! Not here: the methods (`plimsoll_observe::compare`).
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,12 +11,12 @@ use plimsoll_vm::QemuVm;
 use serde::Serialize;
 
 use crate::live::SocketArg;
-use crate::live::words::{known, maybe_size, percent, size};
-use managed::refuse_managed;
 use plimsoll_observe::compare::{Answer, Options, ShrinkOptions, compare, truth_of_console};
 use plimsoll_output::{Format, OutputArgs, bail_usage, csv_table, printable, stop_flag, table};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Interval, Rate};
+use plimsoll_report::managed::refuse_managed;
+use plimsoll_report::words::{known, maybe_size, percent, size};
 
 /// Options of the comparison. Only with --compare.
 #[derive(Debug, clap::Args)]

@@ -13,13 +13,12 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::canvas::{Canvas, Line as Stroke};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 
-use super::super::daemon::curve_of;
-use super::super::subject::{Entry, Key, Subject};
-use super::super::words::{
-    UNKNOWN, is_emulated, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day,
-    working_set,
-};
 use plimsoll_output::{duration, printable};
+use plimsoll_protocol::subject::{Entry, Key, Subject};
+use plimsoll_report::daemon::curve_of;
+use plimsoll_report::words::{
+    UNKNOWN, maybe_size, name, name_of, percent, ratio, relative, size, time_of_day, working_set,
+};
 
 /// The least terminal that holds everything.
 const LEAST: (u16, u16) = (72, 18);
@@ -517,7 +516,7 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
         lines.push(Line::raw(format!("balloon {}", name_of(balloon.state))));
     }
     lines.extend(vm.trace.as_ref().map(trace_line));
-    if is_emulated(vm) {
+    if vm.is_emulated() {
         lines.push(Line::raw("emulated (tcg)").dim());
     }
     lines

@@ -1,4 +1,4 @@
-//! What `show`, `report` and `top` show in full: a VM or a control group.
+//! A VM or a control group, as a user names it and as `show`, `report` and `top` show it in full.
 //!
 //! | named | is |
 //! |---|---|
@@ -7,17 +7,17 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_protocol::byte_curve::ByteCurve;
-use plimsoll_protocol::client::{Client, ClientError};
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::group::{GroupSummary, GroupView};
-use plimsoll_protocol::request::RefusalKind;
-use plimsoll_protocol::vm::{
+use crate::byte_curve::ByteCurve;
+use crate::client::{Client, ClientError};
+use crate::curve_json::CurveJson;
+use crate::group::{GroupSummary, GroupView};
+use crate::request::RefusalKind;
+use crate::vm::{
     CurveSource, HistoryView, HostView, TraceState, TraceView, VmSummary, VmView, WorkingSetView,
 };
 use serde::Serialize;
 
-use super::words::{is_emulated, name_of};
+use crate::name_of;
 
 /// How a user names a control group where a VM could be meant.
 pub const GROUP: &str = "cgroup:";
@@ -157,7 +157,7 @@ impl<'a> Entry<'a> {
             Self::Vm(vm) => vm.curve_source,
             Self::Group(group) => group.curve_source,
         };
-        let emulated = self.vm().is_some_and(is_emulated);
+        let emulated = self.vm().is_some_and(VmSummary::is_emulated);
         let losses = trace.is_some_and(|trace| trace.lost > 0);
         let words = [
             state,
@@ -324,7 +324,6 @@ fn marked(sizes: &[(Option<u64>, &str)]) -> BTreeMap<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example;
     use super::*;
 
     #[test]
@@ -333,17 +332,12 @@ mod tests {
             let vm = |name: &str| Ok(format!("vm {name}"));
             key.answer(vm, |name| Ok(format!("group {name}"))).unwrap()
         };
-        let mut vm = example::vm("web").unwrap().summary;
-        vm.vm = "cgroup:x".to_owned();
-        assert_eq!(asked(Entry::Vm(&vm).key()), "vm cgroup:x");
-        let group = example::group("nginx.service").unwrap().summary;
+        assert_eq!(asked(Key::Vm("cgroup:x".to_owned())), "vm cgroup:x");
         let path = "/system.slice/nginx.service";
-        assert_eq!(asked(Entry::Group(&group).key()), format!("group {path}"));
+        let group = Key::Group(path.to_owned());
+        assert_eq!(group.written(), format!("cgroup:{path}"));
+        assert_eq!(asked(group), format!("group {path}"));
         assert_eq!(asked(Key::Written("cgroup:x".to_owned())), "group x");
         assert_eq!(asked(Key::Written("x".to_owned())), "vm x");
-        assert_eq!(
-            Entry::Group(&group).key().written(),
-            format!("cgroup:{path}")
-        );
     }
 }

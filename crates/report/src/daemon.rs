@@ -1,18 +1,18 @@
-//! Connection of the verbs to the daemon, and the exit codes of its refusals.
+//! plimsolld for programs that people use: its errors as sentences that say what to do, with their exit codes.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
+use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
+use plimsoll_output::printable;
 use plimsoll_protocol::SOCKET;
 use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::client::{Client, ClientError};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::request::RefusalKind;
+use plimsoll_protocol::size::Interval;
+use plimsoll_protocol::subject::{GROUP, Key};
 use plimsoll_protocol::vm::{HostView, VmSummary};
-
-use super::subject::{GROUP, Key};
-use plimsoll_output::exit::{Forbidden, Unreachable, with_causes};
-use plimsoll_output::printable;
 
 /// Characters of the longest name that is inspected as one that may have been meant.
 const NAME_CHARACTERS_MAX: usize = 256;
@@ -139,6 +139,16 @@ impl Daemon {
         self.ask(Client::host)
     }
 
+    /// The daemon's time so long ago, in Unix milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ask`](Self::ask).
+    pub fn time_before(&self, age: Interval) -> anyhow::Result<u64> {
+        let age_ms = u64::try_from(age.get().as_millis()).unwrap_or(u64::MAX);
+        Ok(self.host()?.now_unix_ms.saturating_sub(age_ms))
+    }
+
     /// The VM of a name, or all without one.
     ///
     /// # Errors
@@ -183,6 +193,10 @@ fn nearest<'a>(name: &str, names: &[&'a str]) -> Option<&'a str> {
 }
 
 /// A curve of the daemon's, validated.
+///
+/// # Errors
+///
+/// If it is no miss-ratio curve.
 pub fn curve_of(json: &CurveJson) -> anyhow::Result<ByteCurve> {
     ByteCurve::new(json).with_context(|| {
         let vm = printable(&json.vm);

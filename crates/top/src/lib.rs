@@ -1,17 +1,24 @@
-//! `plimsoll top`: the host with its VMs and control groups, live.
+//! The screen of `plimsoll top`: the host with its VMs and control groups, live.
 //!
 //! A thread of its own queries the daemon, so that the screen answers keys while the daemon is slow. Whatever ends the
 //! program, a panic too, the terminal is given back as it was.
+//!
+//! Not here: the daemon's answers in words (`plimsoll_report::words`).
+#![forbid(unsafe_code)]
 
 mod screen;
 
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{IsTerminal, stdout};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
+use plimsoll_output::exit::with_causes;
+use plimsoll_output::{bail_usage, stop_flag};
 use plimsoll_protocol::client::Client;
+use plimsoll_protocol::subject::{Entry, Key, Subject};
+use plimsoll_report::daemon::Daemon;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -20,10 +27,6 @@ use ratatui::text::Span;
 use ratatui::{DefaultTerminal, Terminal};
 
 use self::screen::{Detail, PauseRequest, Picture, Screen, Sort};
-use super::subject::{Entry, Key, Subject};
-use super::{Daemon, SocketArg};
-use plimsoll_output::exit::with_causes;
-use plimsoll_output::{bail_usage, stop_flag};
 
 /// Size of a frame where there is no terminal, in characters and lines.
 const SIZE: (u16, u16) = (80, 24);
@@ -37,34 +40,28 @@ const HISTORY_POINTS: usize = 120;
 /// Decisions in the log.
 const DECISIONS: usize = 20;
 
-/// Show the host, its VMs and the control groups that are watched live: status, curves, history and decisions.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    #[command(flatten)]
-    socket: SocketArg,
-    /// Print one frame as text and exit
-    #[arg(long)]
-    once: bool,
-}
-
-/// Runs the command; `out` takes the frame of `--once`.
+/// One frame as text, as large as the terminal.
 ///
 /// # Errors
 ///
-/// [`Unreachable`](plimsoll_output::exit::Unreachable) if there is no daemon at the start,
+/// [`Unreachable`](plimsoll_output::exit::Unreachable) if the daemon does not answer.
+pub fn once(daemon: &Daemon) -> anyhow::Result<String> {
+    let mut screen = Screen::default();
+    screen.update(Ok(look(daemon, None)?));
+    let size = if stdout().is_terminal() {
+        terminal::size().unwrap_or(SIZE)
+    } else {
+        SIZE
+    };
+    frame(&mut screen, size)
+}
+
+/// Shows the host until the user leaves.
+///
+/// # Errors
+///
 /// [`UsageError`](plimsoll_output::exit::UsageError) without a terminal, and the terminal's own.
-pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let daemon = Daemon::to_read(&args.socket)?;
-    if args.once {
-        let mut screen = Screen::default();
-        screen.update(Ok(look(&daemon, None)?));
-        let size = if stdout().is_terminal() {
-            terminal::size().unwrap_or(SIZE)
-        } else {
-            SIZE
-        };
-        return Ok(out.write_all(frame(&mut screen, size)?.as_bytes())?);
-    }
+pub fn run(daemon: Daemon) -> anyhow::Result<()> {
     if !stdout().is_terminal() {
         bail_usage!("top draws on a terminal; --once writes one frame as text");
     }

@@ -1,14 +1,12 @@
-//! Formatting of the daemon's answers in the live verbs.
+//! The daemon's answers in words: sizes, states, names, and what is not known.
 
-use plimsoll_flow::Accelerator;
 use plimsoll_protocol::curve_json::MissesJson;
-use plimsoll_protocol::vm::{Relative, VmSummary, WorkingSetView};
-use serde::Serialize;
-use serde_json::Value;
+use plimsoll_protocol::size::ByteSize;
+use plimsoll_protocol::vm::{Relative, WorkingSetView};
 
 use plimsoll_output::{cut, duration, per_second, printable};
 pub use plimsoll_output::{local_time, ratio, short_percent as percent, time_of_day};
-use plimsoll_protocol::size::ByteSize;
+pub use plimsoll_protocol::name_of;
 
 /// What stands for "not known".
 pub const UNKNOWN: &str = "-";
@@ -16,11 +14,13 @@ pub const UNKNOWN: &str = "-";
 const NAME_LETTERS: usize = 24;
 
 /// A size for a reader.
+#[must_use]
 pub fn size(bytes: u64) -> String {
     ByteSize(bytes).rounded()
 }
 
 /// A number of things.
+#[must_use]
 pub fn counted(count: u64, what: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {what}{ending}")
@@ -32,11 +32,13 @@ pub fn known<T>(value: Option<T>, form: impl FnOnce(T) -> String) -> String {
 }
 
 /// A size that may not be known.
+#[must_use]
 pub fn maybe_size(bytes: Option<u64>) -> String {
     known(bytes, size)
 }
 
 /// A working set, marked where it is only a bound.
+#[must_use]
 pub fn working_set(set: Option<&WorkingSetView>) -> String {
     known(set, |set| {
         format!("{}{}", set.bound.sign(), size(set.bytes))
@@ -44,6 +46,7 @@ pub fn working_set(set: Option<&WorkingSetView>) -> String {
 }
 
 /// Misses per second with their band, or per second of vCPU time, of which the VM has `seconds` a second.
+#[must_use]
 pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
     known(misses, |at| {
         let shown = |rate: f64| per_second(rate / seconds);
@@ -57,6 +60,7 @@ pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
 }
 
 /// Misses over those at the baseline, with their band.
+#[must_use]
 pub fn relative(relative: Option<&Relative>) -> String {
     known(relative, |at| {
         format!(
@@ -68,25 +72,14 @@ pub fn relative(relative: Option<&Relative>) -> String {
     })
 }
 
-/// The name that the daemon's JSON gives a state.
-pub fn name_of(value: impl Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(Value::String(name)) => name,
-        _ => UNKNOWN.to_owned(),
-    }
-}
-
-/// Whether a VM is emulated: its times do not carry over to real hardware.
-pub fn is_emulated(vm: &VmSummary) -> bool {
-    vm.accelerator == Some(Accelerator::Tcg)
-}
-
 /// A VM's name as a table shows it.
+#[must_use]
 pub fn name(name: &str) -> String {
     cut(&printable(name), NAME_LETTERS)
 }
 
 /// Age of a time, `12 s`.
+#[must_use]
 pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     duration(now_unix_ms.saturating_sub(then_unix_ms) as f64 / 1000.0)
 }

@@ -1,5 +1,8 @@
-use super::super::example;
 use super::*;
+
+#[allow(dead_code, reason = "tests of other crates use the rest")]
+#[path = "../../report/tests/common/host.rs"]
+mod example;
 
 fn picture() -> Picture {
     Picture {
