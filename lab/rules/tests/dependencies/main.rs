@@ -48,6 +48,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "plimsoll-report",
         &[
             "plimsoll-flow",
+            "plimsoll-estimator",
+            "plimsoll-trap",
+            "plimsoll-observe",
+            "plimsoll-vm",
             "plimsoll-policy",
             "plimsoll-protocol",
             "plimsoll-output",

@@ -1,100 +1,77 @@
-//! The report of a trace: a row for each period, the costs and the curve at the end; tables, CSV, pictures.
+//! The trace of a VM, process or control group: a row for each period, the costs and the curve at the end.
+
+mod lines;
+mod totals;
 
 use std::io::Write;
-use std::time::Duration;
 
 use plimsoll_flow::{
-    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, ScanCounts,
-    TraceMethod, WorkingSet,
+    Accelerator, MissRatioCurve, MissesPerSecond, PageCount, PageSize, Period, TraceMethod,
+    WorkingSet,
 };
+use plimsoll_observe::args::TracingArgs;
+use plimsoll_observe::description::{of_group, of_process};
 use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
 use plimsoll_output::{Format, grouped, per_second};
-use plimsoll_plot::{Axis, Chart, Marker, Series, Shade, Unit};
-use plimsoll_protocol::tracer::{CandidateLine, FinalLine, PeriodLine, TracerLine};
-use plimsoll_trap::{BackendRow, Candidate, Choice, Toucher, Yield, damon_thread};
+use plimsoll_plot::{Chart, Marker, Series, Shade};
+use plimsoll_protocol::size::ByteSize;
+use plimsoll_protocol::tracer::TracerLine;
+use plimsoll_trap::{BackendRow, Candidate, Choice, TouchCost, Toucher, Yield, damon_thread};
 use plimsoll_vm::Target;
 
-use super::Args;
-use plimsoll_observe::description::{of_group, of_process};
-use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
-use plimsoll_protocol::size::ByteSize;
+pub use totals::Totals;
 
-/// Points of a curve in JSON.
-const POINTS: usize = 1000;
 const POINTS_OF_TABLE: usize = 16;
 
 /// Writes what is seen of a VM, in the requested format.
-pub(super) struct Report<'a> {
-    pub(super) args: &'a Args,
-    pub(super) target: &'a Target,
-    pub(super) backend: &'static BackendRow,
+pub struct TracingReport<'a> {
+    tracing: &'a TracingArgs,
+    /// Whether AET is compared with exact LRU.
+    is_compared: bool,
+    /// Whether each period has its curve in JSON.
+    has_curves: bool,
+    target: &'a Target,
+    backend: &'static BackendRow,
     /// `None` if the user chose the backend.
-    pub(super) choice: Option<&'a Choice>,
-    pub(super) totals: Totals,
+    choice: Option<&'a Choice>,
+    /// Sums so far.
+    pub totals: Totals,
     /// Whether uses of page cache by `read(2)` are not seen.
-    pub(super) is_cache_hidden: bool,
+    is_cache_hidden: bool,
     /// Whether the limit of full tracing was printed.
-    pub(super) is_limit_shown: bool,
+    is_limit_shown: bool,
 }
 
-/// Sums over all periods.
-#[derive(Debug, Default)]
-pub(super) struct Totals {
-    pub(super) periods: u64,
-    traps: u64,
-    /// Scans, and the touches that they found.
-    scans: u64,
-    touches: u64,
-    rearmed_pages: u64,
-    lost: u64,
-    first_touches_unseen: u64,
-    length: Duration,
-    trap_time: Duration,
-    rearm_time: Duration,
-    collect_time: Duration,
-    overhead_seconds: f64,
-    /// Whether the count of all references corrected what was sampled.
-    corrected: bool,
-    /// Of the last period.
-    kinds: Option<ScanCounts>,
-    tracked_pages: u64,
-    /// Smallest resolution of any period so far, in pages: no curve is defined below it.
-    resolution_pages: Option<u64>,
-}
-
-impl Totals {
-    fn add(&mut self, report: &Period) {
-        self.periods += 1;
-        self.traps += report.traps.taken;
-        self.touches += report.scans.touches;
-        self.scans += report.scans.scans;
-        self.corrected |= report.scans.touches_of_all > 0;
-        self.rearmed_pages += report.rearmed_pages;
-        self.lost += report.losses.lost();
-        self.first_touches_unseen += report.losses.first_touches_unseen;
-        self.length += report.length;
-        self.trap_time += report.fault_time;
-        self.rearm_time += report.arm_time;
-        self.collect_time += report.collect_time;
-        self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
-        self.kinds = reports_kinds(report.method).then_some(report.scans);
-        self.tracked_pages = report.tracked_pages;
-        let resolution = report.resolution_pages();
-        // A period of scans in which nothing was touched resolves nothing.
-        if resolution > 0 {
-            self.resolution_pages = Some(
-                self.resolution_pages
-                    .map_or(resolution, |pages| pages.min(resolution)),
-            );
+impl<'a> TracingReport<'a> {
+    /// Nothing yet of what an observer of a target sees by a backend, which was chosen from others if there is a `choice`.
+    #[must_use]
+    pub fn new(
+        tracing: &'a TracingArgs,
+        target: &'a Target,
+        backend: &'static BackendRow,
+        choice: Option<&'a Choice>,
+        observer: &Observer,
+    ) -> Self {
+        Self {
+            tracing,
+            is_compared: false,
+            has_curves: false,
+            target,
+            backend,
+            choice,
+            totals: Totals::default(),
+            is_cache_hidden: observer.is_cache_hidden(),
+            is_limit_shown: false,
         }
     }
 
-    fn overhead_ratio(&self) -> f64 {
-        self.overhead_seconds / self.length.as_secs_f64().max(f64::MIN_POSITIVE)
+    /// Shows AET beside exact LRU, and in JSON each period's curve.
+    #[must_use]
+    pub fn with(mut self, is_compared: bool, has_curves: bool) -> Self {
+        (self.is_compared, self.has_curves) = (is_compared, has_curves);
+        self
     }
-}
 
-impl Report<'_> {
     /// RAM of a VM; other targets may grow.
     fn ram(&self) -> Option<PageCount> {
         let ram = self.target.vm()?.ram.iter();
@@ -133,11 +110,6 @@ impl Report<'_> {
         }
     }
 
-    fn curve_json(&self, curve: &MissRatioCurve) -> CurveJson {
-        let curve = curve.thinned(POINTS);
-        CurveJson::new(&self.target.id().0, PageSize::FOUR_KIB, self.ram(), &curve)
-    }
-
     /// Whether a period without a working set shows that no memory was used.
     fn is_idle(&self, period: &Period) -> bool {
         let touches = period.references() + period.distinct_pages;
@@ -146,7 +118,8 @@ impl Report<'_> {
     }
 
     /// Why there is no curve.
-    pub(super) fn no_curve(&self) -> String {
+    #[must_use]
+    pub fn no_curve(&self) -> String {
         let (target, backend) = (self.target, self.backend.name());
         if self.backend.yields == Yield::Sample {
             return format!("the backend {backend} gives working sets alone");
@@ -163,7 +136,12 @@ impl Report<'_> {
         }
     }
 
-    pub(super) fn begin(
+    /// Writes what is traced and how.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing.
+    pub fn begin(
         &self,
         format: Format,
         observer: &Observer,
@@ -177,113 +155,97 @@ impl Report<'_> {
                  traps,overhead_ratio,lost,touches"
             )?,
             Format::Table | Format::Svg | Format::Png => {
-                writeln!(rows, "{}", self.heading())?;
-                for candidate in self.candidates() {
-                    let chosen = if candidate.row.method == self.backend.method {
-                        "chosen"
-                    } else {
-                        "not chosen"
-                    };
-                    writeln!(
-                        rows,
-                        "Backend {} {chosen}: {candidate}",
-                        candidate.row.name()
-                    )?;
-                }
-                let tracing = &self.args.tracing;
-                let cost = observer.touch_cost();
-                let cost_us = cost.time.as_secs_f64() * 1e6;
-                let of = match (cost.toucher, self.accelerator()) {
-                    (Toucher::KvmVcpu, _) => " of a KVM vCPU",
-                    (Toucher::Thread, Some(Accelerator::Kvm)) => {
-                        " of a thread (measured without KVM; a vCPU may lose more)"
-                    }
-                    (Toucher::Thread, _) => "",
-                };
-                if !self.backend.sees_reads {
-                    writeln!(
-                        rows,
-                        "Only writes are observed: what is only read is in no working set and in no curve below."
-                    )?;
-                }
-                if self.is_cache_hidden {
-                    writeln!(
-                        rows,
-                        "This kernel reclaims by generations (MGLRU): page cache that is read by read(2) looks idle, and working sets with \
-                         page cache are lower bounds."
-                    )?;
-                }
-                let (period, budget) = (&tracing.period, &tracing.budget);
-                let (touches, more) = match self.backend.yields {
-                    Yield::FirstTouches if self.backend.method.traps() => {
-                        writeln!(
-                            rows,
-                            "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, budget {budget}.\n",
-                        )?;
-                        ("traps/s", "  waiting")
-                    }
-                    Yield::FirstTouches if self.backend.method == TraceMethod::IdlePages => {
-                        if let Some(thread) = damon_thread() {
-                            writeln!(
-                                rows,
-                                "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a check, \
-                                 a touch is missed."
-                            )?;
-                        }
-                        writeln!(
-                            rows,
-                            "A touch of an idle page costs {:.0} ns more{of} on this host. Period {period}, budget {budget}.\n",
-                            cost_us * 1e3,
-                        )?;
-                        ("touches/s", "  interval")
-                    }
-                    Yield::Stream => {
-                        writeln!(
-                            rows,
-                            "Sizes below are of page cache: anonymous memory, and uses of files through mappings, are not observed. \
-                             Period {period}, budget {budget}.\n",
-                        )?;
-                        ("uses/s", "")
-                    }
-                    Yield::FirstTouches if cost.time.is_zero() => {
-                        writeln!(
-                            rows,
-                            "A touch takes no fault. Period {period}, budget {budget}.\n",
-                        )?;
-                        ("touches/s", "  interval")
-                    }
-                    Yield::FirstTouches | Yield::Scans | Yield::Sample => {
-                        writeln!(
-                            rows,
-                            "A minor fault costs {cost_us:.1} µs{of} on this host. Period {period}, budget {budget}.\n",
-                        )?;
-                        ("touches/s", "  interval")
-                    }
-                    Yield::References => {
-                        let hot_set = tracing.hot_set_pages();
-                        writeln!(
-                            rows,
-                            "A trap costs {cost_us:.0} µs{of} on this host. Period {period}, \
-                             hot set up to {hot_set} pages, budget {budget}.\n",
-                        )?;
-                        let compare = if self.args.compare {
-                            "  AET-LRU MAE"
-                        } else {
-                            ""
-                        };
-                        ("traps/s", compare)
-                    }
-                };
-                writeln!(
-                    rows,
-                    "period  working set    rate    tracked {touches:>9}  overhead  watched  lost{more}"
-                )?;
+                self.begin_table(&observer.touch_cost(), rows)?;
             }
         }
         rows.flush()
     }
 
-    pub(super) fn period(
+    fn begin_table(&self, cost: &TouchCost, rows: &mut dyn Write) -> std::io::Result<()> {
+        writeln!(rows, "{}", self.heading())?;
+        for candidate in self.candidates() {
+            let is_chosen = candidate.row.method == self.backend.method;
+            let chosen = if is_chosen { "chosen" } else { "not chosen" };
+            let name = candidate.row.name();
+            writeln!(rows, "Backend {name} {chosen}: {candidate}")?;
+        }
+        if !self.backend.sees_reads {
+            writeln!(
+                rows,
+                "Only writes are observed: what is only read is in no working set and in no curve below."
+            )?;
+        }
+        if self.is_cache_hidden {
+            writeln!(
+                rows,
+                "This kernel reclaims by generations (MGLRU): page cache that is read by read(2) looks idle, and working sets with \
+                 page cache are lower bounds."
+            )?;
+        }
+        let (cost, touches, more) = self.cost(cost);
+        let hot_set = match self.backend.yields {
+            Yield::References => {
+                format!("hot set up to {} pages, ", self.tracing.hot_set_pages())
+            }
+            _ => String::new(),
+        };
+        let (period, budget) = (&self.tracing.period, &self.tracing.budget);
+        writeln!(
+            rows,
+            "{cost} Period {period}, {hot_set}budget {budget}.\n\n\
+             period  working set    rate    tracked {touches:>9}  overhead  watched  lost{more}"
+        )
+    }
+
+    /// What a touch costs the target, and the heads of the columns that depend on the backend: touches, and one more.
+    fn cost(&self, cost: &TouchCost) -> (String, &'static str, &'static str) {
+        let us = cost.time.as_secs_f64() * 1e6;
+        let of = match (cost.toucher, self.accelerator()) {
+            (Toucher::KvmVcpu, _) => " of a KVM vCPU",
+            (Toucher::Thread, Some(Accelerator::Kvm)) => {
+                " of a thread (measured without KVM; a vCPU may lose more)"
+            }
+            (Toucher::Thread, _) => "",
+        };
+        let trap = || format!("A trap costs {us:.0} µs{of} on this host.");
+        match self.backend.yields {
+            Yield::FirstTouches if self.backend.method.traps() => (trap(), "traps/s", "  waiting"),
+            Yield::FirstTouches if self.backend.method == TraceMethod::IdlePages => {
+                let damon = damon_thread().map_or_else(String::new, |thread| {
+                    format!(
+                        "DAMON runs on this host (process {thread}) and marks pages idle too: where it does so just before a check, \
+                         a touch is missed.\n"
+                    )
+                });
+                let ns = us * 1e3;
+                let cost = format!(
+                    "{damon}A touch of an idle page costs {ns:.0} ns more{of} on this host."
+                );
+                (cost, "touches/s", "  interval")
+            }
+            Yield::Stream => {
+                let sizes = "Sizes below are of page cache: anonymous memory, and uses of files through mappings, are not observed.";
+                (sizes.to_owned(), "uses/s", "")
+            }
+            Yield::FirstTouches if cost.time.is_zero() => {
+                let cost = "A touch takes no fault.".to_owned();
+                (cost, "touches/s", "  interval")
+            }
+            Yield::FirstTouches | Yield::Scans | Yield::Sample => {
+                let cost = format!("A minor fault costs {us:.1} µs{of} on this host.");
+                (cost, "touches/s", "  interval")
+            }
+            Yield::References if self.is_compared => (trap(), "traps/s", "  AET-LRU MAE"),
+            Yield::References => (trap(), "traps/s", ""),
+        }
+    }
+
+    /// Writes a period.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing.
+    pub fn period(
         &mut self,
         format: Format,
         period: &ObservedPeriod,
@@ -325,7 +287,7 @@ impl Report<'_> {
                     Yield::FirstTouches | Yield::Scans | Yield::Sample => {
                         format!("  {:>5.1} ms", report.scans.interval.as_secs_f64() * 1e3)
                     }
-                    Yield::References if self.args.compare => period.distance().map_or_else(
+                    Yield::References if self.is_compared => period.distance().map_or_else(
                         || format!("  {:>11}", "-"),
                         |distance| format!("  {:>11.4}", distance.mean_absolute_error),
                     ),
@@ -358,87 +320,17 @@ impl Report<'_> {
         self.choice.map_or(&[], |choice| &choice.candidates)
     }
 
-    fn candidate_line(&self, candidate: &Candidate) -> CandidateLine {
-        let cost = candidate.cost();
-        CandidateLine {
-            backend: candidate.row.method,
-            is_chosen: candidate.row.method == self.backend.method,
-            curve_seconds: cost.map(|cost| cost.curve.as_secs_f64()),
-            touch_seconds: cost.map(|cost| cost.touch.time.as_secs_f64()),
-            why: candidate.to_string(),
-        }
-    }
-
     fn limit(&self, period: &Period) -> Option<FullTracingLimit> {
-        let budget = self.args.tracing.budget_of_period(self.vcpus());
+        let budget = self.tracing.budget_of_period(self.vcpus());
         FullTracingLimit::of(period, budget)
     }
 
-    fn period_line(&self, period: &ObservedPeriod) -> PeriodLine {
-        let report = &period.period;
-        let yields = self.backend.yields;
-        let scans = (!report.method.traps()).then_some(report.scans);
-        let idle = scans.filter(|_| reports_kinds(report.method));
-        PeriodLine {
-            schema: SCHEMA,
-            vm: self.target.id().0,
-            method: report.method,
-            page_bytes: PageSize::FOUR_KIB.bytes(),
-            period: report.index,
-            seconds: report.length.as_secs_f64(),
-            window_seconds: report.window.as_secs_f64(),
-            working_set_pages: period.working_set.map(|set| set.size.0),
-            working_set_bound: period.working_set.map(|set| set.bound),
-            working_set_low_pages: period.working_set_band.map(|(low, _)| low.0),
-            working_set_high_pages: period
-                .working_set_band
-                .and_then(|(_, high)| high)
-                .map(|size| size.0),
-            scans: scans.map(|scans| scans.scans),
-            scan_interval_seconds: scans.map(|scans| scans.interval.as_secs_f64()),
-            scan_resolution_pages: scans.map(|scans| scans.resolution_pages),
-            touches: scans.map(|scans| scans.touches),
-            write_touches: scans.map(|scans| scans.writes),
-            swapped_pages: idle.map(|scans| scans.swapped_pages),
-            huge_pages: idle.map(|scans| scans.huge_pages),
-            cache_pages: idle.map(|scans| scans.cache_pages),
-            tracking_rate: 1.0 / f64::from(report.scale),
-            hot_set_pages: (yields == Yield::References).then_some(report.traps.hot_set_pages),
-            populated_pages: report.populated_pages,
-            tracked_pages: report.tracked_pages,
-            distinct_pages: report.distinct_pages,
-            traps: report.traps.taken,
-            samples: (yields == Yield::FirstTouches).then_some(report.samples),
-            write_traps: report.traps.writes,
-            stray_traps: report.traps.strays,
-            rearmed_pages: report.rearmed_pages,
-            trap_seconds: report.fault_time.as_secs_f64(),
-            rearm_seconds: report.arm_time.as_secs_f64(),
-            collect_seconds: report.collect_time.as_secs_f64(),
-            overhead_ratio: report.overhead_ratio,
-            budget_ran_out: report.budget_exhausted,
-            lost: report.losses.lost(),
-            first_touches_unseen: report.losses.first_touches_unseen,
-            advice: self.limit(report).map(|limit| limit.to_string()),
-            mean_absolute_error: period
-                .distance()
-                .map(|distance| distance.mean_absolute_error),
-            curve: self
-                .args
-                .curve
-                .then(|| period.curve.as_ref().map(|curve| self.curve_json(curve))),
-            choice: self.choice.filter(|_| report.index == 0).map(|choice| {
-                choice
-                    .candidates
-                    .iter()
-                    .map(|one| self.candidate_line(one))
-                    .collect()
-            }),
-            heat_pages: period.heat.clone(),
-        }
-    }
-
-    pub(super) fn end(
+    /// Writes costs and curve of the whole trace.
+    ///
+    /// # Errors
+    ///
+    /// Those of writing.
+    pub fn end(
         &self,
         format: Format,
         chosen: Option<&MissRatioCurve>,
@@ -449,21 +341,7 @@ impl Report<'_> {
         match format {
             Format::Csv => {}
             Format::Json => {
-                let method = self.backend.method;
-                let line = FinalLine {
-                    schema: SCHEMA,
-                    vm: self.target.id().0,
-                    is_final: true,
-                    method,
-                    periods: self.totals.periods,
-                    traps: self.totals.traps,
-                    touches: (!method.traps()).then_some(self.totals.touches),
-                    overhead_ratio: self.totals.overhead_ratio(),
-                    lost: self.totals.lost,
-                    curve: chosen.map(|curve| self.curve_json(curve)),
-                    aet_curve: compared.map(|curves| self.curve_json(&curves.aet)),
-                    mean_absolute_error: distance.map(|distance| distance.mean_absolute_error),
-                };
+                let line = self.final_line(chosen, compared);
                 writeln!(rows, "{}", TracerLine::Final(Box::new(line)).write()?)?;
             }
             Format::Table | Format::Svg | Format::Png => {
@@ -630,7 +508,9 @@ impl Report<'_> {
         }
     }
 
-    pub(super) fn chart(&self, chosen: &MissRatioCurve, compared: Option<&Curves>) -> Chart {
+    /// The curve of the whole trace.
+    #[must_use]
+    pub fn chart(&self, chosen: &MissRatioCurve, compared: Option<&Curves>) -> Chart {
         let last = chosen
             .points()
             .last()
@@ -660,31 +540,24 @@ impl Report<'_> {
             x: bytes(set) as f64,
             label: format!("working set {} (5 %)", size(set)),
         });
+        let subtitle = format!(
+            "traced for {:.0} s from outside · {} {} · overhead {:.2} %",
+            self.totals.length.as_secs_f64(),
+            grouped(chosen.references() as f64),
+            self.what_is_counted(),
+            self.totals.overhead_ratio() * 100.0,
+        );
+        let title = format!("Miss-ratio curve of {}", self.target);
         Chart {
-            title: format!("Miss-ratio curve of {}", self.target),
-            subtitle: format!(
-                "traced for {:.0} s from outside · {} {} · overhead {:.2} %",
-                self.totals.length.as_secs_f64(),
-                grouped(chosen.references() as f64),
-                self.what_is_counted(),
-                self.totals.overhead_ratio() * 100.0,
-            ),
-            x: Axis::new("Memory size", Unit::Bytes).up_to(until as f64),
-            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
             shades: vec![Shade {
                 from: 0.0,
                 to: bytes(resolution).min(until) as f64,
                 label: unresolved.to_owned(),
             }],
-            series,
             markers: markers.into_iter().collect(),
+            ..Chart::of_miss_ratios(title, subtitle, "Memory size", until, series)
         }
     }
-}
-
-/// Whether a method reports in which kinds of memory its sampled pages lie.
-fn reports_kinds(method: TraceMethod) -> bool {
-    matches!(method, TraceMethod::IdlePages | TraceMethod::Damon)
 }
 
 /// A size for a reader.

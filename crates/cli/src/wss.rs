@@ -2,8 +2,6 @@
 //!
 //! Not here: the evaluation (`plimsoll_observe::wss`).
 
-mod report;
-
 use std::io::Write;
 use std::num::NonZeroU64;
 
@@ -13,10 +11,11 @@ use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_pagelog::TlbShape;
 use plimsoll_pagelog::mmu::Config as MmuConfig;
+use plimsoll_plot::Figure as _;
 
 use crate::trace_args::{TraceArgs, is_same_file, reading_bar};
 use plimsoll_protocol::curve_size::CurveSize;
-use report::Report;
+use plimsoll_report::working_set::WorkingSetReport;
 
 /// Estimate the working set in a page log or a trace.
 ///
@@ -82,9 +81,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     } else {
         args.plain_trace()?
     };
-    let report = Report::new(args.trace.stem(), origin, &args.estimator, results);
-    args.output
-        .write(&report.to(args.output.format(), args.steps)?, out)
+    let name = args.trace.stem();
+    WorkingSetReport::new(name, origin, &args.estimator, results, args.steps)
+        .write(&args.output, out)
 }
 
 impl Args {

@@ -1,9 +1,6 @@
 //! `plimsoll attach`: trace a running VM, or another process or control group, and print what it needs, period by period.
 //!
-//! `report` writes tables, CSV, JSON and pictures.
-//! Not here: tracing and curves (`plimsoll-observe`).
-
-mod report;
+//! Not here: tracing and curves (`plimsoll-observe`), tables, lines and pictures (`plimsoll_report::tracing`).
 
 use std::fs::File;
 use std::io::Write;
@@ -18,10 +15,8 @@ use plimsoll_plot::encode;
 use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
 
 use plimsoll_protocol::size::Interval;
-
+use plimsoll_report::tracing::TracingReport;
 use plimsoll_vm::Target;
-
-use report::{Report, Totals};
 
 /// Trace a running VM, process or control group: print its working set every period, and its miss-ratio curve at the end.
 ///
@@ -124,15 +119,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         None if picture && args.output.path().is_none() => &mut nowhere,
         None => out,
     };
-    let mut report = Report {
-        args,
-        target: &target,
-        backend,
-        choice: choice.as_ref(),
-        totals: Totals::default(),
-        is_cache_hidden: observer.is_cache_hidden(),
-        is_limit_shown: false,
-    };
+    let tracing = &args.tracing;
+    let mut report = TracingReport::new(tracing, &target, backend, choice.as_ref(), &observer)
+        .with(args.compare, args.curve);
     report.begin(format, &observer, rows)?;
     let mut failure = None;
     let ended = loop {

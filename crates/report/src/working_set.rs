@@ -1,4 +1,4 @@
-//! Results of the estimators as table, CSV, JSON or picture.
+//! Working sets of a page log or a trace by each estimator.
 
 use std::fmt::Write as _;
 
@@ -7,8 +7,8 @@ use plimsoll_flow::PageCount;
 use plimsoll_observe::wss::{EstimatorArgs, Finding, LoggingEffect, Origin, Results, Step};
 use serde::{Serialize, Serializer};
 
-use plimsoll_output::{Cell, Format, csv_table, grouped, table};
-use plimsoll_plot::{Axis, Chart, Marker, Point, Series, SeriesStyle, Unit, encode};
+use plimsoll_output::{Cell, csv_table, grouped, json_line, labelled, table};
+use plimsoll_plot::{Axis, Chart, Figure, Marker, Point, Series, SeriesStyle, Unit};
 use plimsoll_protocol::size::ByteSize;
 
 /// What logging did and cost, as JSON.
@@ -105,20 +105,26 @@ struct Document<'a> {
 }
 
 /// The findings of a run with their origin.
-pub(super) struct Report<'a> {
+#[derive(Debug)]
+pub struct WorkingSetReport<'a> {
     name: String,
     origin: Origin,
     args: &'a EstimatorArgs,
     results: Results,
     findings: Vec<Finding>,
+    /// Whether tables and CSV show each interval.
+    has_steps: bool,
 }
 
-impl<'a> Report<'a> {
-    pub(super) fn new(
+impl<'a> WorkingSetReport<'a> {
+    /// The findings of a run of this name; with `has_steps` their state at the end of each interval.
+    #[must_use]
+    pub fn new(
         name: String,
         origin: Origin,
         args: &'a EstimatorArgs,
         results: Results,
+        has_steps: bool,
     ) -> Self {
         Self {
             name,
@@ -126,18 +132,8 @@ impl<'a> Report<'a> {
             origin,
             args,
             results,
+            has_steps,
         }
-    }
-
-    pub(super) fn to(&self, format: Format, steps: bool) -> anyhow::Result<Vec<u8>> {
-        Ok(match format {
-            Format::Table if steps => self.steps_table().into_bytes(),
-            Format::Table => self.table().into_bytes(),
-            Format::Csv if steps => self.steps_csv().into_bytes(),
-            Format::Csv => self.csv().into_bytes(),
-            Format::Json => (serde_json::to_string(&self.document())? + "\n").into_bytes(),
-            picture @ (Format::Svg | Format::Png) => encode(self.chart().to_svg(), picture)?,
-        })
     }
 
     fn bytes(&self, pages: u64) -> String {
@@ -195,12 +191,8 @@ impl<'a> Report<'a> {
         heads
     }
 
-    fn table(&self) -> String {
-        let mut table = String::new();
-        // Writing to a string cannot fail, here and below.
-        for (label, value) in self.heads() {
-            let _ = writeln!(table, "{label:<12}{value}");
-        }
+    fn findings_table(&self) -> String {
+        let mut table = labelled(12, self.heads());
         let hundredths = |share: f64| format!("{:.2} %", share * 100.0);
         table.push('\n');
         table.push_str(&table!(&self.findings, |finding| {
@@ -254,7 +246,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn csv(&self) -> String {
+    fn findings_csv(&self) -> String {
         csv_table!(&self.findings, |found| {
             "estimator": found.estimator,
             "working_set_pages": found.working_set_pages,
@@ -279,6 +271,7 @@ impl<'a> Report<'a> {
     fn steps_csv(&self) -> String {
         let mut csv = step_names().join(",") + "\n";
         for row in self.step_rows() {
+            // Writing to a string cannot fail, here and below.
             let _ = writeln!(csv, "{}", row.join(","));
         }
         csv
@@ -382,20 +375,43 @@ impl<'a> Report<'a> {
                 ),
             })
         });
+        let title = format!("Working set of {}", self.name);
+        let subtitle = format!(
+            "{}, {} · intervals of {} {}",
+            self.origin.kind,
+            self.origin.machine,
+            grouped(self.origin.interval.get() as f64),
+            self.origin.unit
+        );
+        let x = Axis::new("Interval", Unit::Count);
+        let y = Axis::new("Working set", Unit::Bytes);
         Chart {
-            title: format!("Working set of {}", self.name),
-            subtitle: format!(
-                "{}, {} · intervals of {} {}",
-                self.origin.kind,
-                self.origin.machine,
-                grouped(self.origin.interval.get() as f64),
-                self.origin.unit
-            ),
-            x: Axis::new("Interval", Unit::Count),
-            y: Axis::new("Working set", Unit::Bytes),
-            shades: Vec::new(),
-            series,
             markers: markers.collect(),
+            ..Chart::new(title, subtitle, [x, y], series)
         }
+    }
+}
+
+impl Figure for WorkingSetReport<'_> {
+    fn table(&self) -> anyhow::Result<String> {
+        Ok(match self.has_steps {
+            true => self.steps_table(),
+            false => self.findings_table(),
+        })
+    }
+
+    fn csv(&self) -> anyhow::Result<String> {
+        Ok(match self.has_steps {
+            true => self.steps_csv(),
+            false => self.findings_csv(),
+        })
+    }
+
+    fn json(&self) -> anyhow::Result<String> {
+        json_line(&self.document())
+    }
+
+    fn svg(&self) -> anyhow::Result<String> {
+        Ok(self.chart().to_svg())
     }
 }
