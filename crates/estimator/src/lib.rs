@@ -9,7 +9,8 @@
 //! | `partial/` | curves of streams that are observed in slices, which are merged later | [`Partial`] | rows of [`registry::ALGORITHMS`] |
 //! | `parts/` | shared components | | |
 //!
-//! [`ByGroup`] runs one of them for each device of a trace.
+//! [`ByGroup`] runs one of them for each device of a trace, [`ByInterval`] one for each interval of its time, and [`Comparison`] several
+//! beside the exact curve.
 //!
 //! Some kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
 //! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory), [`Footprint`] (reuse times
@@ -42,6 +43,8 @@
 )]
 
 mod by_group;
+mod by_interval;
+mod comparison;
 mod curve;
 mod error;
 mod estimator;
@@ -53,6 +56,8 @@ pub mod simulation;
 pub mod working_set;
 
 pub use by_group::{ByGroup, threads as group_threads};
+pub use by_interval::ByInterval;
+pub use comparison::{Compared, ComparedEstimator, Comparison, Errors};
 pub use curve::aet::{Aet, ReuseTimes, SpatialAet};
 pub use curve::counter_stacks::{
     CounterStacks, CounterStacksError, CounterStacksOptions, CounterStream, StreamError,

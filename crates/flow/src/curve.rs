@@ -268,14 +268,6 @@ impl MissRatioCurve {
         self.at(size).misses
     }
 
-    /// Returns the misses at `size` per second of CPU time of the VM's vCPUs; `None` as
-    /// [`misses_per_second`](Self::misses_per_second), and if that time is unknown.
-    #[must_use]
-    pub fn misses_per_vcpu_second(&self, size: PageCount) -> Option<MissesPerSecond> {
-        let vcpus = self.vcpus?;
-        Some(self.misses_per_second(size)?.scaled(vcpus.recip()))
-    }
-
     /// Returns the curve with `pages` more at each of its sizes.
     #[must_use]
     pub fn shifted(mut self, pages: PageCount) -> Self {
@@ -657,7 +649,7 @@ mod tests {
         ] {
             let at = |size| curve.misses_per_second(PageCount(size)).unwrap().expected;
             assert_eq!(at(0), 2e6);
-            assert_eq!(curve.misses_per_vcpu_second(sizes[0]).unwrap().low, 5e5);
+            assert_eq!(curve.vcpus(), rated.vcpus());
         }
         let shifted = rated.shifted(PageCount(10));
         assert_eq!(shifted.misses_per_second(PageCount(9)), None);

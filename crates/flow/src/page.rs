@@ -22,6 +22,12 @@ impl fmt::Display for PageNumber {
 pub struct PageCount(pub u64);
 
 impl PageCount {
+    /// `count` sizes in even steps up to this one.
+    pub fn even_steps(self, count: u64) -> impl Iterator<Item = Self> {
+        let size = move |step| u128::from(self.0) * u128::from(step) / u128::from(count);
+        (1..=count).map(move |step| Self(u64::try_from(size(step)).unwrap_or(u64::MAX)))
+    }
+
     /// Returns the same size in bytes, saturating at the largest `u64`.
     #[must_use]
     pub fn to_bytes(self, page_size: PageSize) -> u64 {
@@ -123,6 +129,18 @@ mod tests {
             [0, 4095, 4096, u64::MAX].map(page_of),
             [0, 0, 1, (1 << 52) - 1]
         );
+    }
+
+    #[test]
+    fn even_steps_end_at_the_size() {
+        let steps = |size: u64, count| -> Vec<_> {
+            let steps = PageCount(size).even_steps(count);
+            steps.map(|step| step.0).collect()
+        };
+        assert_eq!(steps(10, 3), [3, 6, 10]);
+        assert_eq!(steps(1, 2), [0, 1]);
+        assert_eq!(steps(u64::MAX, 2), [u64::MAX / 2, u64::MAX]);
+        assert_eq!(steps(7, 0), [0; 0]);
     }
 
     #[test]

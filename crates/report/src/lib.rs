@@ -6,6 +6,7 @@
 //! | [`curves`], [`history`], [`heatmap`] | their curves, their past, and where in their RAM they are busy |
 //! | [`decision`], [`promises`], [`rightsize`] | decisions, what became of their promises, and sizes that suffice |
 //! | [`plan`] | allocations of memory |
+//! | [`trace`] | curves of recorded traces, comparisons of estimators, simulated eviction policies |
 //! | [`tracing`] | the periods of a trace of a running VM, its costs and its curve |
 //! | [`working_set`] | working sets of a recorded run by each estimator |
 //! | [`words`] | values of the daemon: sizes, states, names, and what is not known |
@@ -33,6 +34,7 @@ pub mod managed;
 pub mod plan;
 pub mod promises;
 pub mod rightsize;
+pub mod trace;
 pub mod tracing;
 pub mod vm;
 pub mod words;

@@ -8,22 +8,18 @@
 //! pipe is for their tracer to report.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, Cursor, Read, Write};
-use std::path::Path;
+use std::io::{Cursor, Write};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
-use std::thread;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use plimsoll_estimator::registry::BuiltEstimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, ReferenceBatch, Source as _, WorkingSet};
-use plimsoll_output::{Format, bail_usage, grouped, local_time, printable_path, stop_flag};
-use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::curve_json::{CurveJson, FollowedCurve};
-use plimsoll_protocol::size::{ByteSize, Interval};
-use plimsoll_source::{Options, decompressed};
+use plimsoll_flow::{ReferenceBatch, Source as _};
+use plimsoll_output::{bail_usage, printable_path, stop_flag};
+use plimsoll_protocol::size::Interval;
+use plimsoll_report::trace::FollowedReport;
+use plimsoll_source::{Options, parts};
 
 use super::choice::EstimatorArgs;
 use super::report::ViewArgs;
@@ -31,9 +27,6 @@ use crate::trace_args::TraceArgs;
 
 /// Maximum number of intervals in a window.
 const INTERVALS_MAX: u128 = 100;
-/// Bytes that are read at once, and parts of the stream that may wait.
-const PART_BYTES: usize = 64 << 10;
-const PARTS_MAX: usize = 16;
 /// How long a request to stop may take to be noticed.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -91,7 +84,8 @@ pub(super) fn run(
         })
     };
     let mut windows = VecDeque::from([new()?]);
-    let parts = parts(&trace.trace)?;
+    let parts = parts(&trace.trace)
+        .with_context(|| format!("cannot open '{}'", printable_path(&trace.trace)))?;
     let stop = stop_flag()?;
     let options = Options {
         format: Some(ids),
@@ -126,7 +120,7 @@ pub(super) fn run(
             matches!(part, Err(RecvTimeoutError::Disconnected)) || stop.load(Ordering::Relaxed);
         if is_over || Instant::now() >= tick {
             if let Some(oldest) = windows.front_mut() {
-                let content = show(oldest, trace, view, format, is_first)?;
+                let content = report(oldest, trace, view, is_first)?.text(format)?;
                 view.output.write(content.as_bytes(), out)?;
                 out.flush()?;
                 is_first = view.output.path().is_some();
@@ -145,147 +139,26 @@ pub(super) fn run(
     }
 }
 
-/// The decompressed stream in parts that end with a line, from a thread that reads it.
-fn parts(path: &Path) -> anyhow::Result<Receiver<io::Result<Vec<u8>>>> {
-    let input: Box<dyn Read + Send> = match path == Path::new("-") {
-        true => Box::new(io::stdin()),
-        false => Box::new(
-            File::open(path).with_context(|| format!("cannot open '{}'", printable_path(path)))?,
-        ),
-    };
-    let (sender, parts) = mpsc::sync_channel(PARTS_MAX);
-    thread::Builder::new()
-        .name("stream".to_owned())
-        .spawn(move || match decompressed(input) {
-            Ok((input, _)) => send_parts(input, &sender),
-            Err(error) => {
-                let _ = sender.send(Err(error));
-            }
-        })?;
-    Ok(parts)
-}
-
-fn send_parts(mut input: impl Read, parts: &SyncSender<io::Result<Vec<u8>>>) {
-    let mut rest: Vec<u8> = Vec::new();
-    loop {
-        let begin = rest.len();
-        rest.resize(begin + PART_BYTES, 0);
-        let read = match input.read(&mut rest[begin..]) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
-            result => result.map(Some),
-        };
-        rest.truncate(begin + read.as_ref().map_or(0, |read| read.unwrap_or(0)));
-        let part = match read {
-            Ok(Some(0)) => {
-                if !rest.is_empty() {
-                    let _ = parts.send(Ok(rest));
-                }
-                return;
-            }
-            Ok(_) => match rest[begin..].iter().rposition(|&byte| byte == b'\n') {
-                Some(end) => {
-                    let later = rest.split_off(begin + end + 1);
-                    Ok(std::mem::replace(&mut rest, later))
-                }
-                // A line that never ends is no line.
-                None if rest.len() > PART_BYTES => Err(io::Error::other("a line is too long")),
-                None => continue,
-            },
-            Err(error) => Err(error),
-        };
-        let is_last = part.is_err();
-        if parts.send(part).is_err() || is_last {
-            return;
-        }
-    }
-}
-
-/// A window's curve as text; `with_head` for the first one.
-fn show(
+/// A window's curve; with its head for the first one.
+fn report(
     window: &mut Window,
     trace: &TraceArgs,
     view: &ViewArgs,
-    format: Format,
-    with_head: bool,
-) -> anyhow::Result<String> {
+    has_head: bool,
+) -> anyhow::Result<FollowedReport> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = u64::try_from(now.unwrap_or_default().as_millis())?;
-    let elapsed = window.since.elapsed();
-    let curve = match window.built.estimator.curve() {
-        Ok(curve) => Some(curve),
-        Err(CurveError::Empty) => None,
-        Err(error) => return Err(error.into()),
-    };
-    let working_set = curve
-        .as_ref()
-        .and_then(|curve| curve.size_for(WorkingSet::MISS_RATIO));
-    let curve = curve
-        .map(|curve| view.select(&curve, trace.page_bytes))
-        .transpose()?;
-    let points = || curve.iter().flat_map(MissRatioCurve::points);
-    let mut text = String::new();
-    match format {
-        Format::Json => {
-            let curve = curve
-                .as_ref()
-                .map(|curve| CurveJson::new(trace.stem(), trace.page_bytes, None, curve));
-            let followed = FollowedCurve {
-                schema: SCHEMA,
-                unix_ms,
-                window_ms: u64::try_from(elapsed.as_millis())?,
-                references: window.references,
-                curve,
-            };
-            text = serde_json::to_string(&followed)? + "\n";
-        }
-        Format::Csv => {
-            if with_head {
-                text.push_str("unix_ms,references,size_pages,miss_ratio,low,high\n");
-            }
-            for point in points() {
-                let (size, ratio) = (point.size, point.miss_ratio);
-                text.push_str(&format!(
-                    "{unix_ms},{},{size},{ratio},{},{}\n",
-                    window.references, point.low, point.high
-                ));
-            }
-        }
-        _ => {
-            let sizes = view.sizes(trace.page_bytes)?;
-            let bytes = |pages: plimsoll_flow::PageCount| {
-                ByteSize(pages.to_bytes(trace.page_bytes)).rounded()
-            };
-            if with_head {
-                text.push_str(
-                    "time                   references    per second   working set  least misses",
-                );
-                for &size in &sizes {
-                    text.push_str(&format!("  {:>10}", bytes(size)));
-                }
-                text.push('\n');
-            }
-            let least = points().last().map_or(f64::NAN, |point| point.miss_ratio);
-            let set = match (&curve, working_set) {
-                (None, _) => String::new(),
-                (Some(_), Some(size)) => bytes(size),
-                (Some(_), None) => "more".to_owned(),
-            };
-            let rate = window.references as f64 / elapsed.as_secs_f64();
-            text.push_str(&format!(
-                "{}  {:>12}  {:>12}  {set:>12}",
-                local_time(unix_ms),
-                grouped(window.references as f64),
-                grouped(rate.round())
-            ));
-            if curve.is_some() {
-                text.push_str(&format!("  {:>10.2} %", least * 100.0));
-                for point in points().filter(|_| !sizes.is_empty()) {
-                    text.push_str(&format!("  {:>8.2} %", point.miss_ratio * 100.0));
-                }
-            }
-            text.push('\n');
-            text = text.replace('\u{a0}', " ");
-        }
-    }
-    Ok(text)
+    let length = window.since.elapsed();
+    let (working_set, curve) = view.of(&mut *window.built.estimator, trace.page_bytes)?;
+    Ok(FollowedReport {
+        name: trace.stem(),
+        page_size: trace.page_bytes,
+        unix_ms,
+        length,
+        references: window.references,
+        working_set,
+        curve,
+        sizes: view.sizes(trace.page_bytes)?,
+        has_head,
+    })
 }

@@ -1,18 +1,17 @@
-//! One curve as a table, CSV, JSON or a picture.
+//! Which points of a curve are shown, and where.
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_estimator::Estimator;
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{Format, OutputArgs, bail_usage, grouped};
-use plimsoll_plot::{Axis, Chart, Marker, Series, Unit, encode};
+use plimsoll_output::{Format, OutputArgs, bail_usage};
+use plimsoll_plot::Figure as _;
+use plimsoll_protocol::curve_size::CurveSize;
+use plimsoll_report::trace::CurveReport;
 
 use crate::trace_args::TraceArgs;
-use plimsoll_protocol::curve_json::CurveJson;
-use plimsoll_protocol::curve_size::CurveSize;
-use plimsoll_protocol::size::ByteSize;
 
 const POINTS_OF_TABLE: usize = 20;
 const POINTS: usize = 1000;
@@ -53,7 +52,7 @@ impl ViewArgs {
         curve: &MissRatioCurve,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
-        let report = Report {
+        let report = CurveReport {
             name: trace.stem(),
             method,
             references,
@@ -61,13 +60,7 @@ impl ViewArgs {
             working_set: curve.size_for(WorkingSet::MISS_RATIO),
             curve: self.select(curve, trace.page_bytes)?,
         };
-        let content = match self.output.format() {
-            Format::Table => report.to_table().into_bytes(),
-            Format::Csv => report.to_csv().into_bytes(),
-            Format::Json => report.to_json()?.into_bytes(),
-            picture => encode(report.to_chart().to_svg(), picture)?,
-        };
-        self.output.write(&content, out)
+        report.write(&self.output, out)
     }
 
     /// The number of points given, or a default.
@@ -104,136 +97,19 @@ impl ViewArgs {
         }
         Ok(curve.at_sizes(&self.sizes(page_size)?)?)
     }
-}
 
-/// A curve and its description in the table.
-struct Report {
-    name: String,
-    method: String,
-    /// References in the trace; the curve counts those that the estimator sampled.
-    references: u64,
-    page_size: PageSize,
-    /// Of the whole curve, not of the points selected.
-    working_set: Option<PageCount>,
-    curve: MissRatioCurve,
-}
-
-impl Report {
-    fn bytes(&self, pages: PageCount) -> ByteSize {
-        ByteSize(pages.to_bytes(self.page_size))
-    }
-
-    /// How many of the references were sampled, if not all.
-    fn sampled(&self) -> String {
-        match self.curve.references() {
-            seen if seen == self.references => String::new(),
-            seen => format!(", of which {} sampled", grouped(seen as f64)),
-        }
-    }
-
-    fn banded(&self) -> bool {
-        let points = self.curve.points();
-        points.iter().any(|point| point.low < point.high)
-    }
-
-    fn working_set(&self) -> String {
-        match self.working_set {
-            Some(size) => format!(
-                "{} pages, {} (5 % misses)",
-                grouped(size.0 as f64),
-                self.bytes(size).rounded()
-            ),
-            None => "none: more than 5 % miss at every size".to_owned(),
-        }
-    }
-
-    fn to_table(&self) -> String {
-        let mut table = String::new();
-        let heads = [
-            ("trace", self.name.clone()),
-            ("estimator", self.method.clone()),
-            (
-                "references",
-                grouped(self.references as f64) + &self.sampled(),
-            ),
-            ("page", self.bytes(PageCount(1)).rounded()),
-            ("working set", self.working_set()),
-        ];
-        for (label, value) in heads {
-            // Writing to a string cannot fail, here and below.
-            let _ = writeln!(table, "{label:<12}{value}");
-        }
-        let banded = self.banded();
-        let band_head = if banded { "       low      high" } else { "" };
-        let _ = writeln!(
-            table,
-            "\n{:>14}  {:>11}  {:>10}{band_head}",
-            "size (pages)", "size", "miss ratio"
-        );
-        for point in self.curve.points() {
-            let _ = write!(
-                table,
-                "{:>14}  {:>11}  {:>8.2} %",
-                grouped(point.size.0 as f64),
-                self.bytes(point.size).rounded(),
-                point.miss_ratio * 100.0
-            );
-            if banded {
-                let (low, high) = (point.low * 100.0, point.high * 100.0);
-                let _ = write!(table, "  {low:>6.2} %  {high:>6.2} %");
-            }
-            table.push('\n');
-        }
-        table.replace('\u{a0}', " ")
-    }
-
-    fn to_csv(&self) -> String {
-        let mut csv = String::from("size_pages,miss_ratio,low,high\n");
-        for point in self.curve.points() {
-            let (size, ratio) = (point.size, point.miss_ratio);
-            let _ = writeln!(csv, "{size},{ratio},{},{}", point.low, point.high);
-        }
-        csv
-    }
-
-    fn to_json(&self) -> anyhow::Result<String> {
-        let curve = CurveJson::new(&self.name, self.page_size, None, &self.curve);
-        Ok(serde_json::to_string(&curve)? + "\n")
-    }
-
-    fn to_chart(&self) -> Chart {
-        let last = self
-            .curve
-            .points()
-            .last()
-            .map_or(0, |point| point.size.to_bytes(self.page_size));
-        // Some room behind the last step shows that the curve stays where it is.
-        let until = last
-            .saturating_add(last / 25)
-            .saturating_add(self.page_size.bytes());
-        let name = if self.banded() {
-            "miss ratio with its band"
-        } else {
-            ""
+    /// The working set and the selected points of an estimator's curve; none if no reference was sampled.
+    pub(super) fn of(
+        &self,
+        estimator: &mut dyn Estimator,
+        page_size: PageSize,
+    ) -> anyhow::Result<(Option<PageCount>, Option<MissRatioCurve>)> {
+        let curve = match estimator.curve() {
+            Ok(curve) => curve,
+            Err(CurveError::Empty) => return Ok((None, None)),
+            Err(error) => return Err(error.into()),
         };
-        let curve = Series::of_curve(name, &self.curve, self.page_size, until);
-        let markers = self.working_set.map(|size| Marker {
-            x: self.bytes(size).0 as f64,
-            label: format!("working set {} (5 %)", self.bytes(size).rounded()),
-        });
-        Chart {
-            title: format!("Miss-ratio curve of {}", self.name),
-            subtitle: format!(
-                "{} · {} references{}",
-                self.method,
-                grouped(self.references as f64),
-                self.sampled()
-            ),
-            x: Axis::new("Memory size", Unit::Bytes).up_to(until as f64),
-            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
-            shades: Vec::new(),
-            series: vec![curve],
-            markers: markers.into_iter().collect(),
-        }
+        let working_set = curve.size_for(WorkingSet::MISS_RATIO);
+        Ok((working_set, Some(self.select(&curve, page_size)?)))
     }
 }

@@ -1,22 +1,15 @@
 //! `mrc --cache-policy`: miss ratios of eviction policies at chosen sizes, simulated on a sample of the pages.
-//!
-//! Such ratios are not a curve of steps: between two sizes nothing is known, and with a larger cache a policy may miss more.
-//! They are therefore printed as points, in a form of their own.
 
-use std::fmt::Write as _;
 use std::io::Write;
 
 use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use plimsoll_estimator::simulation::{
-    CACHE_POLICIES, CachePolicyRow, MiniSim, SimulatedPoint, cache_policy,
-};
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_estimator::simulation::{CACHE_POLICIES, CachePolicyRow, MiniSim, cache_policy};
+use plimsoll_flow::PageCount;
+use plimsoll_output::Format;
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{Format, csv_table, grouped};
-use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit, encode};
-use plimsoll_protocol::size::ByteSize;
-use serde::Serialize;
+use plimsoll_plot::Figure as _;
+use plimsoll_report::trace::SimulationReport;
 
 use super::choice::EstimatorArgs;
 use super::input::{read, unsampled};
@@ -87,7 +80,7 @@ pub(super) fn run(
             sizes.len()
         );
     }
-    let report = Report {
+    let report = SimulationReport {
         name: trace.stem(),
         rate,
         references,
@@ -97,13 +90,7 @@ pub(super) fn run(
         sizes,
         policies,
     };
-    let content = match view.output.format() {
-        Format::Table => report.to_table().into_bytes(),
-        Format::Csv => report.to_csv().into_bytes(),
-        Format::Json => report.to_json()?.into_bytes(),
-        picture => encode(report.to_chart().to_svg(), picture)?,
-    };
-    view.output.write(&content, out)
+    report.write(&view.output, out)
 }
 
 /// Even sizes up to the footprint.
@@ -114,148 +101,8 @@ fn even_sizes(footprint: PageCount, view: &ViewArgs) -> Vec<PageCount> {
     };
     // More sizes than pages would be the same again.
     let steps = (view.points_or(default) as u64).min(footprint.0.max(1));
-    let size = |step| u128::from(footprint.0) * u128::from(step) / u128::from(steps);
-    let sizes = (1..=steps).map(|step| PageCount(u64::try_from(size(step)).unwrap_or(u64::MAX)));
+    let sizes = footprint.even_steps(steps);
     let mut sizes: Vec<_> = sizes.filter(|size| size.0 > 0).collect();
     sizes.dedup();
     sizes
-}
-
-/// The points of all policies.
-struct Report {
-    name: String,
-    rate: f64,
-    references: u64,
-    sampled: u64,
-    footprint: PageCount,
-    page_size: PageSize,
-    sizes: Vec<PageCount>,
-    policies: Vec<(&'static str, Vec<SimulatedPoint>)>,
-}
-
-impl Report {
-    fn bytes(&self, pages: PageCount) -> ByteSize {
-        ByteSize(pages.to_bytes(self.page_size))
-    }
-
-    fn method(&self) -> String {
-        match self.rate {
-            1.0 => "every reference".to_owned(),
-            rate => format!(
-                "{} of the references, to a share {rate} of the pages; corrected by exact LRU",
-                grouped(self.sampled as f64)
-            ),
-        }
-    }
-
-    fn to_table(&self) -> String {
-        let mut table = format!(
-            "{:<12}{}\n{:<12}{}\n{:<12}{} to {} pages\n{:<12}{}\n\n{:>14}  {:>11}",
-            "trace",
-            self.name,
-            "simulated",
-            self.method(),
-            "references",
-            grouped(self.references as f64),
-            grouped(self.footprint.0 as f64),
-            "page",
-            self.bytes(PageCount(1)).rounded(),
-            "size (pages)",
-            "size"
-        );
-        // Writing to a string cannot fail, here and below.
-        for (name, _) in &self.policies {
-            let _ = write!(table, "  {name:>10}");
-        }
-        table.push('\n');
-        for (row, &size) in self.sizes.iter().enumerate() {
-            let (pages, bytes) = (grouped(size.0 as f64), self.bytes(size).rounded());
-            let _ = write!(table, "{pages:>14}  {bytes:>11}");
-            for (_, points) in &self.policies {
-                let _ = write!(table, "  {:>8.2} %", points[row].miss_ratio * 100.0);
-            }
-            table.push('\n');
-        }
-        table.replace('\u{a0}', " ")
-    }
-
-    fn to_csv(&self) -> String {
-        let policies = self.policies.iter();
-        let rows =
-            policies.flat_map(|(name, points)| points.iter().map(move |point| (name, point)));
-        csv_table!(rows, |(name, point)| {
-            "policy": name,
-            "size_pages": point.size.0,
-            "miss_ratio": point.miss_ratio,
-        })
-    }
-
-    fn to_json(&self) -> anyhow::Result<String> {
-        let policies = self.policies.iter().map(|(policy, points)| PolicyJson {
-            policy,
-            points: points
-                .iter()
-                .map(|point| PointJson {
-                    size_pages: point.size.0,
-                    miss_ratio: point.miss_ratio,
-                })
-                .collect(),
-        });
-        let document = Document {
-            schema: 1,
-            trace: &self.name,
-            page_bytes: self.page_size.bytes(),
-            rate: self.rate,
-            references: self.references,
-            sampled_references: self.sampled,
-            footprint_pages: self.footprint.0,
-            policies: policies.collect(),
-        };
-        Ok(serde_json::to_string(&document)? + "\n")
-    }
-
-    fn to_chart(&self) -> Chart {
-        let series = self.policies.iter().map(|(name, points)| {
-            let points = points.iter().map(|point| {
-                let bytes = self.bytes(point.size).0;
-                (bytes as f64, point.miss_ratio)
-            });
-            Series::new(*name, SeriesStyle::Line, points)
-        });
-        let last = self.sizes.last().map_or(0, |&size| self.bytes(size).0);
-        Chart {
-            title: format!("Miss ratios of {} by eviction policy", self.name),
-            subtitle: self.method(),
-            x: Axis::new("Cache size", Unit::Bytes).up_to(last as f64),
-            y: Axis::new("Miss ratio", Unit::Share).up_to(1.0),
-            shades: Vec::new(),
-            series: series.collect(),
-            markers: Vec::new(),
-        }
-    }
-}
-
-/// The points as JSON.
-#[derive(Debug, Serialize)]
-struct Document<'a> {
-    schema: u32,
-    trace: &'a str,
-    page_bytes: u64,
-    rate: f64,
-    references: u64,
-    sampled_references: u64,
-    footprint_pages: u64,
-    policies: Vec<PolicyJson<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct PolicyJson<'a> {
-    policy: &'a str,
-    points: Vec<PointJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct PointJson {
-    size_pages: u64,
-    miss_ratio: f64,
 }
