@@ -8,7 +8,7 @@ use plimsoll_plot::{Chart, Figure, Marker, Series};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
-use super::of_which;
+use super::counted;
 
 /// A curve and its description in the table.
 #[derive(Debug)]
@@ -32,12 +32,6 @@ impl CurveReport {
         ByteSize(pages.to_bytes(self.page_size))
     }
 
-    /// References, and how many of them were sampled.
-    fn counted(&self) -> (String, String) {
-        let sampled = of_which(self.curve.references(), self.references);
-        (grouped(self.references as f64), sampled)
-    }
-
     fn banded(&self) -> bool {
         let points = self.curve.points();
         points.iter().any(|point| point.low < point.high)
@@ -57,7 +51,7 @@ impl CurveReport {
 
 impl Figure for CurveReport {
     fn table(&self) -> anyhow::Result<String> {
-        let (references, sampled) = self.counted();
+        let (references, sampled) = counted(self.references, self.curve.references());
         let mut table = labelled(
             12,
             [
@@ -127,7 +121,7 @@ impl Figure for CurveReport {
             x: self.bytes(size).0 as f64,
             label: format!("working set {} (5 %)", self.bytes(size).rounded()),
         });
-        let (references, sampled) = self.counted();
+        let (references, sampled) = counted(self.references, self.curve.references());
         let subtitle = format!("{} · {references} references{sampled}", self.method);
         let title = format!("Miss-ratio curve of {}", self.name);
         let chart = Chart {

@@ -16,10 +16,11 @@ pub use several::{Part, SeveralReport};
 pub use simulated::SimulationReport;
 pub use sized::SizedReport;
 
-/// How many of the references were sampled, if not all.
-fn of_which(sampled: u64, references: u64) -> String {
-    match sampled {
+/// References, and how many of them were sampled, if not all.
+fn counted(references: u64, sampled: u64) -> (String, String) {
+    let of_which = match sampled {
         all if all == references => String::new(),
         sampled => format!(", of which {} sampled", grouped(sampled as f64)),
-    }
+    };
+    (grouped(references as f64), of_which)
 }

@@ -8,7 +8,7 @@ use plimsoll_plot::{Chart, Figure, Series};
 use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
 
-use super::of_which;
+use super::counted;
 
 /// Sizes of these curves are bytes.
 fn byte() -> PageSize {
@@ -51,12 +51,6 @@ impl SizedReport {
                 byte_high: bytes.high,
             })
     }
-
-    /// References, and how many of them were sampled.
-    fn counted(&self) -> (String, String) {
-        let sampled = of_which(self.sampled, self.references);
-        (grouped(self.references as f64), sampled)
-    }
 }
 
 impl Figure for SizedReport {
@@ -65,7 +59,7 @@ impl Figure for SizedReport {
             Some(size) => format!("{} (5 % of the requests miss)", ByteSize(size.0).rounded()),
             None => "none: more than 5 % miss at every size".to_owned(),
         };
-        let (references, sampled) = self.counted();
+        let (references, sampled) = counted(self.references, self.sampled);
         let mut table = labelled(
             12,
             [
@@ -128,7 +122,7 @@ impl Figure for SizedReport {
             ("by bytes", &self.by_bytes),
         ];
         let series = series.map(|(name, curve)| Series::of_curve(name, curve, byte(), until));
-        let (references, sampled) = self.counted();
+        let (references, sampled) = counted(self.references, self.sampled);
         let title = format!("Miss-ratio curves of the objects of {}", self.name);
         let subtitle = format!("{} · {references} references{sampled}", self.method);
         Ok(Chart::of_miss_ratios(title, subtitle, "Cache size", until, series).to_svg())
