@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use plimsoll_serve::disk::Report;
 use tempfile::TempDir;
@@ -457,4 +459,80 @@ fn run_without_a_disk_only_makes_memory_shared() {
             "\n-object\nmemory-backend-memfd,id=plimsoll-memory,size=134217728,share=on\n"
         )
     );
+}
+
+/// `plimsoll run` with a disk, for a QEMU that ends with 7 when `@/end` is there.
+struct Run {
+    folder: TempDir,
+    child: KilledOnDrop,
+}
+
+impl Run {
+    /// Of a copy of the program, `@/plimsoll`.
+    fn new(complaints: impl Into<Stdio>) -> Self {
+        let folder = images();
+        pretender(&folder);
+        let script = format!(
+            "#!/bin/sh\nwhile [ ! -e {}/end ]; do sleep 0.05; done\nexit 7\n",
+            folder.path().display()
+        );
+        fs::write(folder.path().join("qemu"), script).unwrap();
+        let program = folder.path().join("plimsoll");
+        fs::copy(env!("CARGO_BIN_EXE_plimsoll"), &program).unwrap();
+        let line = "run --state @/vm --disk @/good.raw -- @/qemu";
+        let mut command = Command::new(program);
+        command.args(plimsoll(&folder, line).get_args());
+        let child = command.stdout(Stdio::null()).stderr(complaints).spawn();
+        Self {
+            folder,
+            child: KilledOnDrop(child.unwrap()),
+        }
+    }
+
+    /// Waits for a disk daemon that serves and is not `former`; its pid.
+    fn server(&mut self, former: Option<u32>) -> u32 {
+        let run = self.child.0.id();
+        let own = format!("/proc/{run}/task/{run}/children");
+        let begin = Instant::now();
+        loop {
+            assert_eq!(self.child.0.try_wait().unwrap(), None, "it goes on");
+            assert!(begin.elapsed() < Duration::from_secs(60));
+            let children = fs::read_to_string(&own).unwrap();
+            let mut pids = children
+                .split_ascii_whitespace()
+                .map(|pid| pid.parse().unwrap());
+            let serves = |pid: &u32| {
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                line.contains("\0serve\0") && Some(*pid) != former
+            };
+            let answers = || UnixStream::connect(self.folder.path().join("vm/admin.sock")).is_ok();
+            if let Some(pid) = pids.find(serves).filter(|_| answers()) {
+                return pid;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills the disk daemon, waits for the next one, and ends QEMU; the exit code.
+    fn outlives_its_server(mut self) -> Option<i32> {
+        let first = self.server(None);
+        let killed = Command::new("kill")
+            .args(["-KILL", &first.to_string()])
+            .status();
+        assert!(killed.unwrap().success());
+        self.server(Some(first));
+        File::create(self.folder.path().join("end")).unwrap();
+        self.child.0.wait().unwrap().code()
+    }
+}
+
+#[test]
+fn run_starts_its_disk_daemon_again_also_after_an_upgrade() {
+    let mut run = Run::new(Stdio::null());
+    run.server(None);
+    let program = run.folder.path().join("plimsoll");
+    let new = run.folder.path().join("new");
+    fs::write(&new, "another version").unwrap();
+    fs::rename(new, program).unwrap();
+    assert_eq!(run.outlives_its_server(), Some(7));
 }

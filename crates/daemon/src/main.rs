@@ -22,6 +22,7 @@ use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
 use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
+use plimsoll_vm::own_program;
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 
@@ -282,7 +283,7 @@ fn give_back(args: &Args) -> anyhow::Result<()> {
 /// Starts this program as a process that gives memory back if this one is killed. It outlives signals to this one's
 /// process group.
 fn start_orphan(args: &Args) -> std::io::Result<Child> {
-    let mut command = process::Command::new(std::env::current_exe()?);
+    let mut command = process::Command::new(own_program()?);
     command.args(["--give-back", "--when-orphaned"]);
     if let Some(path) = &args.config {
         command.arg("--config").arg(path);

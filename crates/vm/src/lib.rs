@@ -12,6 +12,7 @@
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
 //! - [`MemoryPressure`] is the time that a host or a VM's [`ControlGroup`] lost to a lack of memory.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
+//! - [`own_program`] is where this process's program can be started once more.
 //! - [`detect`] determines whether KVM can run guests here.
 //!
 //! Command lines, maps, monitor and console bytes come from other processes, some of
@@ -38,6 +39,7 @@ mod identity;
 mod kernel;
 mod maps;
 mod meminfo;
+mod own_program;
 mod pressure;
 mod process;
 mod qmp;
@@ -64,6 +66,7 @@ pub use maps::{
     FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
 };
 pub use meminfo::HostMemory;
+pub use own_program::own_program;
 pub use pressure::{ControlGroup, MemoryPressure};
 pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running};
 pub use qmp::{Qmp, QmpEvent, RunState, VmRam};

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_vm::own_program;
 use rustix::process::Signal;
 
 use super::signal;
@@ -129,7 +130,7 @@ impl<'a> Daemon<'a> {
 }
 
 fn spawn(arguments: &[OsString]) -> anyhow::Result<(Child, ChildStdout)> {
-    let program = std::env::current_exe().context("cannot find this program")?;
+    let program = own_program().context("cannot find this program")?;
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
