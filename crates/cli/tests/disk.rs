@@ -536,3 +536,9 @@ fn run_starts_its_disk_daemon_again_also_after_an_upgrade() {
     fs::rename(new, program).unwrap();
     assert_eq!(run.outlives_its_server(), Some(7));
 }
+
+#[test]
+fn run_goes_on_if_nobody_can_read_what_it_says() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    assert_eq!(Run::new(full).outlives_its_server(), Some(7));
+}

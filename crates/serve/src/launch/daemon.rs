@@ -1,7 +1,8 @@
 //! The disk daemon under a QEMU: started before it, restarted when it dies, ended after it.
 
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read};
+use std::fmt;
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -82,11 +83,11 @@ impl<'a> Daemon<'a> {
                 if since.elapsed() > STEADY {
                     self.wait = RESTART.0;
                 }
-                eprintln!(
+                tell(format_args!(
                     "plimsoll run: the disk daemon ended ({}); it is started again in {} ms",
                     ended(status),
                     self.wait.as_millis()
-                );
+                ));
                 let again_at = now + self.wait;
                 self.wait = (self.wait * 2).min(RESTART.1);
                 self.state = State::Dead { again_at };
@@ -98,7 +99,7 @@ impl<'a> Daemon<'a> {
                     self.state = State::Runs { child, since: now };
                 }
                 Err(error) => {
-                    eprintln!("plimsoll run: {error:#}");
+                    tell(format_args!("plimsoll run: {error:#}"));
                     *again_at = now + self.wait;
                     self.wait = (self.wait * 2).min(RESTART.1);
                 }
@@ -146,12 +147,17 @@ fn spawn(arguments: &[OsString]) -> anyhow::Result<(Child, ChildStdout)> {
 /// Copies the daemon's lines to standard error, and signals `ready` when it serves.
 fn forward(stdout: impl Read, ready: &mpsc::SyncSender<()>) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        eprintln!("{line}");
+        tell(format_args!("{line}"));
         if line.starts_with("disk: serving ") {
             // Nobody may wait for it any more.
             let _ = ready.try_send(());
         }
     }
+}
+
+/// Writes a line to standard error. That nobody reads it ends neither the VM nor its disks.
+fn tell(line: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn ended(status: ExitStatus) -> String {
