@@ -1,4 +1,4 @@
-//! Statistics of a VM's disks.
+//! Statistics of a VM's disks. Fields are only added: a program reads those of a daemon of a later version, which runs as long as its VM.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,6 @@ use crate::{CacheMode, WriteMode};
 
 /// Counters of the engine since its start, and its current state. Pages and blocks are of 4 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct EngineStats {
     /// How pages enter the cache.
     pub mode: CacheMode,
@@ -87,7 +86,6 @@ pub struct EngineStats {
 
 /// One disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 #[allow(missing_docs, reason = "the names of the others suffice")]
 pub struct DiskStats {
     pub image: String,
@@ -128,7 +126,6 @@ pub struct DiskStats {
 
 /// The guest's ring of notifications.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RingStats {
     /// Whether a guest has announced one.
     pub attached: bool,
@@ -149,7 +146,6 @@ pub struct RingStats {
 
 /// Pages put and got by the guest's device-mapper target.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct VictimCacheStats {
     /// Whether there is an hcache behind it.
     pub available: bool,
@@ -184,7 +180,6 @@ pub struct VictimCacheStats {
 
 /// A VM's disks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct MachineStats {
     /// Seconds since the daemon began.
     pub uptime_seconds: f64,

@@ -26,7 +26,7 @@ use crate::path::{encoded, of_vm, query};
 use crate::request::{Choice, HostWhatIf, Refusal, RefusalKind, SettingsChange, VmWhatIf};
 use crate::rightsize::RightsizeView;
 use crate::vm::{HeatmapView, HistoryView, HostView, VmSummary, VmView};
-use crate::{SCHEMA, SOCKET, SOCKET_READ_ONLY};
+use crate::{SCHEMA, SOCKET, SOCKET_READ_ONLY, of_another_version};
 
 /// Time limit of a request: the daemon itself stops waiting for its turn loop after 15 s.
 pub const TIME_OUT: Duration = Duration::from_secs(20);
@@ -532,15 +532,13 @@ struct Head {
 
 /// Reads an answer. Within a schema keys are only added, but a daemon of an earlier version has not those that were added since.
 fn read<A: DeserializeOwned>(answer: &[u8]) -> Result<A, String> {
-    let other = |what: String| {
-        let ours = env!("CARGO_PKG_VERSION");
-        format!("{what}: this program has version {ours}; use that of the daemon's version")
-    };
     match serde_json::from_slice(answer) {
-        Ok(Head { schema }) if schema != SCHEMA => Err(other(format!(
+        Ok(Head { schema }) if schema != SCHEMA => Err(of_another_version(&format!(
             "it has schema {schema}, and only {SCHEMA} can be read"
         ))),
-        Ok(Head { .. }) => serde_json::from_slice(answer).map_err(|error| other(error.to_string())),
+        Ok(Head { .. }) => {
+            serde_json::from_slice(answer).map_err(|error| of_another_version(&error.to_string()))
+        }
         Err(_) => serde_json::from_slice(answer).map_err(|error| error.to_string()),
     }
 }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::curve_json::{CurveJson, SCHEMA};
+use crate::of_another_version;
 
 /// Limit on the size of an answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -149,7 +150,10 @@ pub fn ask_over<T: DeserializeOwned>(
     }
     match answer.error {
         Some(why) => Err(DiskAdminError::Refused { why }),
-        None => serde_json::from_value(answer.result).map_err(unknown),
+        // A daemon runs as long as its VM, so also those of earlier versions are asked.
+        None => serde_json::from_value(answer.result).map_err(|error| DiskAdminError::Unknown {
+            what: of_another_version(&error.to_string()),
+        }),
     }
 }
 
@@ -437,7 +441,7 @@ mod tests {
     fn what_is_no_answer_is_told_apart() {
         let engine = "{\"schema\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":{\"cached_pages\":2}}}}\n";
         let message = |answer| told(answer).unwrap_err().to_string();
-        assert!(message(engine).contains("missing field `cache_bytes`"));
+        assert!(message(engine).contains("missing field `cache_bytes`: this program has version"));
         assert!(message("{\"schema\":2,\"result\":null}\n").contains("schema 2, known is 1"));
         assert!(message("garbage\n").contains("unexpected answer"));
         let refused = "{\"schema\":1,\"error\":\"too large\"}\n";

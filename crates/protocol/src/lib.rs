@@ -60,3 +60,9 @@ pub fn name_of(value: impl serde::Serialize) -> String {
 pub const SOCKET: &str = "/run/plimsoll/plimsolld.sock";
 /// Socket for clients with read-only access.
 pub const SOCKET_READ_ONLY: &str = "/run/plimsoll/plimsolld-ro.sock";
+
+/// Why an answer cannot be read, whose keys or schema are those of another version.
+fn of_another_version(what: &str) -> String {
+    let ours = env!("CARGO_PKG_VERSION");
+    format!("{what}: this program has version {ours}; use that of the daemon's version")
+}

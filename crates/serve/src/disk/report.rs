@@ -254,4 +254,15 @@ pub(crate) mod tests {
         assert!(!text.contains("\"curve\""));
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
     }
+
+    #[test]
+    fn what_a_later_version_reports_besides_is_ignored() {
+        let report = example();
+        let mut json = serde_json::to_value(&report).unwrap();
+        let machine = &mut json["machine"];
+        for place in ["/engine", "/disks/0", "/ring", "/second_chance", ""] {
+            machine.pointer_mut(place).unwrap()["since_added"] = 1.into();
+        }
+        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+    }
 }
