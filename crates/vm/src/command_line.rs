@@ -1,8 +1,8 @@
 //! Parses a VM's QEMU command line.
 //!
 //! Only options for memory, name, accelerator and monitor are read, in the forms used on the command line and by
-//! libvirt (objects as JSON). All others, and invalid ones, are ignored, because
-//! QEMU itself has already accepted the command line. Source: qemu-system-x86_64(1).
+//! libvirt (objects as JSON), and those of files that `-readconfig` names, as LXD and Incus start VMs. All others, and
+//! invalid ones, are ignored, because QEMU itself has already accepted the command line. Source: qemu-system-x86_64(1).
 
 use std::path::PathBuf;
 
@@ -115,9 +115,10 @@ impl CommandLine {
                     line.memory_bytes = size.or(line.memory_bytes);
                     line.memory_max_bytes = bytes(values.get("maxmem")).or(line.memory_max_bytes);
                 }
-                "accel" => line
-                    .accelerators
-                    .extend(values.implied().and_then(accelerator)),
+                "accel" => {
+                    let name = values.get("accel").or(values.implied());
+                    line.accelerators.extend(name.and_then(accelerator));
+                }
                 "machine" | "M" => {
                     let choices = values.get("accel").unwrap_or_default().split(':');
                     line.accelerators.extend(choices.filter_map(accelerator));
@@ -135,7 +136,7 @@ impl CommandLine {
                     }
                     controls.extend(target.strip_prefix("chardev:").map(str::to_owned));
                 }
-                "chardev" if values.implied() == Some("socket") => {
+                "chardev" if values.get("backend").or(values.implied()) == Some("socket") => {
                     if let (Some(id), Some(path)) = (values.get("id"), values.get("path")) {
                         sockets.push((id.into(), path.into()));
                         servers.extend(values.listens().then(|| id.to_owned()));
@@ -200,6 +201,55 @@ impl CommandLine {
             .iter()
             .filter(|backend| backend.usage != BackendUsage::Other)
     }
+}
+
+/// The arguments with those in the place of each `-readconfig FILE` that its file stands for. `text_of` reads a file; one
+/// that it cannot is left out.
+pub(crate) fn with_files(
+    arguments: &[&str],
+    text_of: impl Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(&argument) = arguments.next() {
+        match argument {
+            "-readconfig" | "--readconfig" => {
+                let text = arguments.next().and_then(|file| text_of(file));
+                all.extend(arguments_of(&text.unwrap_or_default()));
+            }
+            _ => all.push(argument.to_owned()),
+        }
+    }
+    all
+}
+
+/// The arguments that a file stands for: groups headed `[GROUP]` or `[GROUP "ID"]`, each with lines `KEY = "VALUE"`.
+fn arguments_of(text: &str) -> Vec<String> {
+    let mut arguments: Vec<String> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(head) = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+        {
+            let (group, id) = head.split_once(' ').unwrap_or((head, ""));
+            let id = id.trim().trim_matches('"');
+            // The options of -m, by the name that QEMU has for them.
+            let option = if group == "memory" { "m" } else { group };
+            let value = match id {
+                "" => String::new(),
+                id => format!("id={}", escape_commas(id)),
+            };
+            arguments.extend([format!("-{option}"), value]);
+        } else if let Some((key, value)) = line.split_once('=')
+            && !line.starts_with('#')
+            && let Some(values) = arguments.last_mut()
+        {
+            let value = escape_commas(value.trim().trim_matches('"'));
+            let comma = if values.is_empty() { "" } else { "," };
+            values.push_str(&format!("{comma}{}={value}", key.trim()));
+        }
+    }
+    arguments
 }
 
 /// A UUID in its usual form, in lower case; `None` for other text, and for the all-zero UUID.
@@ -361,6 +411,55 @@ mod tests {
         assert_eq!(line.memory_bytes, Some(3 << 29));
         assert_eq!(line.accelerators, [Accelerator::Kvm, Accelerator::Tcg]);
         assert_eq!(line.backends[0].kind, BackendKind::Anonymous);
+    }
+
+    #[test]
+    fn a_file_of_readconfig_is_part_of_the_line() {
+        // As QEMU 7.2 accepts it, and LXD writes it.
+        let file = r#"# Machine
+[machine]
+type = "q35"
+accel = "kvm"
+[memory]
+size = "96M"
+
+[object "mem0"]
+qom-type = "memory-backend-memfd"
+size = "96M"
+share = "on"
+[numa]
+type = "node"
+memdev = "mem0"
+[chardev "monitor"]
+backend = "socket"
+path = "/run/a,b.sock"
+server = "on"
+wait = "off"
+[mon]
+chardev = "monitor"
+mode = "control"
+[name]
+guest = "conf,vm"
+"#;
+        let read = |path: &str| (path == "qemu.conf").then(|| file.to_owned());
+        let arguments = ["qemu", "-uuid", "x", "-readconfig", "qemu.conf", "-S"];
+        let line = CommandLine::parse(&with_files(&arguments, read));
+        let written = parse(
+            "qemu -m 96M -object memory-backend-memfd,id=mem0,size=96M,share=on -numa node,memdev=mem0 \
+             -accel kvm -qmp unix:/run/a,,b.sock,server=on -name conf,,vm",
+        );
+        let sockets = vec![PathBuf::from("/run/a,b.sock")];
+        assert_eq!(line, CommandLine { sockets, ..written });
+        let accelerator = arguments_of("[accel]\n  accel=\"kvm\"\n[\n]x=\n");
+        assert_eq!(accelerator, ["-accel", "accel=kvm,]x="]);
+        for wrong in [
+            vec!["-readconfig"],
+            vec!["-readconfig", "other", "-m", "96M"],
+        ] {
+            let line = CommandLine::parse(&with_files(&wrong, read));
+            assert_eq!(line.name, None, "{wrong:?}");
+            assert_eq!(line.memory_bytes.is_some(), wrong.len() > 1, "{wrong:?}");
+        }
     }
 
     #[test]
@@ -531,6 +630,14 @@ mod tests {
                 "-(m|name|object|machine|accel|qmp|mon|chardev|device)|[a-z=,.0-9{}\":]{0,30}|.{0,10}", 0..12,
             ),
         ) {
+            let _ = CommandLine::parse(&arguments).ram().count();
+        }
+
+        #[test]
+        fn no_file_makes_it_panic(
+            lines in prop::collection::vec("\\[(machine|object|mon)( \"[^\"]{0,4})?\"?\\]?|[a-z= \"#,\\[\\]]{0,20}|.{0,10}", 0..12),
+        ) {
+            let arguments = arguments_of(&lines.join("\n"));
             let _ = CommandLine::parse(&arguments).ram().count();
         }
     }

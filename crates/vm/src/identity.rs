@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
@@ -287,9 +287,41 @@ impl PeerSocket {
     }
 }
 
-/// Opens a socket's file, not the socket, by its path in the file system of `process`; links are resolved within that
-/// file system. A process that made its socket before it changed its root directory (`-chroot`) has it below ours.
+/// Reads a regular file by its path in the file system of `process`.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidInput`] if it is none; [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max` bytes.
+pub(crate) fn read_in_root(process: ProcessId, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let found = find_in_root(process, path)?;
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file",
+        ));
+    }
+    let file = fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+    let mut bytes = Vec::new();
+    file.take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > bytes_max {
+        true => Err(io::ErrorKind::FileTooLarge.into()),
+        false => Ok(bytes),
+    }
+}
+
+/// Opens a socket's file, not the socket, by its path in the file system of `process`.
 fn open_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
+    let socket = find_in_root(process, path)?;
+    match FileType::from_raw_mode(fstat(&socket)?.st_mode) {
+        FileType::Socket => Ok(socket),
+        _ => Err(no_socket()),
+    }
+}
+
+/// Finds a file, without opening it, by its path in the file system of `process`; links are resolved within that
+/// file system. A process that opened it before it changed its root directory (`-chroot`) has it below ours.
+fn find_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let directory = |path: &str| open(path, flags | OFlags::DIRECTORY, Mode::empty());
     let root = directory(&format!("/proc/{}/root", process.pid))?;
@@ -301,14 +333,10 @@ fn open_in_root(process: ProcessId, path: &Path) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW;
         openat2(root, path, flags, Mode::empty(), resolve)
     };
-    let socket = match open_below(&root) {
+    Ok(match open_below(&root) {
         Err(rustix::io::Errno::NOENT) if has_our_mounts(process) => open_below(&directory("/")?)?,
         opened => opened?,
-    };
-    match FileType::from_raw_mode(fstat(&socket)?.st_mode) {
-        FileType::Socket => Ok(socket),
-        _ => Err(no_socket()),
-    }
+    })
 }
 
 /// Whether a process has the mounts of this one.

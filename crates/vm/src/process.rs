@@ -5,13 +5,15 @@
 use std::cell::LazyCell;
 use std::fs;
 use std::io;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use plimsoll_flow::{RamMapping, VmId};
 use rustix::fs::statfs;
 
-use crate::identity::{AllowedUsers, PeerSocket, ProcessId};
+use crate::command_line::with_files;
+use crate::identity::{AllowedUsers, PeerSocket, ProcessId, read_in_root};
 use crate::maps::{
     FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
 };
@@ -22,6 +24,9 @@ use plimsoll_flow::Accelerator;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Time limit for a monitor to list the threads of its virtual CPUs.
 const VCPU_QUERY_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Longest file of `-readconfig` that is read.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A virtual CPU and the thread that runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,17 +105,15 @@ impl QemuVm {
         }
         let id = ProcessId::of_pid(pid).ok_or(VmError::NoSuchProcess { pid })?;
         let process = Process { pid };
-        let arguments = process.read("cmdline")?;
-        let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
-        let command_line = CommandLine::parse(&arguments);
+        // Nearly all paths are absolute.
+        let folders = LazyCell::new(|| process.folders());
+        let command_line = process.command_line(id, &folders)?;
         let entries = parse_maps(&process.read("maps")?)?;
         if entries.is_empty() {
             // Its memory has already been freed, and the process is about to end.
             return Err(VmError::NoSuchProcess { pid });
         }
         let file_systems = process.file_systems(&entries)?;
-        // Nearly all paths are absolute.
-        let folders = LazyCell::new(|| process.folders());
         let absolute = |socket: &PathBuf| match socket.is_absolute() {
             true => socket.clone(),
             false => absolute(id, &folders, socket),
@@ -327,9 +330,9 @@ fn pid_of_name(name: &str) -> Result<u32, VmError> {
         .into_iter()
         .filter(|&pid| !matches!(users.check(pid), Err(VmError::NotOfThisHost { .. })))
         .filter_map(|pid| {
-            let arguments = Process { pid }.read("cmdline").ok()?;
-            let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
-            let line = CommandLine::parse(&arguments);
+            let (process, id) = (Process { pid }, ProcessId::of_pid(pid)?);
+            let folders = LazyCell::new(|| process.folders());
+            let line = process.command_line(id, &folders).ok()?;
             let is_it = line.uuid.as_ref() == Some(&uuid);
             let its = line.name.unwrap_or_else(|| format!("qemu-{pid}"));
             let is_it = is_it || its == name;
@@ -395,6 +398,26 @@ impl Process {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             Err(source) => Err(self.error(path, source)),
         }
+    }
+
+    /// Its command line, with what the files of `-readconfig` say as far as they are there still. `folders` are those in which
+    /// it may have been started.
+    fn command_line(
+        &self,
+        id: ProcessId,
+        folders: &impl Deref<Target = Vec<PathBuf>>,
+    ) -> Result<CommandLine, VmError> {
+        let arguments = self.read("cmdline")?;
+        let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
+        let read = |path: PathBuf| read_in_root(id, &path, CONFIG_BYTES_MAX).ok();
+        let text_of = |file: &str| {
+            let bytes = match Path::new(file) {
+                file if file.is_absolute() => read(file.to_owned()),
+                file => folders.iter().find_map(|folder| read(folder.join(file))),
+            };
+            bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        };
+        Ok(CommandLine::parse(&with_files(&arguments, text_of)))
     }
 
     /// The directories in which it may have been started, the likeliest first: where it is, unless `-daemonize` has led it to
@@ -536,6 +559,7 @@ fn vcpus_by_monitor(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn threads_tell_their_cpu_by_name() {
@@ -576,6 +600,37 @@ mod tests {
         let process = Process { pid: ours.pid };
         assert_eq!(process.own_thread_id(ours.pid), Some(ours.pid));
         assert_eq!(process.folders()[0], std::env::current_dir().unwrap());
+    }
+
+    #[test]
+    fn a_vm_of_a_configuration_file_has_what_that_says() {
+        let folder = tempfile::tempdir().unwrap();
+        // A shell that is called as QEMU is.
+        let program = folder.path().join("qemu-system-none");
+        fs::copy("/bin/sh", &program).unwrap();
+        let text = "[memory]\nsize = \"96M\"\n[name]\nguest = \"conf\"\n\
+             [chardev \"m\"]\nbackend = \"socket\"\npath = \"qmp\"\nserver = \"on\"\n\
+             [mon]\nchardev = \"m\"\nmode = \"control\"\n";
+        fs::write(folder.path().join("vm.conf"), text).unwrap();
+        let mut child = Command::new(&program)
+            .args(["-c", "read end", "-readconfig", "vm.conf"])
+            .current_dir(folder.path())
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The kernel sets it shortly after the program has begun.
+        while fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(|line| line.is_empty()) {
+            std::thread::yield_now();
+        }
+        let vm = QemuVm::of_pid(child.id());
+        fs::remove_file(folder.path().join("vm.conf")).unwrap();
+        let without = QemuVm::of_pid(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (vm, without) = (vm.unwrap(), without.unwrap());
+        assert_eq!((vm.id.0.as_str(), vm.memory_bytes), ("conf", 96 << 20));
+        assert_eq!(vm.qmp_socket, Some(folder.path().join("qmp")));
+        assert_eq!(without.id.0, format!("qemu-{}", without.pid));
     }
 
     #[test]
