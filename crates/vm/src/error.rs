@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::group_name::escaped;
 use crate::identity::AllowedUsers;
 
 /// An error about a VM. Each variant states the effect on the VM; where none is stated, nothing was changed.
@@ -149,10 +150,27 @@ impl VmError {
     }
 }
 
+/// Names, which processes choose, without what a terminal could obey.
 fn list(words: &[String]) -> String {
     if words.is_empty() {
-        "nothing".into()
-    } else {
-        words.join(" | ")
+        return "nothing".into();
+    }
+    let words: Vec<_> = words.iter().map(|word| escaped(word)).collect();
+    words.join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_terminal_could_obey_are_escaped() {
+        let error = VmError::NoSuchName {
+            name: "a\u{1b}[2J".to_owned(),
+            running: vec!["web".to_owned(), "b\u{1b}[31m\nc".to_owned()],
+        };
+        let text = error.to_string();
+        assert!(text.contains(r"running: web | b\u{1b}[31m\nc ("), "{text}");
+        assert!(!text.contains(char::is_control), "{text}");
     }
 }

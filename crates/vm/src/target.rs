@@ -12,6 +12,7 @@ use plimsoll_flow::VmId;
 
 use crate::VmError;
 use crate::cgroup::MemoryGroup;
+use crate::group_name::escaped;
 use crate::identity::ProcessId;
 use crate::process::{MemoryProcess, QemuVm, find};
 
@@ -99,14 +100,19 @@ impl Target {
 }
 
 /// Its kind and its name.
+/// In words. Names are chosen by processes, so what a terminal could obey is [`escaped`].
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Vm(vm) => write!(f, "VM {}", vm.id),
+            Self::Vm(vm) => write!(f, "VM {}", escaped(&vm.id.0)),
             Self::Process(process) => {
-                write!(f, "process {} ({})", process.process.pid, process.name)
+                let (pid, name) = (process.process.pid, escaped(&process.name));
+                write!(f, "process {pid} ({name})")
             }
-            Self::Group(group) => write!(f, "control group {}", group.directory.display()),
+            Self::Group(group) => {
+                let directory = escaped(&group.directory.to_string_lossy());
+                write!(f, "control group {directory}")
+            }
         }
     }
 }
@@ -201,6 +207,17 @@ mod tests {
         let changed = changed.expect("a process with another name");
         assert!(changed.id().0.starts_with("sleep-"), "{}", changed.id());
         assert_ne!(changed, before);
+    }
+
+    #[test]
+    fn a_name_is_shown_without_what_a_terminal_could_obey() {
+        let found = Target::find(&std::process::id().to_string()).unwrap();
+        let Target::Process(mut process) = found else {
+            panic!("this process is no VM");
+        };
+        process.name = "a\u{1b}[2J\nb".to_owned();
+        let shown = Target::Process(process).to_string();
+        assert!(shown.ends_with(r"(a\u{1b}[2J\nb)"), "{shown}");
     }
 
     #[test]
