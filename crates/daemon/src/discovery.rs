@@ -293,8 +293,12 @@ impl Rounds {
             self.pending.remove(&process);
             let why = match result {
                 // A process that has just been started has not mapped its RAM yet.
-                Ok(vm) if vm.ram.is_empty() || vm.vcpus.is_empty() => format!(
-                    "process {} ({}) has no guest RAM that could be watched, or no vCPUs (yet)",
+                Ok(vm) if vm.ram.is_empty() => format!(
+                    "process {} ({}) has no guest RAM that could be watched (yet)",
+                    process.pid, vm.id
+                ),
+                Ok(vm) if vm.vcpus.is_empty() => format!(
+                    "process {} ({}) does not show its vCPUs (yet): it needs -name ...,debug-threads=on or a QMP monitor that no other client holds",
                     process.pid, vm.id
                 ),
                 Ok(vm) => {
