@@ -245,10 +245,25 @@ impl Move {
 
     /// Sets the target of every VM that has not arrived to its present size.
     pub fn stop(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>, progress: &mut dyn FnMut()) {
+        self.hold_those(|_| true, vms, progress);
+    }
+
+    /// The same, but VMs that grow keep their targets: nobody else gets the memory that was free for them.
+    pub fn leave(&mut self, vms: &mut BTreeMap<String, MovableVm<'_>>, progress: &mut dyn FnMut()) {
+        let grows = |part: &Part| part.told.direct_bytes > part.from.direct_bytes;
+        self.hold_those(|part| !grows(part), vms, progress);
+    }
+
+    fn hold_those(
+        &mut self,
+        which: impl Fn(&Part) -> bool,
+        vms: &mut BTreeMap<String, MovableVm<'_>>,
+        progress: &mut dyn FnMut(),
+    ) {
         for index in 0..self.parts.len() {
             let free_bytes = self.free_bytes(vms);
             let part = &mut self.parts[index];
-            if matches!(part.state, StepState::Done | StepState::Gone) {
+            if matches!(part.state, StepState::Done | StepState::Gone) || !which(part) {
                 continue;
             }
             if let Some(held) = vms.get_mut(&part.vm) {

@@ -19,6 +19,9 @@ use crate::vm::Vm;
 /// Change of a VM's size that is kept while it goes on.
 const STEP_KEPT_BYTES: u64 = 32 << 20;
 
+/// How a move is stopped: [`Move::stop`] or [`Move::leave`].
+type StopWay = fn(&mut Move, &mut BTreeMap<String, moves::MovableVm<'_>>, &mut dyn FnMut());
+
 fn sizes_now(steps: &[Step]) -> Vec<u64> {
     steps.iter().map(|step| step.now.size_bytes()).collect()
 }
@@ -345,11 +348,16 @@ impl<H: Host> Turns<H> {
 
     /// Stops a move where it is; a check is abandoned.
     pub(super) fn stop(&mut self, why: &str) {
+        self.stop_by(Move::stop, &format!("{why}; what was moved stays."));
+    }
+
+    /// Stops a move by `way`, for this reason.
+    pub(super) fn stop_by(&mut self, way: StopWay, why: &str) {
         let Some(mut active) = self.active.take() else {
             return;
         };
         if let Stage::Moving(under_way) = &mut active.stage {
-            under_way.stop(&mut held(&mut self.vms), &mut self.progress);
+            way(under_way, &mut held(&mut self.vms), &mut self.progress);
             active.decision.steps = under_way.steps();
         }
         self.leave_unchecked(&active, None);
@@ -360,8 +368,7 @@ impl<H: Host> Turns<H> {
             let phase = self.phase_by_holdings();
             self.enter(phase, Instant::now());
         }
-        let why = format!(" {why}; what was moved stays.");
-        self.end(active.decision, State::Stopped, Some(&why));
+        self.end(active.decision, State::Stopped, Some(&format!(" {why}")));
     }
 
     pub(super) fn shut_down(&mut self) {

@@ -6,7 +6,7 @@ use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::{Initiator, Kind};
 
 use super::discover::poll_all;
-use super::{CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, STORE, Turns};
+use super::{CACHE_LEAST_BYTES, Move, PendingMove, SAME_BYTES, STORE, Turns};
 use crate::host::Host;
 use crate::vm::Vm;
 
@@ -64,7 +64,7 @@ impl<H: Host> Turns<H> {
             std::thread::sleep(RETRY_INTERVAL);
             self.return_to_vms(Instant::now());
         }
-        self.stop("The time for giving memory back was over");
+        self.end_return(Instant::now());
         if let Some(first) = self.lent_store() {
             tracing::warn!(
                 "the page store has {} MiB, {} more than before it got memory of VMs, which these lack",
@@ -79,6 +79,19 @@ impl<H: Host> Turns<H> {
             );
         }
         !self.is_any_unknown() && self.resized().is_empty()
+    }
+
+    /// Ends giving memory back. A VM that is paused, or slow, keeps its target, and so gets its memory when it follows: no daemon will
+    /// give it to another.
+    pub fn end_return(&mut self, now: Instant) {
+        if self.active.is_none() && self.vms_lack_memory() {
+            // Its balloon counted as stuck, so its target was taken back.
+            self.return_to_vms(now);
+        }
+        self.stop_by(
+            Move::leave,
+            "The time for giving memory back was over; VMs that have not followed get the rest when they do.",
+        );
     }
 
     /// Whether the size of a VM that was resized is unknown, because its monitor or libvirt has never answered.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use plimsoll_daemon::config::Workflow;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::Command;
+use plimsoll_daemon::turn::TICK;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Kind, Mode, Phase, State};
 use plimsoll_protocol::request::SettingsChange;
@@ -272,6 +273,30 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
     rig.turns.begin_return(rig.now);
     rig.pass(20);
     assert_eq!(rig.mib("web"), 400);
+}
+
+#[test]
+fn a_vm_that_is_paused_when_the_daemon_ends_gets_its_memory_when_it_goes_on() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let had = rig.mib("scan");
+    let host = rig.host.clone();
+    host.change("scan", |vm| vm.follows = BalloonBehaviour::Never);
+    rig.turns.begin_return(rig.now);
+    for _ in 0..20 {
+        host.pass(TICK);
+        rig.now += TICK;
+        rig.turns.goes_on_returning(rig.now);
+    }
+    rig.turns.end_return(rig.now);
+    assert_eq!((rig.mib("web"), rig.mib("scan")), (512, had));
+    host.change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
+    for _ in 0..20 {
+        host.pass(TICK);
+    }
+    assert_eq!(rig.mib("scan"), 512);
+    assert!(host.most_bytes() <= 1536 * MIB);
 }
 
 /// As a VM of which libvirt's `<memory>` is more than its `<currentMemory>`: its driver takes the difference at boot.
