@@ -169,7 +169,7 @@ pub struct VmSummary {
     pub cache: Option<CacheView>,
     /// Which tracing backends can observe it; empty while unknown. A userfaultfd on its RAM does not count as an
     /// obstacle here, because it may belong to the daemon's own tracer.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "known_backends")]
     pub backends: Vec<BackendView>,
     /// Sizes reported by it or by its disk daemon that the kernel rules out, and that were therefore not used.
     #[serde(default)]
@@ -336,6 +336,18 @@ pub struct BackendView {
     pub refusals: Vec<BackendRefusal>,
 }
 
+/// Reads assessments without those of backends that a daemon of a later version has besides: all else that it says of a VM is
+/// of use.
+fn known_backends<'de, D>(field: D) -> Result<Vec<BackendView>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    let all = Vec::<serde_json::Value>::deserialize(field)?.into_iter();
+    let known = all.filter(|view| TraceMethod::deserialize(&view["backend"]).is_ok());
+    let views = known.map(|view| serde_json::from_value(view).map_err(serde::de::Error::custom));
+    views.collect()
+}
+
 /// Why a backend cannot observe a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -499,6 +511,24 @@ pub struct HeatRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backend_of_a_later_version_is_left_out() {
+        #[derive(Debug, Deserialize)]
+        struct Views {
+            #[serde(deserialize_with = "known_backends")]
+            backends: Vec<BackendView>,
+        }
+        let read = |text: &str| serde_json::from_str::<Views>(text);
+        let views = read(
+            r#"{"backends":[{"backend":"telepathy","refusals":[{"kind":7}]},{"backend":"trap","refusals":[]}]}"#,
+        );
+        let views = views.unwrap().backends;
+        assert_eq!(views.len(), 1);
+        assert_eq!(views[0].backend, TraceMethod::Traps);
+        let error = read(r#"{"backends":[{"backend":"trap"}]}"#).unwrap_err();
+        assert!(error.to_string().contains("refusals"), "{error}");
+    }
 
     #[test]
     fn a_stall_is_a_number_of_misses_if_the_vcpu_time_is_known() {
