@@ -15,6 +15,28 @@ use crate::vm::Vm;
 /// Interval between polls of VMs that are below their baselines: that of a guest's statistics.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Interval at which the log repeats that guests are short and get nothing.
+const TOLD_AGAIN: Duration = Duration::from_mins(1);
+
+/// What the log was last told of guests that are short and get nothing, and when.
+#[derive(Debug, Default)]
+pub(super) struct ToldShortage(Option<(String, Instant)>);
+
+impl ToldShortage {
+    /// Whether it is to be told that these VMs get nothing for this reason: at once if it is news, else once a minute.
+    fn is_due(&mut self, short: &[ShortVm], why: &str, now: Instant) -> bool {
+        let names = short.iter().map(|short| short.vm.as_str());
+        let news = names.chain([why]).collect::<Vec<_>>().join("\0");
+        let is_known = self.0.as_ref().is_some_and(|(told, at)| {
+            *told == news && now.saturating_duration_since(*at) < TOLD_AGAIN
+        });
+        if !is_known {
+            self.0 = Some((news, now));
+        }
+        !is_known
+    }
+}
+
 /// A VM that gets memory back.
 struct ShortVm {
     vm: String,
@@ -97,12 +119,18 @@ impl<H: Host> Turns<H> {
             .iter()
             .map(|short| format!("{}: {}", short.vm, short.why));
         let reasons = reasons.collect::<Vec<_>>().join("; ");
-        if self.paused {
-            tracing::warn!("{reasons}, and the daemon is paused: nothing is moved");
-            return;
-        }
-        let Some(pending) = self.relief(&short, &reasons) else {
-            tracing::warn!("{reasons}, and no memory is free");
+        let pending = match self.paused {
+            true => None,
+            false => self.relief(&short, &reasons),
+        };
+        let Some(pending) = pending else {
+            let why = match self.paused {
+                true => "the daemon is paused: nothing is moved",
+                false => "no memory is free",
+            };
+            if self.told_shortage.is_due(&short, why, now) {
+                tracing::warn!("{reasons}, and {why}");
+            }
             return;
         };
         for short in &short {
@@ -207,4 +235,34 @@ fn is_squeezed(vm: &Vm) -> bool {
     vm.is_known()
         && vm.is_resizable()
         && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.ram_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_told_of_a_shortage_that_lasts_once_a_minute() {
+        let short = |names: &[&str], available: u64| -> Vec<ShortVm> {
+            let vm = |name: &&str| ShortVm {
+                vm: (*name).to_owned(),
+                why: format!("only {available} MiB are available in its guest"),
+                wanted_bytes: 1,
+            };
+            names.iter().map(vm).collect()
+        };
+        let (mut told, begin) = (ToldShortage::default(), Instant::now());
+        let mut lines = 0;
+        for poll in 0..90 {
+            let now = begin + POLL_INTERVAL * poll;
+            let due = told.is_due(&short(&["web"], 5 + u64::from(poll)), "it is paused", now);
+            lines += u32::from(due);
+        }
+        assert_eq!(lines, 3, "in three minutes");
+        let now = begin + POLL_INTERVAL * 90 + Duration::from_secs(1);
+        assert!(told.is_due(&short(&["web"], 5), "it is paused", now));
+        assert!(told.is_due(&short(&["web", "mail"], 5), "it is paused", now));
+        assert!(told.is_due(&short(&["web", "mail"], 5), "no memory is free", now));
+        assert!(!told.is_due(&short(&["web", "mail"], 4), "no memory is free", now));
+    }
 }
