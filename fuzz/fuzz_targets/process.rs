@@ -15,6 +15,7 @@ fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
     let arguments: Vec<&str> = text.split('\0').collect();
     let command_line = CommandLine::parse(&arguments);
+    let _ = CommandLine::parse_with_files(&["-readconfig", "file"], |_| Some(text.to_string()));
     let file_systems = FileSystems::parse(&text);
     for line in text.lines() {
         let _ = ConsoleEvent::parse(line);

@@ -75,6 +75,13 @@ pub enum BackendKind {
 }
 
 impl CommandLine {
+    /// Parses the arguments of a QEMU process, with what the file of each `-readconfig` says. `text_of` reads a file; one that
+    /// it cannot is left out.
+    #[must_use]
+    pub fn parse_with_files(arguments: &[&str], text_of: impl Fn(&str) -> Option<String>) -> Self {
+        Self::parse(&with_files(arguments, text_of))
+    }
+
     /// Parses the arguments of a QEMU process.
     #[must_use]
     pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
@@ -203,12 +210,8 @@ impl CommandLine {
     }
 }
 
-/// The arguments with those in the place of each `-readconfig FILE` that its file stands for. `text_of` reads a file; one
-/// that it cannot is left out.
-pub(crate) fn with_files(
-    arguments: &[&str],
-    text_of: impl Fn(&str) -> Option<String>,
-) -> Vec<String> {
+/// The arguments with those in the place of each `-readconfig FILE` that its file stands for.
+fn with_files(arguments: &[&str], text_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut all = Vec::new();
     let mut arguments = arguments.iter();
     while let Some(&argument) = arguments.next() {
@@ -443,7 +446,7 @@ guest = "conf,vm"
 "#;
         let read = |path: &str| (path == "qemu.conf").then(|| file.to_owned());
         let arguments = ["qemu", "-uuid", "x", "-readconfig", "qemu.conf", "-S"];
-        let line = CommandLine::parse(&with_files(&arguments, read));
+        let line = CommandLine::parse_with_files(&arguments, read);
         let written = parse(
             "qemu -m 96M -object memory-backend-memfd,id=mem0,size=96M,share=on -numa node,memdev=mem0 \
              -accel kvm -qmp unix:/run/a,,b.sock,server=on -name conf,,vm",
@@ -456,7 +459,7 @@ guest = "conf,vm"
             vec!["-readconfig"],
             vec!["-readconfig", "other", "-m", "96M"],
         ] {
-            let line = CommandLine::parse(&with_files(&wrong, read));
+            let line = CommandLine::parse_with_files(&wrong, read);
             assert_eq!(line.name, None, "{wrong:?}");
             assert_eq!(line.memory_bytes.is_some(), wrong.len() > 1, "{wrong:?}");
         }

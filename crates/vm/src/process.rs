@@ -12,7 +12,6 @@ use std::time::Duration;
 use plimsoll_flow::{RamMapping, VmId};
 use rustix::fs::statfs;
 
-use crate::command_line::with_files;
 use crate::identity::{AllowedUsers, PeerSocket, ProcessId, read_in_root};
 use crate::maps::{
     FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
@@ -417,7 +416,7 @@ impl Process {
             };
             bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
         };
-        Ok(CommandLine::parse(&with_files(&arguments, text_of)))
+        Ok(CommandLine::parse_with_files(&arguments, text_of))
     }
 
     /// The directories in which it may have been started, the likeliest first: where it is, unless `-daemonize` has led it to

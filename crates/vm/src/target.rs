@@ -99,8 +99,7 @@ impl Target {
     }
 }
 
-/// Its kind and its name.
-/// In words. Names are chosen by processes, so what a terminal could obey is [`escaped`].
+/// Its kind and its name. Names are chosen by processes, so what a terminal could obey is [`escaped`].
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
