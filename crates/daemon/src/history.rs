@@ -39,6 +39,7 @@ use store::{Failure, Store};
 
 /// Time span of a mean, and the interval at which heat is kept.
 const SPAN_MS: u64 = 5 * 60 * 1000;
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// The interval at which a VM's curve is kept: half of the VMs in each span.
 const CURVES_MS: u64 = 2 * SPAN_MS;
 /// Maximum bytes of the history in memory.
@@ -122,6 +123,30 @@ pub struct History {
     state: Mutex<State>,
 }
 
+/// Whether records may be dropped by their age: not within a day after a leap of more than a day, because the time of day may be
+/// wrong then, and what was dropped is gone when it is set right.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Ageing {
+    /// When a span was last stored; 0 if none was.
+    last_ms: u64,
+    /// No record is dropped before.
+    from_ms: u64,
+}
+
+impl Ageing {
+    /// Notes when a span is stored; whether records may be dropped now.
+    fn is_due(&mut self, unix_ms: u64) -> bool {
+        let last_ms = std::mem::replace(&mut self.last_ms, unix_ms);
+        let believed_ms = unix_ms.saturating_add(DAY_MS);
+        if last_ms > 0 && unix_ms.saturating_sub(last_ms) > DAY_MS {
+            self.from_ms = believed_ms;
+        }
+        // After a leap that was taken back, it would be long.
+        self.from_ms = self.from_ms.min(believed_ms);
+        unix_ms >= self.from_ms
+    }
+}
+
 #[derive(Debug)]
 struct State {
     /// Path of the file; `None` if there is to be none.
@@ -144,6 +169,7 @@ struct State {
     heat: HashMap<u64, Heat>,
     /// The span in which heat and curves were last stored.
     span: Option<u64>,
+    ageing: Ageing,
     problem: Option<String>,
     retry_at: Instant,
 }
@@ -569,6 +595,7 @@ impl State {
             uuids: HashMap::new(),
             heat: HashMap::new(),
             span: None,
+            ageing: Ageing::default(),
             problem: None,
             retry_at: Instant::now(),
         }
@@ -603,6 +630,7 @@ impl State {
         self.phase = loaded.phase;
         self.next_id = self.next_id.max(loaded.next_id);
         self.vms = loaded.vms;
+        self.ageing = loaded.ageing;
         self.file = Some(Arc::new(store));
         self.loaded = true;
         Ok(())
@@ -757,18 +785,22 @@ impl State {
             HashMap::new()
         };
         let keep = self.place.as_ref().map(|(_, limits)| limits.keep);
-        let oldest_ms = keep.map_or(0, |keep| unix_ms.saturating_sub(millis(keep)));
+        let mut oldest_ms = 0;
         if closes {
             self.span = Some(span);
+            let keep = keep.filter(|_| self.ageing.is_due(unix_ms));
+            oldest_ms = keep.map_or(0, |keep| unix_ms.saturating_sub(millis(keep)));
             let forgotten = |vm: &VmRecord| vm.settings.is_none() && vm.seen_unix_ms < oldest_ms;
             // A VM without an earlier record was set just now.
             self.vms
                 .retain(|_, vm| vm.seen_unix_ms == 0 || !forgotten(vm));
         }
         let vms = self.vms.clone();
+        let ageing = self.ageing;
         let _ = self.write(closes, &|txn| {
             store::put_turn(txn, unix_ms, &turn)?;
             if closes {
+                store::put_ageing(txn, ageing)?;
                 store::put_heat(txn, unix_ms, &heat)?;
                 store::put_curves(txn, unix_ms, &curves)?;
                 store::put_all_vms(txn, &vms)?;

@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::form::{Curve, Heat, SCHEMA, StoredSample, Turn, VmRecord, together};
-use super::{SPAN_MS, key_of};
+use super::{Ageing, SPAN_MS, key_of};
 
 /// Key: a VM's key and the time.
 type VmTable = Pairs;
@@ -108,6 +108,7 @@ pub(super) struct StoredState {
     pub(super) phase: Option<Phase>,
     pub(super) next_id: u64,
     pub(super) vms: BTreeMap<String, VmRecord>,
+    pub(super) ageing: Ageing,
 }
 
 /// A database with all its tables.
@@ -250,6 +251,10 @@ impl Store {
                 }),
                 next_id: number("next_id")?.unwrap_or(1),
                 vms,
+                ageing: Ageing {
+                    last_ms: number("last_ms")?.unwrap_or_default(),
+                    from_ms: number("aged_from_ms")?.unwrap_or_default(),
+                },
             })
         })
     }
@@ -508,6 +513,13 @@ pub(super) fn put_phase(txn: &WriteTransaction, phase: Phase) -> Result<(), redb
     let number = PHASES.iter().position(|known| *known == phase);
     let number = number.unwrap_or_default() as u64;
     txn.open_table(META)?.insert("phase", number)?;
+    Ok(())
+}
+
+pub(super) fn put_ageing(txn: &WriteTransaction, ageing: Ageing) -> Result<(), redb::Error> {
+    let mut meta = txn.open_table(META)?;
+    meta.insert("last_ms", ageing.last_ms)?;
+    meta.insert("aged_from_ms", ageing.from_ms)?;
     Ok(())
 }
 

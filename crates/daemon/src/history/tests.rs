@@ -430,6 +430,37 @@ fn curves_and_heat_of_the_past_are_found() {
     assert!(history.heat("db", 0, u64::MAX).is_none());
 }
 
+#[test]
+fn a_leap_of_the_clock_drops_nothing_for_a_day() {
+    const DAY_SPANS: u64 = 24 * 12;
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history");
+    let record = |history: &History, spans: u64| {
+        history.record_turn(&[moment("web", sample(NOON_MS + spans * SPAN_MS, 5))]);
+    };
+    let oldest = |history: &History| history.samples("web", 0, u64::MAX, 1_000_000)[0].unix_ms;
+    let history = opened_quietly(&path);
+    (0..12).for_each(|span| record(&history, span));
+    let leap = 400 * DAY_SPANS;
+    (0..3).for_each(|span| record(&history, leap + span));
+    assert_eq!(oldest(&history), NOON_MS);
+    // Nor after a restart, or when it is set right.
+    drop(history);
+    let history = opened_quietly(&path);
+    record(&history, leap + 3);
+    assert_eq!(oldest(&history), NOON_MS);
+    (12..15).for_each(|span| record(&history, span));
+    assert_eq!(oldest(&history), NOON_MS);
+    // Records grow old again after a day.
+    (15..2 * DAY_SPANS).for_each(|span| record(&history, span));
+    assert!(oldest(&history) > NOON_MS);
+    // A leap that stays is believed in the end.
+    (2 * leap..2 * leap + DAY_SPANS - 1).for_each(|span| record(&history, span));
+    assert!(oldest(&history) < NOON_MS + leap * SPAN_MS);
+    (2 * leap + DAY_SPANS - 1..=2 * leap + DAY_SPANS).for_each(|span| record(&history, span));
+    assert!(oldest(&history) > NOON_MS + leap * SPAN_MS);
+}
+
 /// A decision with this many random characters.
 fn large(id: u64, letters: usize) -> Decision {
     let mut noise = id;
