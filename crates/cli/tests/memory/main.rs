@@ -31,9 +31,12 @@ start() {
     $b mkdir -p "$group"
     words=
     for word; do words="$words plimsoll.$word"; done
-    $b sh -c "echo \$\$ > $group/cgroup.procs; exec /workload $words" > "/tmp/log$$.$1" 2>&1 &
+    # A log of its own: an earlier one would say that this process works before it does.
+    started=$((started + 1))
+    : > /tmp/log.$started
+    $b sh -c "echo \$\$ > $group/cgroup.procs; exec /workload $words" > /tmp/log.$started 2>&1 &
     pid=$!
-    while ! $b grep -q round "/tmp/log$$.$1"; do $b sleep 0.2; done
+    while ! $b grep -q round /tmp/log.$started; do $b sleep 0.2; done
 }
 attach() { /plimsoll attach "$@" 2>&1; echo "exit $?"; }
 "#;
