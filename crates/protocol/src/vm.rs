@@ -336,8 +336,8 @@ pub struct BackendView {
     pub refusals: Vec<BackendRefusal>,
 }
 
-/// Reads assessments without those of backends that a daemon of a later version has besides: all else that it says of a VM is
-/// of use.
+/// Reads assessments, and skips those of backends that this version does not know: a daemon of a later version may have more, and
+/// the rest of its answer can still be used.
 fn known_backends<'de, D>(field: D) -> Result<Vec<BackendView>, D::Error>
 where
     D: serde::Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! plimsolld for programs that people use: its errors as sentences that say what to do, with their exit codes.
+//! The connection to plimsolld for interactive programs: its errors with the remedy and the exit code.
 
 use std::path::{Path, PathBuf};
 

@@ -75,7 +75,7 @@ pub enum BackendKind {
 }
 
 impl CommandLine {
-    /// Parses the arguments of a QEMU process, with what the file of each `-readconfig` says. `text_of` reads a file; one that
+    /// Parses the arguments of a QEMU process, with the options in the file of each `-readconfig`. `text_of` reads a file; one that
     /// it cannot is left out.
     #[must_use]
     pub fn parse_with_files(arguments: &[&str], text_of: impl Fn(&str) -> Option<String>) -> Self {

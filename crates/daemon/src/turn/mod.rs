@@ -38,7 +38,7 @@ use plimsoll_protocol::vm::Sample;
 use discover::poll_all;
 use groups::WatchedGroups;
 use host_relief::HostRelief;
-use relief::ToldShortage;
+use relief::LoggedShortage;
 use views::curve_json;
 use warm_up::WarmUp;
 
@@ -110,7 +110,7 @@ pub struct Turns<H: Host> {
     has_moved: bool,
     /// Time at which VMs below their baselines were last polled between turns.
     guests_polled: Option<Instant>,
-    told_shortage: ToldShortage,
+    logged_shortage: LoggedShortage,
     next_turn: Instant,
     turn_took: Duration,
     since_unix_ms: u64,
@@ -163,7 +163,7 @@ impl<H: Host> Turns<H> {
             returnable_bytes: None,
             has_moved: false,
             guests_polled: None,
-            told_shortage: ToldShortage::default(),
+            logged_shortage: LoggedShortage::default(),
             next_turn: now,
             turn_took: Duration::ZERO,
             since_unix_ms,

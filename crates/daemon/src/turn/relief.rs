@@ -15,20 +15,20 @@ use crate::vm::Vm;
 /// Interval between polls of VMs that are below their baselines: that of a guest's statistics.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Interval at which the log repeats that guests are short and get nothing.
-const TOLD_AGAIN: Duration = Duration::from_mins(1);
+/// Interval at which the log repeats that guests are short of memory and get none.
+const LOGGED_AGAIN: Duration = Duration::from_mins(1);
 
-/// What the log was last told of guests that are short and get nothing, and when.
+/// The last log line about guests that are short of memory and get none: their names with the reason, and its time.
 #[derive(Debug, Default)]
-pub(super) struct ToldShortage(Option<(String, Instant)>);
+pub(super) struct LoggedShortage(Option<(String, Instant)>);
 
-impl ToldShortage {
-    /// Whether it is to be told that these VMs get nothing for this reason: at once if it is news, else once a minute.
+impl LoggedShortage {
+    /// Whether to log that these VMs get no memory for this reason: at once if VMs or reason are new, otherwise once a minute.
     fn is_due(&mut self, short: &[ShortVm], why: &str, now: Instant) -> bool {
         let names = short.iter().map(|short| short.vm.as_str());
         let news = names.chain([why]).collect::<Vec<_>>().join("\0");
-        let is_known = self.0.as_ref().is_some_and(|(told, at)| {
-            *told == news && now.saturating_duration_since(*at) < TOLD_AGAIN
+        let is_known = self.0.as_ref().is_some_and(|(logged, at)| {
+            *logged == news && now.saturating_duration_since(*at) < LOGGED_AGAIN
         });
         if !is_known {
             self.0 = Some((news, now));
@@ -128,7 +128,7 @@ impl<H: Host> Turns<H> {
                 true => "the daemon is paused: nothing is moved",
                 false => "no memory is free",
             };
-            if self.told_shortage.is_due(&short, why, now) {
+            if self.logged_shortage.is_due(&short, why, now) {
                 tracing::warn!("{reasons}, and {why}");
             }
             return;
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_is_told_of_a_shortage_that_lasts_once_a_minute() {
+    fn a_shortage_that_lasts_is_logged_once_a_minute() {
         let short = |names: &[&str], available: u64| -> Vec<ShortVm> {
             let vm = |name: &&str| ShortVm {
                 vm: (*name).to_owned(),
@@ -251,18 +251,18 @@ mod tests {
             };
             names.iter().map(vm).collect()
         };
-        let (mut told, begin) = (ToldShortage::default(), Instant::now());
+        let (mut logged, begin) = (LoggedShortage::default(), Instant::now());
         let mut lines = 0;
         for poll in 0..90 {
             let now = begin + POLL_INTERVAL * poll;
-            let due = told.is_due(&short(&["web"], 5 + u64::from(poll)), "it is paused", now);
+            let due = logged.is_due(&short(&["web"], 5 + u64::from(poll)), "it is paused", now);
             lines += u32::from(due);
         }
         assert_eq!(lines, 3, "in three minutes");
         let now = begin + POLL_INTERVAL * 90 + Duration::from_secs(1);
-        assert!(told.is_due(&short(&["web"], 5), "it is paused", now));
-        assert!(told.is_due(&short(&["web", "mail"], 5), "it is paused", now));
-        assert!(told.is_due(&short(&["web", "mail"], 5), "no memory is free", now));
-        assert!(!told.is_due(&short(&["web", "mail"], 4), "no memory is free", now));
+        assert!(logged.is_due(&short(&["web"], 5), "it is paused", now));
+        assert!(logged.is_due(&short(&["web", "mail"], 5), "it is paused", now));
+        assert!(logged.is_due(&short(&["web", "mail"], 5), "no memory is free", now));
+        assert!(!logged.is_due(&short(&["web", "mail"], 4), "no memory is free", now));
     }
 }

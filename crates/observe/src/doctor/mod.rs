@@ -3,9 +3,9 @@
 //! Every finding is *ok*, *limited* or *no*, with what was found and, unless all
 //! is well, what to do. Three sources, one file each:
 //!
-//! - [`kernel`]: what the kernel says of itself in files. They are taken under a
+//! - [`kernel`]: the settings and features that the kernel shows in files. They are read under a
 //!   root, so that tests can lay out a host of their own.
-//! - [`trials`]: what only a try can tell, such as a system call or a guest.
+//! - [`trials`]: what only a trial shows, such as a system call or a guest.
 //! - [`machines`]: each running QEMU VM and whether it can be traced.
 //!
 //! [`one_target`] is the assessment of one VM, process or control group. Nothing is changed.
@@ -55,7 +55,7 @@ impl fmt::Display for Verdict {
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was examined.
     pub subject: String,
     /// How far it can be used.
     pub verdict: Verdict,

@@ -4,6 +4,7 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{csv_table, grouped, json_line, labelled, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, HeatChart, Series, Unit};
+use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::{ByteSize, Interval};
 use serde::Serialize;
@@ -220,7 +221,7 @@ impl Figure for SeveralReport {
                 .map(|curve| CurveJson::new(&part.name, self.page_size, None, curve)),
         });
         let document = Document {
-            schema: 1,
+            schema: SCHEMA,
             trace: &self.name,
             by: self.what(),
             every_s: self.every.map(|every| every.get().as_secs_f64()),

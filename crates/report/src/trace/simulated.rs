@@ -9,6 +9,7 @@ use plimsoll_estimator::simulation::SimulatedPoint;
 use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_output::{csv_table, grouped, json_line, labelled};
 use plimsoll_plot::{Chart, Figure, Series, SeriesStyle};
+use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
 
@@ -105,7 +106,7 @@ impl Figure for SimulationReport {
                 .collect(),
         });
         let document = Document {
-            schema: 1,
+            schema: SCHEMA,
             trace: &self.name,
             page_bytes: self.page_size.bytes(),
             rate: self.rate,

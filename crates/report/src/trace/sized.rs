@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::{csv_table, grouped, json_line, labelled};
 use plimsoll_plot::{Chart, Figure, Series};
+use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
 
@@ -103,7 +104,7 @@ impl Figure for SizedReport {
 
     fn json(&self) -> anyhow::Result<String> {
         let document = Document {
-            schema: 1,
+            schema: SCHEMA,
             trace: &self.name,
             references: self.references,
             sampled_references: self.sampled,

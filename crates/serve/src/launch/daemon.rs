@@ -83,7 +83,7 @@ impl<'a> Daemon<'a> {
                 if since.elapsed() > STEADY {
                     self.wait = RESTART.0;
                 }
-                tell(format_args!(
+                print_line(format_args!(
                     "plimsoll run: the disk daemon ended ({}); it is started again in {} ms",
                     ended(status),
                     self.wait.as_millis()
@@ -99,7 +99,7 @@ impl<'a> Daemon<'a> {
                     self.state = State::Runs { child, since: now };
                 }
                 Err(error) => {
-                    tell(format_args!("plimsoll run: {error:#}"));
+                    print_line(format_args!("plimsoll run: {error:#}"));
                     *again_at = now + self.wait;
                     self.wait = (self.wait * 2).min(RESTART.1);
                 }
@@ -147,7 +147,7 @@ fn spawn(arguments: &[OsString]) -> anyhow::Result<(Child, ChildStdout)> {
 /// Copies the daemon's lines to standard error, and signals `ready` when it serves.
 fn forward(stdout: impl Read, ready: &mpsc::SyncSender<()>) {
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        tell(format_args!("{line}"));
+        print_line(format_args!("{line}"));
         if line.starts_with("disk: serving ") {
             // Nobody may wait for it any more.
             let _ = ready.try_send(());
@@ -156,7 +156,7 @@ fn forward(stdout: impl Read, ready: &mpsc::SyncSender<()>) {
 }
 
 /// Writes a line to standard error. That nobody reads it ends neither the VM nor its disks.
-fn tell(line: fmt::Arguments<'_>) {
+fn print_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
