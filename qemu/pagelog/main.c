@@ -1,27 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /* Start and end of the plugin, and the instructions it instruments. */
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "pagelog.h"
-
-/**
- * complain() - Print a line on standard error.
- * @format:	As for printf(), without a newline.
- */
-void complain(const char *format, ...)
-{
-	char line[512];
-	va_list values;
-
-	va_start(values, format);
-	vsnprintf(line, sizeof(line), format, values);
-	va_end(values);
-	fprintf(stderr, "plimsoll-pagelog: %s\n", line);
-}
 
 /*
  * Address of RAM in this process: plugins get code only by its host address.

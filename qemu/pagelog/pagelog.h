@@ -7,6 +7,7 @@
  *   options.c  options of the command line
  *   model.c    TLBs, flags, the filter of references: accesses in, records out
  *   ring.c     records in shared memory
+ *   complain.c what it reports of itself
  *   api1.c, api4.c   differences between QEMU 7.2 and 10; one of them is compiled in
  */
 #ifndef PLIMSOLL_PAGELOG_H

@@ -1,7 +1,7 @@
 // What was decided, why, and what came of it: predicted beside measured.
 
+import { whisker } from "./chart.js";
 import { h } from "./dom.js";
-import { whisker } from "./host.js";
 import { shape, state, verdict } from "./status.js";
 import { app, apply, loadDecisions, rollback, update } from "./store.js";
 import { bytes, change, duration, margins, moment, percent, plural, rate, size, times } from "./units.js";

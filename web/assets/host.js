@@ -1,7 +1,7 @@
 // The host at a glance: who is safe, tight or violating, where the memory is, what could be taken, and what would happen
 // if the host lost some.
 
-import { scale, steps } from "./chart.js";
+import { scale, steps, whisker } from "./chart.js";
 import { proposalBanner } from "./decisions.js";
 import { h, s } from "./dom.js";
 import { accelerator, badge, meaning, ORDER, shape } from "./status.js";
@@ -574,40 +574,8 @@ function sizeBar(vm) {
     );
 }
 
-const WHISKER = { width: 108, height: 16, most: 2 };
-
 /** The limit on a VM's misses over those at its baseline; null if it is not promised one. */
 const limit = ({ max_loss }) => (max_loss === null ? null : 1 + max_loss);
-
-/** Relative misses with their band on a scale by logarithm from half to twice, and the bound. */
-export function whisker(relative, bound, measured = null) {
-    const { width, height, most } = WHISKER;
-    const x = scale([1 / most, most], [4, width - 4], true);
-    const at = (value) => x(Math.min(most, Math.max(1 / most, value)));
-    const broken = bound !== null && (measured ?? relative?.high ?? 0) > bound;
-    return s(
-        "svg",
-        { class: "whisker", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-        s("line", { class: "base", x1: 4, x2: width - 4, y1: 8, y2: 8 }),
-        s("line", { class: "one", x1: at(1), x2: at(1), y1: 4, y2: 12 }),
-        bound !== null && s("line", { class: "bound", x1: at(bound), x2: at(bound), y1: 1, y2: 15 }),
-        relative && [
-            s("line", {
-                class: `band ${broken ? "broken" : ""}`,
-                x1: at(relative.low),
-                x2: Math.max(at(relative.high), at(relative.low) + 1),
-                y1: 8,
-                y2: 8,
-            }),
-            s("circle", { class: `dot ${broken ? "broken" : ""}`, cx: at(relative.expected), cy: 8, r: 3.5 }),
-        ],
-        measured !== null &&
-            s("path", {
-                class: `measured ${broken ? "broken" : ""}`,
-                d: `M${at(measured)},2.5l5.5,5.5l-5.5,5.5l-5.5,-5.5z`,
-            }),
-    );
-}
 
 const seen = new IntersectionObserver(
     (entries) => {
