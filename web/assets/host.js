@@ -25,17 +25,24 @@ export function hostView() {
     );
 }
 
+const WARNINGS_SHOWN = 5;
+
 function warnings({ warnings: told }) {
+    const list = (texts) =>
+        h(
+            "ul",
+            {},
+            texts.map((text) => h("li", {}, shape("tight"), h("span", {}, text))),
+        );
+    const folded = told.slice(WARNINGS_SHOWN);
     return (
         told.length > 0 &&
         h(
             "section",
             { class: "warnings", "aria-label": "Warnings" },
-            h(
-                "ul",
-                {},
-                told.map((text) => h("li", {}, shape("tight"), h("span", {}, text))),
-            ),
+            list(told.slice(0, WARNINGS_SHOWN)),
+            folded.length > 0 &&
+                h("details", {}, h("summary", {}, `${folded.length} more of ${plural(told.length, "warning")}`), list(folded)),
         )
     );
 }
@@ -689,6 +696,8 @@ const SHOWN_MAX = 24;
 const REASONS = {
     kept: "keeps what it has",
     unknown: "curve not known, keeps what it has",
+    "no-working-set": "working set not known, keeps what it has",
+    "no-rate": "its curve has no rate, which its limit on misses needs; keeps what it has",
     gains: "benefits most from more memory",
     gives: "others gain more than it loses",
     "gives-to-its-bound": "gives as much as its limit allows",

@@ -356,6 +356,39 @@ test("a VM's name is text, whatever is in it", async () => {
     assert.ok(asked.length > 0);
 });
 
+test("many warnings are folded, and none is lost", async () => {
+    const warnings = Array.from({ length: 300 }, (_, index) => `warning ${index}`);
+    await rewrite("/v1/host", (host) => ({ ...host, warnings }));
+    await open();
+    const shown = page.locator(".warnings li:visible");
+    assert.equal(await shown.count(), 5);
+    await page.getByText("295 more of 300 warnings").click();
+    assert.equal(await shown.count(), 300);
+});
+
+test("each reason of an allocation is a sentence", async () => {
+    const reasons = ["kept", "unknown", "no-working-set", "no-rate", "gains", "gives", "gives-to-its-bound", "limits", "host-short"];
+    await page.route(
+        (url) => url.pathname === "/v1/whatif",
+        async (route) => {
+            const answer = await (await route.fetch()).json();
+            const { targets } = answer.plan;
+            answer.plan.targets = reasons.map((reason, index) => ({ ...targets[0], vm: `vm${index}`, reason }));
+            await route.fulfill({ json: answer });
+        },
+    );
+    await open();
+    await page.locator("#lose").press("ArrowRight");
+    const whys = page.locator("table.then td.why");
+    await whys.first().waitFor();
+    const texts = await whys.allTextContents();
+    assert.equal(texts.length, reasons.length);
+    assert.ok(
+        texts.every((text) => text.includes(" ") && !reasons.includes(text)),
+        texts.join("; "),
+    );
+});
+
 test("a lost connection is said, with the age of what is seen, and found again", async () => {
     let mine = await startBoard();
     try {
