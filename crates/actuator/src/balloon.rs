@@ -19,16 +19,15 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
     summary: "the VM's virtio-balloon, through QEMU's monitor",
     role: Role::Direct,
     open: |endpoints| {
-        let socket = endpoints.monitor.clone();
-        Ok(socket.map(|socket| {
-            let Endpoints {
-                vm,
-                memory_bytes,
-                balloon,
-                ..
-            } = endpoints;
-            Box::new(Balloon::new(vm.clone(), socket, *memory_bytes, *balloon)) as _
-        }))
+        let Endpoints {
+            vm,
+            memory_bytes,
+            monitors,
+            balloon,
+            ..
+        } = endpoints;
+        let open = || Balloon::new(vm.clone(), monitors.clone(), *memory_bytes, *balloon);
+        Ok((!monitors.is_empty()).then(|| Box::new(open()) as _))
     },
 };
 
@@ -66,7 +65,8 @@ const QUIET: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins
 #[derive(Debug)]
 pub struct Balloon {
     vm: VmId,
-    socket: PeerSocket,
+    /// The last one that answered first.
+    monitors: Vec<PeerSocket>,
     settings: BalloonSettings,
     /// Size of the VM's RAM.
     max_bytes: u64,
@@ -86,12 +86,17 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// The balloon of a VM with this RAM, whose monitor listens at `socket`. Sends nothing yet.
+    /// The balloon of a VM with this RAM, whose monitors listen at these sockets. Sends nothing yet.
     #[must_use]
-    pub fn new(vm: VmId, socket: PeerSocket, memory_bytes: u64, settings: BalloonSettings) -> Self {
+    pub fn new(
+        vm: VmId,
+        monitors: Vec<PeerSocket>,
+        memory_bytes: u64,
+        settings: BalloonSettings,
+    ) -> Self {
         Self {
             vm,
-            socket,
+            monitors,
             settings,
             max_bytes: memory_bytes,
             virtio_mem_bytes: 0,
@@ -121,7 +126,7 @@ impl Balloon {
         }
         let answer = self.exchange();
         self.quiet = match &answer {
-            Err(Failure::Vm(error @ (VmError::QmpTimeout { .. } | VmError::QmpTaken { .. }))) => {
+            Err(Failure::Vm(error)) if error.took_its_time() => {
                 let pause = self.pause;
                 self.pause = (pause * 2).min(QUIET.1);
                 let why = format!("{error}; not retried for {} s", pause.as_secs());
@@ -150,9 +155,9 @@ impl Balloon {
 
     /// Returns `claimed_bytes` unless it exceeds what the VM's process has mapped, which is at least its RAM.
     fn checked_ram(&self, claimed_bytes: u64) -> Result<u64, Failure> {
-        let limit_bytes = match self.socket.listener {
-            Listener::Process(process) => process.mapped_bytes().unwrap_or(0),
-            Listener::Users(_) => u64::MAX,
+        let limit_bytes = match self.monitors.first().map(|monitor| &monitor.listener) {
+            Some(Listener::Process(process)) => process.mapped_bytes().unwrap_or(0),
+            _ => u64::MAX,
         };
         if claimed_bytes > limit_bytes {
             return Err(Failure::Claim {
@@ -167,9 +172,9 @@ impl Balloon {
         format!("the balloon of VM {}", self.vm)
     }
 
-    fn connect(&self, deadline: Instant) -> Result<Exchange, VmError> {
+    fn connect(&mut self, deadline: Instant) -> Result<Exchange, VmError> {
         let left = deadline.saturating_duration_since(Instant::now());
-        Qmp::connect_to(&self.socket, left).map(Exchange)
+        Qmp::connect_to(&mut self.monitors, left).map(Exchange)
     }
 
     fn exchange(&mut self) -> Result<Option<GuestStats>, Failure> {

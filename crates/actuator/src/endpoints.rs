@@ -45,8 +45,8 @@ pub struct Endpoints {
     pub uuid: Option<String>,
     /// Its RAM.
     pub memory_bytes: u64,
-    /// Its monitor.
-    pub monitor: Option<PeerSocket>,
+    /// Its monitors, in the order in which they are tried.
+    pub monitors: Vec<PeerSocket>,
     /// Admin socket of the daemon under its disk.
     pub disk_admin: Option<PeerSocket>,
     /// URI of the host's libvirt.
@@ -68,7 +68,7 @@ impl Default for Endpoints {
             pid: 0,
             uuid: None,
             memory_bytes: 0,
-            monitor: None,
+            monitors: Vec::new(),
             disk_admin: None,
             libvirt_uri: None,
             hcache: None,

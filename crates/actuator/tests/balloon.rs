@@ -25,7 +25,12 @@ fn balloon_of(monitor: &Monitor) -> Balloon {
         },
         ..BalloonSettings::default()
     };
-    Balloon::new(VmId("web".into()), monitor.peer(), 512 * MIB, settings)
+    Balloon::new(
+        VmId("web".into()),
+        vec![monitor.peer()],
+        512 * MIB,
+        settings,
+    )
 }
 
 /// A balloon that was queried once.
@@ -428,7 +433,7 @@ fn a_monitor_of_another_process_is_not_believed() {
     let socket = PeerSocket::of_process(process, monitor.socket.clone());
     let mut balloon = Balloon::new(
         VmId("evil".into()),
-        socket,
+        vec![socket],
         16 * MIB,
         BalloonSettings::default(),
     );
@@ -450,7 +455,7 @@ fn ram_that_its_process_has_not_mapped_is_not_believed() {
     let socket = PeerSocket::of_process(process, monitor.socket.clone());
     let mut balloon = Balloon::new(
         VmId("web".into()),
-        socket,
+        vec![socket],
         16 * MIB,
         BalloonSettings::default(),
     );

@@ -300,7 +300,7 @@ fn a_dry_run_moves_nothing() {
     let endpoints = Endpoints {
         vm,
         memory_bytes: 512 * MIB,
-        monitor: Some(monitor.peer()),
+        monitors: vec![monitor.peer()],
         disk_admin: Some(peer(&daemon.socket)),
         dry_run: true,
         ..Endpoints::default()

@@ -53,8 +53,12 @@ fn start(config: GuestConfig) -> Option<(Guest, VmMemory)> {
         },
         stats_interval_s: 1,
     };
-    let socket = vm.monitor_socket().unwrap();
-    let balloon = Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings);
+    let balloon = Balloon::new(
+        vm.id.clone(),
+        vm.monitor_sockets(),
+        vm.memory_bytes,
+        settings,
+    );
     let memory = VmMemory::new(vm.id, Box::new(balloon), None);
     let is_up = |event: &ConsoleEvent| {
         matches!(

@@ -368,7 +368,7 @@ mod tests {
                 backing: RamBacking::SharedMemfd,
             }],
             vcpus,
-            qmp_socket: None,
+            qmp_sockets: Vec::new(),
             agent_socket: None,
             sockets: Vec::new(),
         }

@@ -182,7 +182,7 @@ impl Host for QemuHost {
             pid: found.pid,
             uuid: found.uuid.clone(),
             memory_bytes: found.ram_bytes,
-            monitor: vm.and_then(|vm| vm.monitor_socket()),
+            monitors: vm.map_or_else(Vec::new, |vm| vm.monitor_sockets()),
             disk_admin: admin.clone(),
             libvirt_uri: config.libvirt.clone(),
             hcache: None,

@@ -32,9 +32,9 @@ pub struct CommandLine {
     /// Memory that is mapped, in the order of its objects: `-object memory-backend-*` that the machine, a NUMA node or a device
     /// uses, and first the RAM of `-m` where that has no such object.
     pub backends: Vec<RamBackend>,
-    /// Path of a Unix socket at which QEMU listens for a client of QMP, as given; relative to QEMU's working directory. Of several
-    /// the last `-qmp`, otherwise the last `-mon`.
-    pub qmp_socket: Option<PathBuf>,
+    /// Paths of the Unix sockets at which QEMU listens for a client of QMP, as given; relative to QEMU's working directory. In the
+    /// order in which they are tried: those of `-qmp`, then those of `-mon`, of each the last one first.
+    pub qmp_sockets: Vec<PathBuf>,
     /// Path of the Unix socket that connects to an agent in the guest, as given.
     pub agent_socket: Option<PathBuf>,
     /// Paths of the Unix sockets that its character devices connect to or listen at, as given.
@@ -139,7 +139,7 @@ impl CommandLine {
                     if let Some(path) = target.strip_prefix("unix:")
                         && values.listens()
                     {
-                        line.qmp_socket = Some(path.into());
+                        line.qmp_sockets.insert(0, path.into());
                     }
                     controls.extend(target.strip_prefix("chardev:").map(str::to_owned));
                 }
@@ -171,9 +171,10 @@ impl CommandLine {
             arguments.next();
         }
         // A monitor may also be a client of its manager's server, as Proxmox VE's for events is; nobody can connect to that.
-        if let Some(control) = controls.iter().rfind(|id| servers.contains(id)) {
+        for control in controls.iter().rev().filter(|id| servers.contains(id)) {
             let socket = sockets.iter().find(|(id, _)| id == control);
-            line.qmp_socket = line.qmp_socket.or(socket.map(|(_, path)| path.clone()));
+            line.qmp_sockets
+                .extend(socket.map(|(_, path)| path.clone()));
         }
         if let Some(agent) = agent {
             let socket = sockets.iter().find(|(id, _)| *id == agent);
@@ -393,6 +394,8 @@ fn backend(values: &Values) -> Option<(String, u64, BackendKind)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -409,7 +412,7 @@ mod tests {
         assert_eq!(line.name.as_deref(), Some("web"));
         assert_eq!(line.memory_bytes, Some(3 << 29), "the last -m has no size");
         assert_eq!(line.accelerators, [Accelerator::Kvm]);
-        assert_eq!(line.qmp_socket, Some("/run/a,b.sock".into()));
+        assert_eq!(line.qmp_sockets, [Path::new("/run/a,b.sock")]);
         let line = parse("qemu-system-x86_64 -m 1.5G -machine q35,accel=kvm:tcg");
         assert_eq!(line.memory_bytes, Some(3 << 29));
         assert_eq!(line.accelerators, [Accelerator::Kvm, Accelerator::Tcg]);
@@ -531,7 +534,7 @@ guest = "conf,vm"
                     kind: BackendKind::Memfd,
                     usage: BackendUsage::Machine,
                 }],
-                qmp_socket: Some("/var/lib/libvirt/monitor.sock".into()),
+                qmp_sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
                 agent_socket: None,
                 sockets: vec!["/var/lib/libvirt/monitor.sock".into()],
             }
@@ -563,7 +566,7 @@ guest = "conf,vm"
             "-chardev socket,id=a,path=/a,server=on -chardev socket,id=b,path=/b,server \
              -mon chardev=a,mode=readline -mon chardev=b,mode=control -monitor unix:/c,server",
         );
-        assert_eq!(line.qmp_socket, Some("/b".into()));
+        assert_eq!(line.qmp_sockets, [Path::new("/b")]);
     }
 
     #[test]
@@ -573,16 +576,21 @@ guest = "conf,vm"
         let line = parse(&format!(
             "{server} -mon chardev=qmp,mode=control {client} -mon chardev=qmp-event,mode=control"
         ));
-        assert_eq!(line.qmp_socket, Some("/run/100.qmp".into()));
+        assert_eq!(line.qmp_sockets, [Path::new("/run/100.qmp")]);
         assert_eq!(line.sockets.len(), 2);
         let line = parse(&format!("{client} -mon chardev=qmp-event,mode=control"));
-        assert_eq!(line.qmp_socket, None);
+        assert!(line.qmp_sockets.is_empty());
         let by_id = format!("{server} -qmp unix:/run/other,server=off -qmp chardev:qmp");
-        assert_eq!(parse(&by_id).qmp_socket, Some("/run/100.qmp".into()));
-        let several = format!(
-            "{server} -mon qmp,mode=control -qmp unix:/a,server -qmp unix:/b,server=on,wait=off"
+        assert_eq!(parse(&by_id).qmp_sockets, [Path::new("/run/100.qmp")]);
+    }
+
+    #[test]
+    fn monitors_are_tried_from_the_last_qmp_to_the_first_mon() {
+        let line = parse(
+            "-chardev socket,id=c,path=/c,server=on -chardev socket,id=d,path=/d,server=on \
+             -mon d,mode=control -mon c,mode=control -qmp unix:/a,server -qmp unix:/b,server=on,wait=off",
         );
-        assert_eq!(parse(&several).qmp_socket, Some("/b".into()));
+        assert_eq!(line.qmp_sockets, ["/b", "/a", "/c", "/d"].map(Path::new));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Errors of inspecting and controlling VMs.
 
+use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -93,8 +94,11 @@ pub enum VmError {
         expected_mib: u64,
     },
     /// The VM has no monitor at a Unix socket of its own.
-    #[error("VM {vm} has no monitor socket known by path")]
-    NoMonitor { vm: String },
+    #[error("the VM has no monitor socket known by path")]
+    NoMonitor,
+    /// None of several monitors can be used.
+    #[error("no monitor of {} can be used: {}", .0.len(), with_causes(.0))]
+    NoFreeMonitor(Vec<Self>),
     /// The monitor sent no greeting in time: it serves one client at a time.
     #[error(
         "the monitor at {} sends no greeting: another client is connected to it, or QEMU hangs",
@@ -148,6 +152,25 @@ impl VmError {
             _ => Self::File { path, source },
         }
     }
+
+    /// Whether a monitor kept its client waiting until the time limit.
+    #[must_use]
+    pub fn took_its_time(&self) -> bool {
+        match self {
+            Self::QmpTimeout { .. } | Self::QmpTaken { .. } => true,
+            Self::NoFreeMonitor(errors) => errors.iter().any(Self::took_its_time),
+            _ => false,
+        }
+    }
+}
+
+/// Errors with their causes, one after the other.
+fn with_causes(errors: &[VmError]) -> String {
+    let with_cause = |error: &VmError| match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    errors.iter().map(with_cause).collect::<Vec<_>>().join("; ")
 }
 
 /// Names, which processes choose, without what a terminal could obey.

@@ -67,8 +67,8 @@ pub struct QemuVm {
     /// Its virtual CPUs, by index; empty if unknown. Under
     /// single-threaded TCG one thread runs all of them and is listed once, as CPU 0.
     pub vcpus: Vec<Vcpu>,
-    /// Unix socket of its monitor, if its path is known.
-    pub qmp_socket: Option<PathBuf>,
+    /// Unix sockets of its monitors whose paths are known, in the order in which they are tried.
+    pub qmp_sockets: Vec<PathBuf>,
     /// Unix socket of an agent in the guest, if its path is known.
     pub agent_socket: Option<PathBuf>,
     /// Unix sockets that its character devices use: of its monitor, and of the daemons of its devices.
@@ -117,17 +117,15 @@ impl QemuVm {
             true => socket.clone(),
             false => absolute(id, &folders, socket),
         };
-        let qmp_socket = command_line.qmp_socket.as_ref().map(absolute);
+        let qmp_sockets = command_line.qmp_sockets.iter().map(absolute);
+        let qmp_sockets: Vec<_> = qmp_sockets.collect();
         let agent_socket = command_line.agent_socket.as_ref().map(absolute);
         let sockets = command_line.sockets.iter().map(absolute).collect();
         let threads = process.threads()?;
         let mut vcpus: Vec<Vcpu> = threads.iter().filter_map(vcpu_of_thread).collect();
-        if vcpus.is_empty()
-            && let Some(socket) = &qmp_socket
-        {
-            let socket = PeerSocket::of_process(id, socket.clone());
+        if vcpus.is_empty() {
             let own_id = |thread: &Thread| process.own_thread_id(thread.id);
-            vcpus = vcpus_by_monitor(&socket, &threads, own_id);
+            vcpus = vcpus_by_monitor(sockets_of(id, &qmp_sockets), &threads, own_id);
         }
         vcpus.sort_by_key(|vcpu| vcpu.index);
         if !id.is_there() {
@@ -145,7 +143,7 @@ impl QemuVm {
                 .fold(0, |sum: u64, ram| sum.saturating_add(ram.size_bytes)),
             ram: guest_ram(&entries, &file_systems, &command_line),
             vcpus,
-            qmp_socket,
+            qmp_sockets,
             agent_socket,
             sockets,
         })
@@ -160,25 +158,20 @@ impl QemuVm {
         }
     }
 
-    /// The socket of its monitor, at which the process itself must listen. A socket that another process created for
-    /// it, as libvirt does, is reserved for that process.
+    /// The sockets of its monitors in the order in which they are tried, at which the process itself must listen. A socket
+    /// that another process created for it, as libvirt does, is reserved for that process.
     #[must_use]
-    pub fn monitor_socket(&self) -> Option<PeerSocket> {
-        let path = self.qmp_socket.clone()?;
-        Some(PeerSocket::of_process(self.process(), path))
+    pub fn monitor_sockets(&self) -> Vec<PeerSocket> {
+        sockets_of(self.process(), &self.qmp_sockets)
     }
 
-    /// Connects to its monitor; refuses a monitor at which another process listens.
+    /// Connects to one of its monitors; refuses a monitor at which another process listens.
     ///
     /// # Errors
     ///
-    /// Those of [`Qmp::connect_to`]; [`VmError::NoMonitor`] if it has no monitor with a path.
+    /// Those of [`Qmp::connect_to`].
     pub fn monitor(&self, timeout: Duration) -> Result<Qmp, VmError> {
-        let socket = self.monitor_socket();
-        let socket = socket.ok_or_else(|| VmError::NoMonitor {
-            vm: self.id.0.clone(),
-        })?;
-        Qmp::connect_to(&socket, timeout)
+        Qmp::connect_to(&mut self.monitor_sockets(), timeout)
     }
 
     /// Returns the current state of each mapping of [`ram`](Self::ram).
@@ -488,6 +481,14 @@ impl Process {
     }
 }
 
+/// Sockets at which the process itself listens.
+fn sockets_of(process: ProcessId, paths: &[PathBuf]) -> Vec<PeerSocket> {
+    let paths = paths.iter().cloned();
+    paths
+        .map(|path| PeerSocket::of_process(process, path))
+        .collect()
+}
+
 /// The absolute path of a socket: below the first of these directories that has it, otherwise below the first.
 fn absolute(process: ProcessId, folders: &[PathBuf], socket: &Path) -> PathBuf {
     let mut paths = folders.iter().map(|folder| folder.join(socket));
@@ -538,14 +539,14 @@ fn vcpu_of_thread(thread: &Thread) -> Option<Vcpu> {
     })
 }
 
-/// Queries the monitor if it is free; ignores threads that do not belong to the process. QEMU reports the ids that its threads have
+/// Queries a monitor that is free; ignores threads that do not belong to the process. QEMU reports the ids that its threads have
 /// in its own namespace of process ids: `own_id`.
 fn vcpus_by_monitor(
-    socket: &PeerSocket,
+    mut sockets: Vec<PeerSocket>,
     threads: &[Thread],
     own_id: impl Fn(&Thread) -> Option<u32>,
 ) -> Vec<Vcpu> {
-    let answer = Qmp::connect_to(socket, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
+    let answer = Qmp::connect_to(&mut sockets, VCPU_QUERY_TIMEOUT).and_then(|mut qmp| qmp.vcpus());
     let reported = answer.unwrap_or_default();
     let vcpu = |vcpu: Vcpu| {
         let is_its = |thread: &&Thread| own_id(thread) == Some(vcpu.thread_id);
@@ -628,7 +629,7 @@ mod tests {
         child.wait().unwrap();
         let (vm, without) = (vm.unwrap(), without.unwrap());
         assert_eq!((vm.id.0.as_str(), vm.memory_bytes), ("conf", 96 << 20));
-        assert_eq!(vm.qmp_socket, Some(folder.path().join("qmp")));
+        assert_eq!(vm.qmp_sockets, [folder.path().join("qmp")]);
         assert_eq!(without.id.0, format!("qemu-{}", without.pid));
     }
 

@@ -77,15 +77,36 @@ impl Qmp {
         Self::greet(connect_within(socket, timeout), socket, deadline, timeout)
     }
 
-    /// As [`connect`](Self::connect) at the socket of a VM; refuses a peer that is not that VM's own process.
+    /// As [`connect`](Self::connect) at the first of a VM's sockets whose monitor can be used, each in its share of the time; refuses
+    /// a peer that is not that VM's own process. The socket becomes the first of `sockets`, to be tried first when they are used
+    /// again.
     ///
     /// # Errors
     ///
-    /// Those of [`connect`](Self::connect); [`VmError::QmpConnect`] also if another process listens there.
-    pub fn connect_to(socket: &PeerSocket, timeout: Duration) -> Result<Self, VmError> {
-        let deadline = Instant::now() + timeout;
-        let stream = socket.connect(timeout).map(|(stream, _)| stream);
-        Self::greet(stream, &socket.path, deadline, timeout)
+    /// [`VmError::NoMonitor`] without sockets. Those of [`connect`](Self::connect); [`VmError::QmpConnect`] also if another process
+    /// listens there. [`VmError::NoFreeMonitor`] if several sockets have such errors.
+    pub fn connect_to(sockets: &mut [PeerSocket], timeout: Duration) -> Result<Self, VmError> {
+        let end = Instant::now() + timeout;
+        let mut failures = Vec::new();
+        for (tried, left) in (1..=sockets.len()).rev().enumerate() {
+            let share = end.saturating_duration_since(Instant::now())
+                / u32::try_from(left).unwrap_or(u32::MAX);
+            let socket = &sockets[tried];
+            let deadline = Instant::now() + share;
+            let stream = socket.connect(share).map(|(stream, _)| stream);
+            match Self::greet(stream, &socket.path, deadline, timeout) {
+                Ok(qmp) => {
+                    sockets[..=tried].rotate_right(1);
+                    return Ok(qmp);
+                }
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(match failures.len() {
+            0 => VmError::NoMonitor,
+            1 => failures.remove(0),
+            _ => VmError::NoFreeMonitor(failures),
+        })
     }
 
     fn greet(
@@ -449,6 +470,8 @@ mod tests {
     use std::path::PathBuf;
     use std::thread;
 
+    use crate::identity::{AllowedUsers, Listener};
+
     const TIMEOUT: Duration = Duration::from_secs(5);
 
     /// A monitor that sends `greeting`, then one of `answers` for each line it receives,
@@ -512,6 +535,39 @@ mod tests {
         let (_folder, socket) = monitor("", &[]);
         let error = Qmp::connect(&socket, Duration::from_millis(50)).unwrap_err();
         assert!(matches!(error, VmError::QmpTaken { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_monitor_that_is_taken_keeps_no_free_one_from_use() {
+        let of_us = |socket: &Path| PeerSocket {
+            path: socket.to_owned(),
+            root: None,
+            listener: Listener::Users(AllowedUsers::default()),
+        };
+        let (folder, taken) = monitor("", &[]);
+        let (_folder, free) = monitor(GREETING, &[AGREED, AGREED]);
+        let absent = folder.path().join("absent");
+        let mut sockets = [&absent, &taken, &free].map(|socket| of_us(socket));
+        Qmp::connect_to(&mut sockets, TIMEOUT).unwrap();
+        assert_eq!(
+            sockets,
+            [&free, &absent, &taken].map(|socket| of_us(socket))
+        );
+        // That one served its one client.
+        let (_folder, taken) = monitor("", &[]);
+        let mut sockets = [&absent, &taken].map(|socket| of_us(socket));
+        let error = Qmp::connect_to(&mut sockets, Duration::from_millis(50)).unwrap_err();
+        let text = error.to_string();
+        assert!(error.took_its_time(), "{text}");
+        assert!(
+            text.starts_with("no monitor of 2 can be used: no QMP monitor answers at /")
+                && text.contains("absent: No such file")
+                && text.contains("; the monitor at /")
+                && text.contains("sends no greeting"),
+            "{text}"
+        );
+        let none = Qmp::connect_to(&mut [], TIMEOUT).unwrap_err();
+        assert!(matches!(none, VmError::NoMonitor), "{none}");
     }
 
     #[test]

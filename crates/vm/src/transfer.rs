@@ -169,15 +169,13 @@ impl QemuVm {
         if let Some(transfer) = Transfer::of_threads(self.pid) {
             return Ok(Some(transfer));
         }
-        let monitored = match (&self.qmp_socket, monitor) {
-            (Some(_), Some(limit)) => self
-                .monitor(limit)
-                .and_then(|mut qmp| Transfer::of_monitor(&mut qmp)),
-            _ => Ok(None),
-        };
+        let monitor = monitor.filter(|_| !self.qmp_sockets.is_empty());
+        let monitored = monitor.map_or(Ok(None), |limit| {
+            Transfer::of_monitor(&mut self.monitor(limit)?)
+        });
         match monitored {
             Ok(Some(transfer)) => Ok(Some(transfer)),
-            Ok(None) if monitor.is_some() && self.qmp_socket.is_some() => Ok(None),
+            Ok(None) if monitor.is_some() => Ok(None),
             _ if self.waits_for_migration() => Ok(Some(Transfer::Incoming)),
             other => other,
         }

@@ -257,7 +257,7 @@ fn ram_without_a_memory_backend_is_found_by_its_length() {
         (vm.ram[0].len_bytes, &vm.ram[0].backing),
         (96 << 20, &RamBacking::Private)
     );
-    assert_eq!(vm.qmp_socket, None);
+    assert!(vm.qmp_sockets.is_empty());
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn whatever_happens_in_a_move_no_memory_is_given_twice() {
         let place = DaemonDirectory::new();
 
         // Another client has the monitor.
-        let monitor = rich.guest.vm().unwrap().qmp_socket.unwrap();
+        let monitor = rich.guest.vm().unwrap().qmp_sockets.remove(0);
         let other = Qmp::connect(&monitor, PATIENCE).unwrap();
         let daemon = place.start(&rules("12s"));
         daemon.until("curves", |host| {

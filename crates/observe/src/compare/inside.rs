@@ -127,7 +127,7 @@ pub(super) fn kernel_memory_past(
 ///
 /// A monitor serves one client at a time, so no connection is kept open between queries.
 pub(super) struct BalloonStats {
-    socket: PeerSocket,
+    monitors: Vec<PeerSocket>,
     path: String,
     interval_before_s: u64,
 }
@@ -135,30 +135,30 @@ pub(super) struct BalloonStats {
 impl BalloonStats {
     /// Finds the balloon and sets the interval of the guest's statistics.
     pub(super) fn of(vm: &QemuVm) -> anyhow::Result<Self> {
-        let socket = monitor_of(vm)?;
-        let mut qmp = Qmp::connect_to(&socket, PATIENCE)?;
+        let mut monitors = vm.monitor_sockets();
+        let mut qmp = Qmp::connect_to(&mut monitors, PATIENCE)?;
         let path = qmp.find_balloon()?.context("the VM has no balloon")?;
         let interval_before_s = qmp.stats_interval_s(&path)?;
         if interval_before_s == 0 || interval_before_s > STATS_INTERVAL_S {
             qmp.set_stats_interval_s(&path, STATS_INTERVAL_S)?;
         }
         Ok(Self {
-            socket,
+            monitors,
             path,
             interval_before_s,
         })
     }
 
     /// Size of the VM, in bytes.
-    fn size(&self) -> anyhow::Result<u64> {
-        Ok(Qmp::connect_to(&self.socket, PATIENCE)?.balloon_actual_bytes()?)
+    fn size(&mut self) -> anyhow::Result<u64> {
+        Ok(Qmp::connect_to(&mut self.monitors, PATIENCE)?.balloon_actual_bytes()?)
     }
 
     /// Waits for statistics that are less than two intervals old.
-    pub(super) fn stats(&self) -> anyhow::Result<GuestStats> {
+    pub(super) fn stats(&mut self) -> anyhow::Result<GuestStats> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let stats = Qmp::connect_to(&self.socket, PATIENCE)?.guest_stats(&self.path)?;
+            let stats = Qmp::connect_to(&mut self.monitors, PATIENCE)?.guest_stats(&self.path)?;
             match stats {
                 Some(stats) if stats.age_s <= 2 * STATS_INTERVAL_S => return Ok(stats),
                 stats if Instant::now() >= deadline => bail!(
@@ -174,15 +174,9 @@ impl BalloonStats {
 impl Drop for BalloonStats {
     fn drop(&mut self) {
         // Nothing polls if the monitor has ended.
-        let _ = Qmp::connect_to(&self.socket, PATIENCE)
+        let _ = Qmp::connect_to(&mut self.monitors, PATIENCE)
             .and_then(|mut qmp| qmp.set_stats_interval_s(&self.path, self.interval_before_s));
     }
-}
-
-/// The monitor socket of a VM.
-pub(super) fn monitor_of(vm: &QemuVm) -> anyhow::Result<PeerSocket> {
-    let socket = vm.monitor_socket();
-    socket.context("the VM has no monitor socket known by path")
 }
 
 /// Memory committed to the guest's processes.
@@ -210,7 +204,7 @@ pub(super) fn in_use(subject: &Subject<'_>) -> Answer {
         whole_vm: true,
     };
     subject.run(method, |answer| {
-        let balloon = BalloonStats::of(subject.vm)?;
+        let mut balloon = BalloonStats::of(subject.vm)?;
         let stats = balloon.stats()?;
         let available = stats
             .available_bytes

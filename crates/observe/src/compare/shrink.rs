@@ -20,9 +20,7 @@ use plimsoll_estimator::working_set::{Refault, RefaultObservation, RefaultOption
 use plimsoll_flow::{PageCount, PageSize, VmId, WorkingSetBound};
 use plimsoll_vm::{KernelMemory, QemuVm};
 
-use super::inside::{
-    BalloonStats, PATIENCE, console_end, kernel_memory, kernel_memory_past, monitor_of,
-};
+use super::inside::{BalloonStats, PATIENCE, console_end, kernel_memory, kernel_memory_past};
 use super::{Answer, Figure, Method, POLL, Subject};
 use plimsoll_protocol::size::ByteSize;
 
@@ -53,7 +51,6 @@ struct ShrunkVm {
 
 impl ShrunkVm {
     fn of(vm: &QemuVm) -> anyhow::Result<Self> {
-        let socket = monitor_of(vm)?;
         let settings = BalloonSettings {
             timeout: PATIENCE,
             // The statistics are read, and their interval restored, by `BalloonStats`.
@@ -62,7 +59,12 @@ impl ShrunkVm {
         };
         let mut shrunk = Self {
             vm: vm.id.clone(),
-            balloon: Balloon::new(vm.id.clone(), socket, vm.memory_bytes, settings),
+            balloon: Balloon::new(
+                vm.id.clone(),
+                vm.monitor_sockets(),
+                vm.memory_bytes,
+                settings,
+            ),
             former_bytes: 0,
             // No memory has been taken yet.
             returned: true,
@@ -166,7 +168,7 @@ impl From<KernelMemory> for StepStats {
 /// Queries the guest's statistics: without `balloon` from its console after `end`, or from its agent.
 fn query(
     subject: &Subject<'_>,
-    balloon: Option<&BalloonStats>,
+    balloon: Option<&mut BalloonStats>,
     end: u64,
 ) -> anyhow::Result<StepStats> {
     let Some(balloon) = balloon else {
@@ -234,7 +236,7 @@ fn shrink(
     floor_bytes: u64,
     answer: &mut Answer,
 ) -> anyhow::Result<Figure> {
-    let balloon = match kernel_memory(subject) {
+    let mut balloon = match kernel_memory(subject) {
         Ok(_) => None,
         Err(_) => Some(BalloonStats::of(subject.vm)?),
     };
@@ -244,7 +246,7 @@ fn shrink(
     });
     let mut before = None;
     loop {
-        let stats = query(subject, balloon.as_ref(), console_end(subject)?)?;
+        let stats = query(subject, balloon.as_mut(), console_end(subject)?)?;
         let size = vm.size()?;
         answer.rounds_bytes.push(size);
         let in_use = size.saturating_sub(stats.available_bytes);

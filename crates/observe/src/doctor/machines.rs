@@ -95,7 +95,7 @@ mod tests {
             memory_bytes: 1 << 20,
             ram: ram.collect(),
             vcpus: Vec::new(),
-            qmp_socket: None,
+            qmp_sockets: Vec::new(),
             agent_socket: None,
             sockets: Vec::new(),
         }

@@ -186,7 +186,7 @@ fn daemon_arguments(
     let mut cache = args.cache.clone();
     cache.state = Some(directory);
     if cache.write_error() != WriteError::Report && cache.monitor.is_none() {
-        cache.monitor = CommandLine::parse(line).qmp_socket;
+        cache.monitor = CommandLine::parse(line).qmp_sockets.into_iter().next();
     }
     cache.check_monitor()?;
     arguments.extend(cache.arguments());
