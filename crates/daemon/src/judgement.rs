@@ -315,7 +315,9 @@ fn judge_number(
         _ if value <= most => (Verdict::Kept, format!("{what}, within {bound}")),
         _ if surely <= limit && high > most => (
             Verdict::Kept,
-            format!("{what}: above {bound}, as predicted: its baseline gives no less"),
+            format!(
+                "{what}: above {bound}, as predicted: its baseline, or a lower maximum, gives no less"
+            ),
         ),
         _ if surely <= limit => (
             Verdict::Kept,

@@ -105,7 +105,7 @@ impl fmt::Display for Prediction {
         match self.margin() {
             ..0.0 => write!(
                 f,
-                ", above the limit of {limit}: its baseline gives no less"
+                ", above the limit of {limit}: its baseline, or a lower maximum, gives no less"
             ),
             _ if self.high > self.expected => write!(f, " for a limit of {limit}"),
             _ => write!(

@@ -38,8 +38,18 @@ pub fn text(decision: &Decision, of: Option<&str>) -> String {
             .map(|prediction| format!(" By the curve, {prediction}."))
             .collect()
     };
+    let limited = |vm: &str| {
+        let mut demands = decision.inputs.iter().flat_map(|inputs| &inputs.demands);
+        let demand = demands.find(|demand| demand.vm == vm)?;
+        let ceiling_bytes = demand.ceiling_bytes?;
+        (ceiling_bytes < demand.baseline_bytes).then(|| {
+            let (ceiling, baseline) = (size(ceiling_bytes), size(demand.baseline_bytes));
+            format!(" Its maximum of {ceiling} is below its baseline of {baseline}.")
+        })
+    };
     for step in decision.steps.iter().filter(|step| concerns(&step.vm)) {
-        let _ = writeln!(text, "  {}{}", moved(step), planned(&step.vm));
+        let limited = limited(&step.vm).unwrap_or_default();
+        let _ = writeln!(text, "  {}{}{limited}", moved(step), planned(&step.vm));
     }
     for check in decision.checks.iter().filter(|check| concerns(&check.vm)) {
         let _ = writeln!(text, "  {}", checked(check));
@@ -167,4 +177,35 @@ pub fn csv(decisions: &[&Decision]) -> String {
         "bound": check.and_then(|it| it.bound),
         "verdict": check.map(|it| name_of(it.verdict)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_maximum_below_the_baseline_is_explained() {
+        let holding = |mib: u64| serde_json::json!({"direct_bytes": mib << 20, "cache_bytes": 0});
+        let explained = |max_mib: u64| {
+            let decision = serde_json::json!({
+                "schema": 1, "id": 1, "unix_ms": 0, "kind": "divide", "by": "daemon", "mode": "act", "state": "kept",
+                "reason": "It is better.", "plan": null, "checks": [], "takes_back": null, "taken_back_by": null,
+                "ended_unix_ms": null,
+                "steps": [{"vm": "web", "from": holding(512), "to": holding(256), "now": holding(256), "state": "done",
+                    "error": null}],
+                "inputs": {"schema": 1, "page_bytes": 4096,
+                    "policy": {"name": "isolated", "search": {"name": "optimal"}},
+                    "rules": {"total_bytes": 1 << 30, "unit_bytes": 4096, "step_bytes": null, "gain_min": 0.0,
+                        "miss_ratio_min": 0.001},
+                    "demands": [{"vm": "web", "curve": null, "baseline_bytes": 512 << 20, "current_bytes": 512 << 20,
+                        "floor_bytes": 0, "ceiling_bytes": max_mib << 20, "max_loss": 0.25, "shares": 1,
+                        "working_set_bytes": null}]},
+            });
+            text(&serde_json::from_value(decision).unwrap(), None)
+        };
+        let limited = explained(256);
+        let why = " Its maximum of 256 MiB is below its baseline of 512 MiB.\n";
+        assert!(limited.contains(why), "{limited}");
+        assert!(!explained(512).contains("maximum"), "{}", explained(512));
+    }
 }

@@ -256,6 +256,16 @@ impl<H: Host> Turns<H> {
                 ByteSize(BASELINE_BYTES_MIN)
             )));
         }
+        let most_bytes = self.most(vm);
+        if let Some(baseline) = change.baseline_bytes.filter(|_| vm.status.cache.is_none())
+            && baseline > most_bytes
+        {
+            return Err(bad(format!(
+                "a baseline of {}: expected at most its RAM, {}",
+                ByteSize(baseline),
+                ByteSize(most_bytes)
+            )));
+        }
         if !(1..=SHARES_MAX).contains(&settings.shares) {
             return Err(bad(format!(
                 "{} shares: expected 1 to {SHARES_MAX}",

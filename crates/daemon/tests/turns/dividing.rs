@@ -190,6 +190,11 @@ fn promises_that_cannot_all_be_kept_are_refused() {
             min_bytes: Some(9 << 30),
             ..SettingsChange::default()
         },
+        // More than its RAM, and it has no cache.
+        SettingsChange {
+            baseline_bytes: Some(1 << 40),
+            ..SettingsChange::default()
+        },
     ] {
         let refused = rig
             .ask(|reply| Command::Set("scan".to_owned(), change, reply))
@@ -324,7 +329,7 @@ fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
         vague.contains("stays within its limit, except web (may exceed it). "),
         "{vague}"
     );
-    let web = " web: planned 1.00 (band to 1000.00), above the limit of 1.25: its baseline gives no less.";
+    let web = " web: planned 1.00 (band to 1000.00), above the limit of 1.25: its baseline, or a lower maximum, gives no less.";
     assert!(vague.contains(web), "{vague}");
 }
 
