@@ -151,17 +151,24 @@ impl Choice {
         };
         let compared = compared.into_iter();
         let candidates = compared.map(|found| Candidate::of(found, trial));
-        Self::among(candidates.collect(), others, pid)
+        Self::among(candidates.collect(), others).map_err(|candidates| {
+            let first = candidates.into_iter().next();
+            match first.map(|candidate| candidate.verdict) {
+                Some(Verdict::Refused(refusal)) => refusal.into(),
+                Some(Verdict::Failed(error)) => error,
+                Some(Verdict::Cost(_) | Verdict::CanAttach) | None => Refusal::NoRam { pid }.into(),
+            }
+        })
     }
 
     /// Chooses among `assessments` of a process that is no VM, or of a control group. Changes nothing.
     ///
     /// # Errors
     ///
-    /// If none can attach: why the first that gives a curve cannot.
+    /// [`TrapError::NoneCan`] if none can attach.
     pub fn of_any_memory(mut assessments: Vec<Assessment>) -> Result<Self, TrapError> {
         // Those that are not for such targets would only repeat that.
-        assessments.retain(|found| {
+        let is_for_such = |found: &Assessment| {
             let mut refusals = found.refusals.iter();
             !refusals.any(|refusal| {
                 matches!(
@@ -169,17 +176,19 @@ impl Choice {
                     Refusal::NotAVm { .. } | Refusal::ControlGroup { .. }
                 )
             })
-        });
-        Self::among(Vec::new(), assessments, 0)
+        };
+        if assessments.iter().any(is_for_such) {
+            assessments.retain(is_for_such);
+        }
+        Self::among(Vec::new(), assessments).map_err(TrapError::NoneCan)
     }
 
     /// Chooses the cheapest of `candidates`; if there is none, the first of `others` that can attach, those with curves before
-    /// those without.
+    /// those without. All of them if none can.
     fn among(
         mut candidates: Vec<Candidate>,
         mut others: Vec<Assessment>,
-        pid: u32,
-    ) -> Result<Self, TrapError> {
+    ) -> Result<Self, Vec<Candidate>> {
         let costs = candidates
             .iter()
             .filter_map(|candidate| Some((candidate.row, candidate.cost()?.curve)));
@@ -192,15 +201,10 @@ impl Choice {
         let mut attachable = candidates
             .iter()
             .filter(|candidate| matches!(candidate.verdict, Verdict::CanAttach));
-        if let Some(row) = attachable.next().map(|candidate| candidate.row) {
-            return Ok(Self { row, candidates });
+        match attachable.next().map(|candidate| candidate.row) {
+            Some(row) => Ok(Self { row, candidates }),
+            None => Err(candidates),
         }
-        let first = candidates.into_iter().next();
-        Err(match first.map(|candidate| candidate.verdict) {
-            Some(Verdict::Refused(refusal)) => refusal.into(),
-            Some(Verdict::Failed(error)) => error,
-            Some(Verdict::Cost(_) | Verdict::CanAttach) | None => Refusal::NoRam { pid }.into(),
-        })
     }
 }
 
@@ -247,7 +251,7 @@ mod tests {
             (Some(20), None, traps),
         ] {
             let candidates = vec![candidate(traps, trap_ms), candidate(scans, scan_ms)];
-            let choice = Choice::among(candidates, vec![], 1).unwrap();
+            let choice = Choice::among(candidates, vec![]).unwrap();
             assert_eq!(choice.row.method, expected, "{trap_ms:?} {scan_ms:?}");
             assert_eq!(choice.candidates.len(), 2);
         }
@@ -255,10 +259,11 @@ mod tests {
 
     #[test]
     fn a_vm_that_none_can_observe_is_refused_for_the_first_reason() {
-        let candidates = vec![candidate(TraceMethod::Traps, None)];
-        let error = Choice::among(candidates, vec![], 1).unwrap_err();
+        let refused = assessment(TraceMethod::Traps, vec![Refusal::UserfaultInUse]);
+        let error = Choice::of(vec![refused], 1).unwrap_err();
         assert!(matches!(error, TrapError::Refused(Refusal::UserfaultInUse)));
-        assert!(Choice::among(vec![], vec![], 1).is_err());
+        let error = Choice::of(vec![], 1).unwrap_err();
+        assert!(matches!(error, TrapError::Refused(Refusal::NoRam { .. })));
     }
 
     fn assessment(method: TraceMethod, refusals: Vec<Refusal>) -> Assessment {
@@ -315,14 +320,19 @@ mod tests {
         let choice = Choice::of_any_memory(other).unwrap();
         assert_eq!((choice.row.method, choice.candidates.len()), (writes, 1));
         let none = vec![
-            assessment(writes, not_a_vm()),
-            assessment(scan, vec![Refusal::Locked]),
+            assessment(TraceMethod::Traps, not_a_vm()),
+            assessment(writes, vec![Refusal::UserfaultInUse]),
+            assessment(scan, vec![Refusal::Locked, Refusal::UserfaultInUse]),
         ];
-        let error = chosen(none).unwrap_err();
-        assert!(
-            matches!(error, TrapError::Refused(Refusal::Locked)),
-            "{error}"
-        );
+        let error = chosen(none).unwrap_err().to_string();
+        let reasons = [
+            format!("no backend can: scan: {}", Refusal::Locked),
+            format!("; write-scan: {}; ", Refusal::UserfaultInUse),
+        ];
+        assert!(reasons.iter().all(|why| error.contains(why)), "{error}");
+        assert!(!error.contains("trap: "), "{error}");
+        let error = chosen(vec![assessment(writes, not_a_vm())]).unwrap_err();
+        assert!(error.to_string().contains(": write-scan: "), "{error}");
     }
 
     #[test]
