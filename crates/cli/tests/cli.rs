@@ -251,6 +251,7 @@ fn recorded_counters_give_the_curve_of_any_window() {
             "no stream recorded by --stream",
         ),
         ("mrc two.counters --estimator aet", "omit the options"),
+        ("mrc two.counters --seed 1", "omit the options"),
         ("mrc two.counters --window 3", "no window"),
         (
             "mrc two.ids --estimator all --stream x",

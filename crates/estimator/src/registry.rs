@@ -18,9 +18,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_flow::{PageCount, PageSize, rate_text};
 
-use crate::partial::{SliceOf, share};
+use crate::partial::SliceOf;
 use crate::parts::hash::check_rate;
 use crate::working_set::{
     Pml, PmlOptions, Prl, PrlOptions, Sampling, SamplingOptions, TouchedOptions, TouchedPages,
@@ -78,7 +78,7 @@ pub enum OptionValue {
 impl fmt::Display for OptionValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rate(rate) => f.write_str(&share(*rate)),
+            Self::Rate(rate) => f.write_str(&rate_text(*rate)),
             Self::Count(count) => write!(f, "{count}"),
             Self::Seed(seed) => write!(f, "{seed}"),
             Self::Size(pages) => write!(f, "{pages} pages"),
@@ -397,13 +397,13 @@ pub const ALGORITHMS: &[Algorithm] = &[
         source: "[Waldspurger15]",
         make: |options| {
             let rate = options.rate();
-            let label = format!("SHARDS at rate {}", share(rate));
+            let label = format!("SHARDS at rate {}", rate_text(rate));
             built(label, Shards::new(rate, options.seed())?)
         },
         make_sized: Some(|options| {
             let rate = options.rate();
             Ok(BuiltSizedEstimator {
-                label: format!("LRU of {} of the objects", share(rate)),
+                label: format!("LRU of {} of the objects", rate_text(rate)),
                 estimator: SizedLru::sampled(rate, options.seed())?,
             })
         }),
@@ -443,7 +443,7 @@ pub const ALGORITHMS: &[Algorithm] = &[
             if rate >= 1.0 {
                 return built("AET", Aet::new());
             }
-            let label = format!("AET of {} of the pages", share(rate));
+            let label = format!("AET of {} of the pages", rate_text(rate));
             built(label, SpatialAet::new(rate, options.seed())?)
         },
         make_sized: None,

@@ -16,6 +16,7 @@ mod curve;
 mod first_touch;
 mod page;
 mod period;
+mod rate;
 mod reference;
 mod source;
 mod vm;
@@ -28,6 +29,7 @@ pub use period::{
     Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed,
     UnknownTraceMethod,
 };
+pub use rate::rate_text;
 pub use reference::{AccessKind, Details, LogicalTime, Reference, ReferenceBatch};
 pub use source::Source;
 pub use vm::{Accelerator, GroupKind, RamBacking, RamMapping, VmId};

@@ -3,7 +3,7 @@
 //! | type | reads | writes |
 //! |---|---|---|
 //! | [`ByteSize`] | `4096`, `512M`, `2GiB`, `1.5G` | `4KiB`: exact, and read back as the same number |
-//! | [`Rate`] | `1/128`, `0.01`, `1%` | `1/128` where exact, else the decimal number |
+//! | [`Rate`] | `1/128`, `0.01`, `1%` | `1/128` where exact, else the shorter of `2/3` and `0.3` |
 //! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%` | the decimal number |
 //! | [`PerSecond`] | `20/s`, `0.5/s` | `20/s` |
 //! | [`Interval`] | `5s`, `500ms`, `1.5m` | `500ms` |
@@ -14,6 +14,8 @@
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
+
+use plimsoll_flow::rate_text;
 
 /// A text that is not the expected quantity; the error quotes the text and states the expected form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -159,12 +161,7 @@ impl Rate {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = (1.0 / self.0).round();
-        if parts > 1.0 && parts < 1e15 && 1.0 / parts == self.0 {
-            write!(f, "1/{parts}")
-        } else {
-            write!(f, "{}", self.0)
-        }
+        f.write_str(&rate_text(self.0))
     }
 }
 
@@ -477,6 +474,7 @@ mod tests {
             assert!(error.contains("above 0 and at most 1"), "{text}: {error}");
         }
         assert_eq!(Rate::new(1.0 / 128.0).unwrap().to_string(), "1/128");
+        assert_eq!("2/3".parse::<Rate>().unwrap().to_string(), "2/3");
         assert_eq!(Rate::new(0.3).unwrap().to_string(), "0.3");
         assert_eq!(Rate::ONE.to_string(), "1");
     }
@@ -530,7 +528,7 @@ mod tests {
 
         #[test]
         fn a_written_rate_is_read_back(share in 1e-9f64..=1.0, parts in 1u32..1_000_000) {
-            for rate in [share, 1.0 / f64::from(parts)].map(|share| Rate::new(share).unwrap()) {
+            for rate in [share, 1.0 / f64::from(parts), (f64::from(parts) / 1e6).max(1e-6)].map(|share| Rate::new(share).unwrap()) {
                 prop_assert_eq!(rate.to_string().parse(), Ok(rate));
             }
         }

@@ -157,10 +157,10 @@ impl EstimatorArgs {
         matches!(self.estimator, Choice::All)
     }
 
-    /// Whether no estimator was chosen, nor set.
+    /// Whether no estimator was chosen, nor set, be it a seed.
     pub(super) fn is_default(&self) -> bool {
         let is_first = matches!(self.estimator, Choice::One(row) if row.name == ALGORITHMS[0].name);
-        is_first && self.stream.is_none() && self.set_options().next().is_none()
+        is_first && self.stream.is_none() && self.options.0.is_empty()
     }
 
     /// The options given, but for the seed, which every estimator accepts.

@@ -26,7 +26,7 @@ mod form;
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, PageSize};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, PageSize, rate_text};
 
 use crate::curve::lru::LruSlice;
 use crate::curve::shards::{FixedRateSlice, FixedSizeSlice};
@@ -58,19 +58,9 @@ impl fmt::Display for SliceOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lru => f.write_str("exact LRU"),
-            Self::Shards { rate, .. } => write!(f, "SHARDS at rate {}", share(*rate)),
+            Self::Shards { rate, .. } => write!(f, "SHARDS at rate {}", rate_text(*rate)),
             Self::ShardsMax { max_samples, .. } => write!(f, "SHARDS of {max_samples} pages"),
         }
-    }
-}
-
-/// A share, written as a fraction 1/n if it is one.
-pub(crate) fn share(share: f64) -> String {
-    let parts = (1.0 / share).round();
-    if parts > 1.0 && parts < 1e15 && 1.0 / parts == share {
-        format!("1/{parts}")
-    } else {
-        share.to_string()
     }
 }
 
