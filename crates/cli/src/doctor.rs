@@ -5,7 +5,7 @@
 use std::io::Write;
 
 use plimsoll_observe::doctor::{Chapter, Finding, examine, one_target};
-use plimsoll_output::{TableOrJson, printable};
+use plimsoll_output::{TableOrJsonArg, printable};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::vm::BackendView;
 use serde::Serialize;
@@ -20,15 +20,8 @@ pub struct Args {
     /// VM to assess, by process id, name or UUID; or process, by process id; or control group, by its path
     #[arg(value_name = "PID|NAME|UUID|cgroup:PATH")]
     target: Option<String>,
-    /// Output format
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_enum,
-        default_value_t,
-        value_name = "FORMAT"
-    )]
-    format: TableOrJson,
+    #[command(flatten)]
+    format: TableOrJsonArg,
 }
 
 /// The whole examination, as JSON gives it.
@@ -62,7 +55,7 @@ struct TargetReport<'a> {
     backends: &'a [BackendView],
 }
 
-fn run_for_target(target: &str, format: TableOrJson, out: &mut dyn Write) -> anyhow::Result<()> {
+fn run_for_target(target: &str, format: TableOrJsonArg, out: &mut dyn Write) -> anyhow::Result<()> {
     let assessment = one_target::examine(target)?;
     let report = TargetReport {
         schema: SCHEMA,

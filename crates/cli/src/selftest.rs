@@ -10,7 +10,7 @@ use anyhow::bail;
 use plimsoll_flow::Accelerator;
 use plimsoll_observe::selftest::{Outcome, Subject};
 use plimsoll_output::exit::with_causes;
-use plimsoll_output::{AtomicFile, TableOrJson, stop_flag};
+use plimsoll_output::{AtomicFile, TableOrJson, TableOrJsonArg, stop_flag};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_trap::BACKENDS;
 use plimsoll_vm::{HostKernel, KvmSupport, QEMU, detect};
@@ -22,15 +22,8 @@ use serde::Serialize;
 /// report (--report FILE) has no names of this host or its VMs, and can be sent to the developers.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Output format
-    #[arg(
-        short = 'o',
-        long = "output",
-        value_enum,
-        default_value_t,
-        value_name = "FORMAT"
-    )]
-    format: TableOrJson,
+    #[command(flatten)]
+    format: TableOrJsonArg,
     /// Also write the report, as JSON, to this file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -78,7 +71,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     accelerators.push((Accelerator::Tcg, "qemu64,-cx16"));
     let mut runs = Vec::new();
-    let is_table = matches!(args.format, TableOrJson::Table);
+    let is_table = matches!(args.format.output, TableOrJson::Table);
     if is_table {
         writeln!(out, "{}\n", detection.reason)?;
         writeln!(

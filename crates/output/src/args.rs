@@ -102,7 +102,22 @@ pub enum TableOrJson {
     Json,
 }
 
-impl TableOrJson {
+/// `-o` of a verb whose result has no lines of equal shape.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct TableOrJsonArg {
+    /// Output format
+    #[arg(
+        short = 'o',
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t,
+        hide_default_value = true
+    )]
+    pub output: TableOrJson,
+}
+
+impl TableOrJsonArg {
     /// Writes a result as requested; only that form of it is made.
     ///
     /// # Errors
@@ -114,9 +129,9 @@ impl TableOrJson {
         table: impl FnOnce() -> String,
         json: &impl Serialize,
     ) -> anyhow::Result<()> {
-        let text = match self {
-            Self::Table => table(),
-            Self::Json => json_line(json)?,
+        let text = match self.output {
+            TableOrJson::Table => table(),
+            TableOrJson::Json => json_line(json)?,
         };
         Ok(out.write_all(text.as_bytes())?)
     }

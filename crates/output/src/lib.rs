@@ -26,7 +26,9 @@ pub mod text;
 pub mod time;
 pub mod watch;
 
-pub use args::{Format, OutputArgs, TableOrJson, TextFormat, TextFormatArg, json_line};
+pub use args::{
+    Format, OutputArgs, TableOrJson, TableOrJsonArg, TextFormat, TextFormatArg, json_line,
+};
 pub use columns::{Cell, Columns, Side, csv};
 pub use file::{AtomicFile, directory_of, write_file};
 pub use progress_bar::ReadingBar;

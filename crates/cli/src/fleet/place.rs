@@ -9,7 +9,7 @@ use plimsoll_fleet::place::Aim;
 use plimsoll_fleet::plan;
 use plimsoll_fleet::rules::Rules;
 use plimsoll_output::exit::Forbidden;
-use plimsoll_output::{TableOrJson, duration, printable, table};
+use plimsoll_output::{TableOrJsonArg, duration, printable, table};
 use plimsoll_protocol::fleet::{Goal, MoveReason, PlacementJson};
 use plimsoll_protocol::size::BitRate;
 
@@ -37,9 +37,8 @@ pub struct Args {
     /// Bandwidth of a migration, in bits per second, as 10G
     #[arg(long, value_name = "RATE")]
     bandwidth: Option<BitRate>,
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t)]
-    output: TableOrJson,
+    #[command(flatten)]
+    format: TableOrJsonArg,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
@@ -72,7 +71,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     let bandwidth = args.bandwidth.map(BitRate::bytes_per_second);
     let plan = plan::plan(&fleet, &rules, aim, bandwidth)?;
-    args.output.write(out, || table(&plan), &plan)?;
+    args.format.write(out, || table(&plan), &plan)?;
     if !plan.fits {
         let text = "not every VM can get what it needs; the plan is as near to that as was found";
         return Err(Forbidden(text.to_owned()).into());

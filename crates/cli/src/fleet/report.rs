@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use plimsoll_fleet::plan;
-use plimsoll_output::{TableOrJson, percent, printable, table};
+use plimsoll_output::{TableOrJsonArg, percent, printable, table};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
 
 use super::source::{Source, UNANSWERED, complain};
@@ -17,16 +17,15 @@ use plimsoll_report::words::{counted, known, size};
 pub struct Args {
     #[command(flatten)]
     source: Source,
-    /// Output format
-    #[arg(short = 'o', long, value_enum, default_value_t)]
-    output: TableOrJson,
+    #[command(flatten)]
+    format: TableOrJsonArg,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (file, fleet) = args.source.fleet()?;
     let report = plan::report(&file, &fleet)?;
-    args.output.write(out, || table(&report), &report)?;
+    args.format.write(out, || table(&report), &report)?;
     complain(&report.missing, UNANSWERED)
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use plimsoll_hcache::PAGE_BYTES;
-use plimsoll_output::{TableOrJson, bail_usage, labelled};
+use plimsoll_output::{TableOrJsonArg, bail_usage, labelled};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::size::{ByteSize, Share};
 use plimsoll_ring::{ConnectOptions, Connection};
@@ -38,9 +38,8 @@ pub struct Args {
     /// Random seed
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Output format
-    #[arg(short = 'o', long, value_enum, value_name = "FORMAT", default_value_t)]
-    output: TableOrJson,
+    #[command(flatten)]
+    format: TableOrJsonArg,
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
@@ -60,7 +59,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         seed: args.seed,
     };
     let load = Load::run(connection, &options)?;
-    args.output
+    args.format
         .write(out, || table(&load, args), &json(&load, args))?;
     anyhow::ensure!(
         load.wrong_pages == 0,
