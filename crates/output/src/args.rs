@@ -92,6 +92,21 @@ pub fn json_line(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string(value)? + "\n")
 }
 
+/// A line of JSON for each value; `null` if there is none.
+///
+/// # Errors
+///
+/// If one cannot be serialised.
+pub fn json_lines<T: Serialize>(values: impl IntoIterator<Item = T>) -> anyhow::Result<String> {
+    let lines = values.into_iter().map(|value| json_line(&value));
+    let text = lines.collect::<anyhow::Result<String>>()?;
+    Ok(if text.is_empty() {
+        "null\n".to_owned()
+    } else {
+        text
+    })
+}
+
 /// Output formats of a verb whose result has no lines of equal shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum TableOrJson {

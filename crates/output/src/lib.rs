@@ -28,6 +28,7 @@ pub mod watch;
 
 pub use args::{
     Format, OutputArgs, TableOrJson, TableOrJsonArg, TextFormat, TextFormatArg, json_line,
+    json_lines,
 };
 pub use columns::{Cell, Columns, Side, csv};
 pub use file::{AtomicFile, directory_of, write_file};

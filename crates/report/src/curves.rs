@@ -1,7 +1,7 @@
 //! Curves of VMs and control groups.
 
 use anyhow::ensure;
-use plimsoll_output::{csv_table, grouped, printable};
+use plimsoll_output::{csv_table, grouped, json_lines, printable};
 use plimsoll_plot::{Chart, Figure, Marker, Series};
 use plimsoll_protocol::subject::Subject;
 
@@ -56,9 +56,7 @@ impl Figure for Curves {
     }
 
     fn json(&self) -> anyhow::Result<String> {
-        let curves = self.0.iter().filter_map(Subject::curve);
-        let lines: Result<Vec<_>, _> = curves.map(serde_json::to_string).collect();
-        Ok(lines?.join("\n") + "\n")
+        json_lines(self.0.iter().filter_map(Subject::curve))
     }
 
     fn svg(&self) -> anyhow::Result<String> {

@@ -1,7 +1,7 @@
 //! Where in its RAM a VM is busy: time from top to bottom (in pictures from bottom to top), addresses from left to right.
 
 use anyhow::{Context as _, ensure};
-use plimsoll_output::{csv_table, json_line, printable};
+use plimsoll_output::{csv_table, json_lines, printable};
 use plimsoll_plot::{Axis, Figure, HeatChart, Unit};
 use plimsoll_protocol::vm::{HeatRow, HeatmapView};
 
@@ -38,8 +38,7 @@ impl Figure for Heatmaps {
     }
 
     fn json(&self) -> anyhow::Result<String> {
-        let lines: anyhow::Result<Vec<_>> = self.0.iter().map(json_line).collect();
-        Ok(lines?.concat())
+        json_lines(&self.0)
     }
 
     fn svg(&self) -> anyhow::Result<String> {

@@ -1,7 +1,7 @@
 //! Working sets, sizes and misses of VMs and control groups over time.
 
 use anyhow::ensure;
-use plimsoll_output::{csv_table, printable, table};
+use plimsoll_output::{csv_table, json_lines, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, Series, SeriesStyle, Unit};
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
@@ -56,8 +56,7 @@ impl Figure for Histories {
     }
 
     fn json(&self) -> anyhow::Result<String> {
-        let lines: Result<Vec<_>, _> = self.0.iter().map(serde_json::to_string).collect();
-        Ok(lines?.join("\n") + "\n")
+        json_lines(&self.0)
     }
 
     fn svg(&self) -> anyhow::Result<String> {

@@ -231,6 +231,41 @@ fn show_explains_each_term_and_the_curve_at_sizes_that_matter() {
 }
 
 #[test]
+fn a_report_of_nothing_is_json_and_names_the_reason() {
+    let server = Server::new(Manner::Willing);
+    let (code, text, said) = ran(&mut server.verb(&["report", "mrc", HOSTILE, "-o", "json"]));
+    assert_eq!(
+        (code, &*text),
+        (
+            Some(0),
+            "null
+"
+        )
+    );
+    assert!(
+        said.contains(
+            ": its curve is not available yet
+"
+        ),
+        "{said}"
+    );
+    let server = Server::new(Manner::Empty);
+    for what in ["mrc", "wss"] {
+        let (code, text, said) = ran(&mut server.verb(&["report", what, "-o", "json"]));
+        assert_eq!(
+            (code, &*text),
+            (
+                Some(0),
+                "null
+"
+            ),
+            "{what}"
+        );
+        assert!(said.contains("there is no VM"), "{what}: {said}");
+    }
+}
+
+#[test]
 fn a_name_that_attacks_the_terminal_reaches_it_defused() {
     let server = Server::new(Manner::Willing);
     for words in [

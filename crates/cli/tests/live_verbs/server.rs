@@ -35,6 +35,8 @@ pub enum Manner {
     Slow,
     /// Has one more VM, whose name is that of no VM.
     Misnamed,
+    /// Has neither VMs nor control groups.
+    Empty,
     /// Answers what no program understands.
     Mad,
 }
@@ -162,6 +164,10 @@ fn answer(method: &str, path: &str, body: &str, manner: Manner, looks: u32) -> A
     match (method, &parts[..]) {
         ("GET", ["v1", "host"]) => {
             let mut view = host::host();
+            if manner == Manner::Empty {
+                view.vms.clear();
+                view.groups.watched.clear();
+            }
             view.vms
                 .extend((manner == Manner::Misnamed).then(host::misnamed));
             ok(view)

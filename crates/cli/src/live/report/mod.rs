@@ -53,10 +53,14 @@ impl VmArgs {
 
     /// The keys of those VMs and of all control groups, or of the one that is meant.
     fn keys_with_groups(&self, daemon: &Daemon) -> anyhow::Result<Vec<Key>> {
-        match &self.vm {
-            Some(name) => Ok(vec![Key::Written(name.clone())]),
-            None => Ok(Entry::all(&daemon.host()?).map(Entry::key).collect()),
+        if let Some(name) = &self.vm {
+            return Ok(vec![Key::Written(name.clone())]);
         }
+        let keys: Vec<_> = Entry::all(&daemon.host()?).map(Entry::key).collect();
+        if keys.is_empty() {
+            eprintln!("plimsoll: there is no VM, and no control group is watched");
+        }
+        Ok(keys)
     }
 
     /// The names of those VMs.

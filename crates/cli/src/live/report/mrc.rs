@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use plimsoll_output::OutputArgs;
+use plimsoll_output::{Format, OutputArgs, printable};
 use plimsoll_plot::Figure as _;
 use plimsoll_protocol::subject::Subject;
 use plimsoll_report::curves::Curves;
@@ -24,5 +24,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     let keys = args.of.keys_with_groups(&daemon)?;
     let views = keys.iter().map(|key| daemon.ask_by(key, Subject::ask));
-    Curves(views.collect::<anyhow::Result<_>>()?).write(&args.output, out)
+    let views = views.collect::<anyhow::Result<Vec<_>>>()?;
+    if args.output.format() != Format::Table && views.iter().all(|view| view.curve().is_none()) {
+        for view in &views {
+            eprintln!(
+                "plimsoll: {}: its curve is not available yet",
+                printable(view.name())
+            );
+        }
+    }
+    Curves(views).write(&args.output, out)
 }
