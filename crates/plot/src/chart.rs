@@ -195,6 +195,13 @@ impl Chart {
         }
     }
 
+    /// The size at which a chart of a curve ends whose last step is at `last_bytes`: room behind it shows that the curve stays
+    /// where it is.
+    #[must_use]
+    pub fn end_beyond(last_bytes: u64) -> u64 {
+        last_bytes.saturating_add((last_bytes / 25).max(1))
+    }
+
     /// Miss ratios, from 0 to all references, over sizes up to `until_bytes`, whose axis is called `sizes`.
     pub fn of_miss_ratios(
         title: impl Into<String>,

@@ -70,8 +70,7 @@ impl Figure for Curves {
             known.push((view, curve));
         }
         ensure!(!known.is_empty(), "no curve is known yet");
-        // Room for the last step.
-        let until_bytes = until_bytes.saturating_add(until_bytes / 25);
+        let until_bytes = Chart::end_beyond(until_bytes);
         for (view, curve) in &known {
             let name = name(view.name());
             series.push(Series::of_curve(

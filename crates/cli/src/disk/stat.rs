@@ -52,7 +52,7 @@ fn chart(report: &Report) -> anyhow::Result<Chart> {
     let curve = curve_of(json)?;
     let bytes = |pages: u64| pages.saturating_mul(PageSize::FOUR_KIB.bytes());
     let last = bytes(curve.points().last().map_or(0, |point| point.size.0));
-    let until = last.saturating_add(last / 25);
+    let until = Chart::end_beyond(last);
     let marker = |pages: u64, name: &str| Marker {
         x: bytes(pages) as f64,
         label: format!("{name} {}", ByteSize(bytes(pages)).rounded()),

@@ -144,8 +144,7 @@ impl Panel<'_> {
         let last = self.curve.points().last();
         let last = last.map_or(0, |point| point.size.to_bytes(page_size));
         // As much of the curve as could be of use to the VM next.
-        let until = last
-            .saturating_add(last / 25)
+        let until = Chart::end_beyond(last)
             .clamp(largest / 20 * 23, largest.saturating_mul(2))
             .max(page_size.bytes());
         let moved = target.target_bytes != target.current_bytes;

@@ -131,8 +131,7 @@ impl Figure for ComparisonReport {
 
     fn svg(&self) -> anyhow::Result<String> {
         let (compared, page_size) = (&self.compared, self.page_size);
-        let until = compared.footprint.to_bytes(page_size);
-        let until = until.saturating_add(until / 25);
+        let until = Chart::end_beyond(compared.footprint.to_bytes(page_size));
         let exact = Series {
             look: SeriesStyle::Truth,
             ..Series::of_curve("exact", &compared.exact, page_size, until)

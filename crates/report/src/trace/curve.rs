@@ -8,7 +8,7 @@ use plimsoll_plot::{Chart, Figure, Marker, Series};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
-use super::counted;
+use super::{counted, points_csv};
 
 /// A curve and its description in the table.
 #[derive(Debug)]
@@ -88,12 +88,8 @@ impl Figure for CurveReport {
     }
 
     fn csv(&self) -> anyhow::Result<String> {
-        let mut csv = String::from("size_pages,miss_ratio,low,high\n");
-        for point in self.curve.points() {
-            let (size, ratio) = (point.size, point.miss_ratio);
-            let _ = writeln!(csv, "{size},{ratio},{},{}", point.low, point.high);
-        }
-        Ok(csv)
+        let points = self.curve.points().iter();
+        Ok(points_csv([], points.map(|point| ([], point))))
     }
 
     fn json(&self) -> anyhow::Result<String> {
@@ -107,10 +103,7 @@ impl Figure for CurveReport {
             .points()
             .last()
             .map_or(0, |point| point.size.to_bytes(self.page_size));
-        // Some room behind the last step shows that the curve stays where it is.
-        let until = last
-            .saturating_add(last / 25)
-            .saturating_add(self.page_size.bytes());
+        let until = Chart::end_beyond(last);
         let name = if self.banded() {
             "miss ratio with its band"
         } else {

@@ -8,6 +8,8 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, FollowedCurve};
 use plimsoll_protocol::size::ByteSize;
 
+use super::points_csv;
+
 /// A window of a stream.
 #[derive(Debug)]
 pub struct FollowedReport {
@@ -57,15 +59,11 @@ impl FollowedReport {
                 text = json_line(&followed)?;
             }
             Format::Csv => {
-                if self.has_head {
-                    text.push_str("unix_ms,references,size_pages,miss_ratio,low,high\n");
-                }
-                for point in points() {
-                    let (size, ratio) = (point.size, point.miss_ratio);
-                    text.push_str(&format!(
-                        "{unix_ms},{},{size},{ratio},{},{}\n",
-                        self.references, point.low, point.high
-                    ));
+                let keys = [unix_ms, self.references].map(|key| key.to_string());
+                let points = points().map(|point| (keys.clone(), point));
+                text = points_csv(["unix_ms", "references"], points);
+                if !self.has_head {
+                    text = text.split_off(text.find('\n').map_or(0, |end| end + 1));
                 }
             }
             _ => {

@@ -7,7 +7,8 @@ mod several;
 mod simulated;
 mod sized;
 
-use plimsoll_output::grouped;
+use plimsoll_flow::CurvePoint;
+use plimsoll_output::{Cell, csv, grouped};
 
 pub use comparison::ComparisonReport;
 pub use curve::CurveReport;
@@ -23,4 +24,21 @@ fn counted(references: u64, sampled: u64) -> (String, String) {
         sampled => format!(", of which {} sampled", grouped(sampled as f64)),
     };
     (grouped(references as f64), of_which)
+}
+
+/// Points of curves as comma-separated values, each after cells under the heads `keys`.
+fn points_csv<'a, const KEYS: usize>(
+    keys: [&str; KEYS],
+    points: impl IntoIterator<Item = ([String; KEYS], &'a CurvePoint)>,
+) -> String {
+    let heads = keys.into_iter();
+    let mut text = csv(heads.chain(["size_pages", "miss_ratio", "low", "high"]));
+    for (key, point) in points {
+        let ratios = [point.miss_ratio, point.low, point.high].map(|ratio| ratio.cell());
+        text.push_str(&csv(key
+            .into_iter()
+            .chain([point.size.0.cell()])
+            .chain(ratios)));
+    }
+    text
 }

@@ -2,12 +2,14 @@
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{csv_table, grouped, json_line, labelled, printable, table};
+use plimsoll_output::{grouped, json_line, labelled, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, HeatChart, Series, Unit};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::{ByteSize, Interval};
 use serde::Serialize;
+
+use super::points_csv;
 
 /// Maximum number of curves in one chart: as many as there are colours.
 const CURVES_MAX: usize = 8;
@@ -96,8 +98,7 @@ impl SeveralReport {
             .into());
         }
         let page_size = self.page_size;
-        let until = self.until().to_bytes(page_size);
-        let until = until.saturating_add(until / 25);
+        let until = Chart::end_beyond(self.until().to_bytes(page_size));
         let series = self.parts.iter().filter_map(|part| {
             let curve = part.curve.as_ref()?;
             Some(Series::of_curve(
@@ -194,21 +195,15 @@ impl Figure for SeveralReport {
             Some(_) => "from_s",
             None => "device",
         };
-        let rows = self.parts.iter().flat_map(|part| {
-            let points = part.curve.iter().flat_map(MissRatioCurve::points);
-            points.map(move |point| (part, point))
-        });
-        Ok(csv_table!(rows, |(part, point)| {
-            key: match part.from_us {
+        let points = self.parts.iter().flat_map(|part| {
+            let name = match part.from_us {
                 Some(from_us) => (from_us as f64 / 1e6).to_string(),
                 None => printable(&part.name),
-            },
-            "references": part.references,
-            "size_pages": point.size.0,
-            "miss_ratio": point.miss_ratio,
-            "low": point.low,
-            "high": point.high,
-        }))
+            };
+            let points = part.curve.iter().flat_map(MissRatioCurve::points);
+            points.map(move |point| ([name.clone(), part.references.to_string()], point))
+        });
+        Ok(points_csv([key, "references"], points))
     }
 
     fn json(&self) -> anyhow::Result<String> {

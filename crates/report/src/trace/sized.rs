@@ -117,7 +117,7 @@ impl Figure for SizedReport {
     fn svg(&self) -> anyhow::Result<String> {
         let last = self.by_requests.points().last();
         let last = last.map_or(0, |point| point.size.0);
-        let until = last.saturating_add(last / 25).saturating_add(1);
+        let until = Chart::end_beyond(last);
         let series = [
             ("by requests", &self.by_requests),
             ("by bytes", &self.by_bytes),

@@ -516,7 +516,7 @@ impl<'a> TracingReport<'a> {
             .last()
             .map_or(PageCount(0), |point| point.size);
         let bytes = |pages: PageCount| pages.to_bytes(PageSize::FOUR_KIB);
-        let until = bytes(PageCount(last.0 + last.0 / 25 + 1));
+        let until = Chart::end_beyond(bytes(last));
         let of_curve = |name: &str, curve| Series::of_curve(name, curve, PageSize::FOUR_KIB, until);
         let series = match compared {
             Some(curves) => vec![
