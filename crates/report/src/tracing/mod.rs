@@ -38,7 +38,7 @@ pub struct TracingReport<'a> {
     pub totals: Totals,
     /// Whether uses of page cache by `read(2)` are not seen.
     is_cache_hidden: bool,
-    /// Whether the limit of full tracing was printed.
+    /// Whether a limit of what periods show was printed.
     is_limit_shown: bool,
 }
 
@@ -305,7 +305,9 @@ impl<'a> TracingReport<'a> {
                     report.window.as_secs_f64() / seconds * 100.0,
                     report.losses.lost(),
                 )?;
-                let limit = self.limit(report);
+                let limit = self.limit(report).map(|limit| limit.to_string());
+                let is_short_lived = is_short_lived(period.working_set);
+                let limit = limit.or(is_short_lived.then(|| SHORT_LIVED.to_owned()));
                 if let Some(limit) = limit.filter(|_| !self.is_limit_shown) {
                     self.is_limit_shown = true;
                     writeln!(rows, "        {limit}")?;
@@ -574,11 +576,41 @@ fn misses(misses: Option<MissesPerSecond>) -> String {
     format!("{rate:>9}  {band:<17}")
 }
 
+/// What a working set without a size shows.
+const SHORT_LIVED: &str = "no page lived through a whole period: its memory is freed between uses, so no size can be read from them";
+
+/// Whether a working set has no size, although memory was used.
+fn is_short_lived(set: Option<WorkingSet>) -> bool {
+    set.is_some_and(|set| set.size == PageCount(0))
+}
+
 /// A working set for a reader, with the sign of a bound.
 fn working_set(set: Option<WorkingSet>, is_idle: bool) -> String {
-    let Some(set) = set else {
-        let why = if is_idle { "idle" } else { "unknown" };
-        return why.to_owned();
-    };
-    format!("{}{}", set.bound.sign(), size(set.size))
+    match set {
+        Some(set) if !is_short_lived(Some(set)) => {
+            format!("{}{}", set.bound.sign(), size(set.size))
+        }
+        _ if is_idle => "idle".to_owned(),
+        Some(_) => "short-lived".to_owned(),
+        None => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_flow::WorkingSetBound;
+
+    use super::*;
+
+    #[test]
+    fn a_working_set_without_a_size_is_no_size() {
+        let set = |pages| {
+            let (size, bound) = (PageCount(pages), WorkingSetBound::Estimate);
+            Some(WorkingSet { size, bound })
+        };
+        assert_eq!(working_set(set(256), false), "1 MiB");
+        assert_eq!(working_set(set(0), false), "short-lived");
+        assert_eq!(working_set(set(0), true), "idle");
+        assert_eq!(working_set(None, false), "unknown");
+    }
 }
