@@ -52,7 +52,7 @@ impl fmt::Display for Compression {
 }
 
 /// The reader returned by [`decompressed`].
-pub type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
+pub(crate) type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 
 /// Returns a reader of the decompressed bytes, and the compression. It returns what it can decompress of the bytes that
 /// have come, once there are six.
@@ -60,7 +60,7 @@ pub type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 /// # Errors
 ///
 /// The input's, and [`io::ErrorKind::OutOfMemory`] if a decoder cannot be made. The reader's are those of the input and of damaged data.
-pub fn decompressed<'a>(
+pub(crate) fn decompressed<'a>(
     mut input: impl Read + Send + 'a,
 ) -> io::Result<(DecompressedReader<'a>, Compression)> {
     let mut head = [0; 6];

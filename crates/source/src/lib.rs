@@ -51,7 +51,7 @@ mod writer;
 mod writing;
 
 pub use blkparse::BlockEvent;
-pub use compression::{Compression, DecompressedReader, decompressed};
+pub use compression::Compression;
 pub use csv::Column;
 pub use error::SourceError;
 pub use format::Format;
