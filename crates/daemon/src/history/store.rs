@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -21,7 +21,7 @@ use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::form::{Curve, Heat, SCHEMA, StoredSample, Turn, VmRecord, together};
-use super::{Ageing, SPAN_MS, key_of};
+use super::{Ageing, DAY_MS, SPAN_MS, key_of};
 
 /// Key: a VM's key and the time.
 type VmTable = Pairs;
@@ -251,10 +251,7 @@ impl Store {
                 }),
                 next_id: number("next_id")?.unwrap_or(1),
                 vms,
-                ageing: Ageing {
-                    last_ms: number("last_ms")?.unwrap_or_default(),
-                    from_ms: number("aged_from_ms")?.unwrap_or_default(),
-                },
+                ageing: ageing(&meta)?,
             })
         })
     }
@@ -523,6 +520,14 @@ pub(super) fn put_ageing(txn: &WriteTransaction, ageing: Ageing) -> Result<(), r
     Ok(())
 }
 
+fn ageing(meta: &impl ReadableTable<&'static str, u64>) -> Result<Ageing, redb::Error> {
+    let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map_or(0, |number| number.value()));
+    Ok(Ageing {
+        last_ms: number("last_ms")?,
+        from_ms: number("aged_from_ms")?,
+    })
+}
+
 pub(super) fn put_next_id(txn: &WriteTransaction, next_id: u64) -> Result<(), redb::Error> {
     txn.open_table(META)?.insert("next_id", next_id)?;
     Ok(())
@@ -688,7 +693,7 @@ pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), red
 
 /// Drops records older than `oldest_ms`, except decisions that have not ended.
 pub(super) fn forget_before(txn: &WriteTransaction, oldest_ms: u64) -> Result<(), redb::Error> {
-    forget_moments(txn, oldest_ms)?;
+    forget_moments(txn, 0..oldest_ms)?;
     let mut old = Vec::new();
     {
         let decisions = txn.open_table(DECISIONS)?;
@@ -704,34 +709,32 @@ pub(super) fn forget_before(txn: &WriteTransaction, oldest_ms: u64) -> Result<()
     drop_decisions(txn, &old)
 }
 
-fn forget_moments(txn: &WriteTransaction, oldest_ms: u64) -> Result<bool, redb::Error> {
+fn forget_moments(txn: &WriteTransaction, times: Range<u64>) -> Result<bool, redb::Error> {
     let mut turns = txn.open_table(TURNS)?;
     let before = turns.len()?;
-    turns.retain_in(..oldest_ms, |_, _| false)?;
+    turns.retain_in(times.clone(), |_, _| false)?;
     let mut dropped = turns.len()? < before;
     for table in [MEANS, HEAT, CURVES] {
         let mut table = txn.open_table(table)?;
-        for (vm, _) in firsts(&table)? {
+        for vm in vms_of(&table)? {
             let before = table.len()?;
-            table.retain_in((vm, 0)..(vm, oldest_ms), |_, _| false)?;
+            table.retain_in((vm, times.start)..(vm, times.end), |_, _| false)?;
             dropped |= table.len()? < before;
         }
     }
     Ok(dropped)
 }
 
-/// Each VM of a table, with its oldest time.
-fn firsts(
-    table: &impl ReadableTable<(u64, u64), &'static [u8]>,
-) -> Result<Vec<(u64, u64)>, redb::Error> {
-    let mut found: Vec<(u64, u64)> = Vec::new();
+/// Each VM of a table.
+fn vms_of(table: &impl ReadableTable<(u64, u64), &'static [u8]>) -> Result<Vec<u64>, redb::Error> {
+    let mut found = Vec::new();
     let mut rest: Option<RangeInclusive<(u64, u64)>> = Some((0, 0)..=(u64::MAX, u64::MAX));
     while let Some(range) = rest {
         let Some((key, _)) = table.range(range)?.next().transpose()? else {
             break;
         };
-        let (vm, oldest) = key.value();
-        found.push((vm, oldest));
+        let (vm, _) = key.value();
+        found.push(vm);
         rest = vm
             .checked_add(1)
             .map(|next| (next, 0)..=(u64::MAX, u64::MAX));
@@ -756,25 +759,31 @@ fn drop_decisions(txn: &WriteTransaction, ids: &[u64]) -> Result<(), redb::Error
     Ok(())
 }
 
-/// Drops the oldest eighth of the time and of the ended decisions; `false` if there is nothing to drop.
+/// Drops what a clock that was wrong has dated later than now, otherwise the oldest eighth of the records and of the ended
+/// decisions; `false` if there is nothing to drop.
 fn drop_oldest(txn: &WriteTransaction) -> Result<bool, redb::Error> {
-    let (mut oldest, mut newest) = (u64::MAX, 0);
+    let Ageing { last_ms, from_ms } = ageing(&txn.open_table(META)?)?;
+    if last_ms > 0
+        && last_ms >= from_ms
+        && forget_moments(txn, last_ms.saturating_add(DAY_MS)..u64::MAX)?
     {
-        let turns = txn.open_table(TURNS)?;
-        for entry in [turns.first()?, turns.last()?].into_iter().flatten() {
-            oldest = oldest.min(entry.0.value());
-            newest = newest.max(entry.0.value());
-        }
-        for table in [MEANS, HEAT, CURVES] {
-            for (_, first) in firsts(&txn.open_table(table)?)? {
-                oldest = oldest.min(first);
-                newest = newest.max(first);
-            }
+        return Ok(true);
+    }
+    let mut times = Vec::new();
+    for entry in txn.open_table(TURNS)?.iter()? {
+        times.push(entry?.0.value());
+    }
+    for table in [MEANS, HEAT, CURVES] {
+        for entry in txn.open_table(table)?.iter()? {
+            let (_, time) = entry?.0.value();
+            times.push(time);
         }
     }
     let mut dropped = false;
-    if oldest < u64::MAX {
-        dropped = forget_moments(txn, oldest + (newest - oldest) / 8 + 1)?;
+    if !times.is_empty() {
+        let eighth = times.len() / 8;
+        let (_, time, _) = times.select_nth_unstable(eighth);
+        dropped = forget_moments(txn, 0..time.saturating_add(1))?;
     }
     let old = {
         let open = txn.open_table(OPEN)?;

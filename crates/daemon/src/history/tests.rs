@@ -461,6 +461,32 @@ fn a_leap_of_the_clock_drops_nothing_for_a_day() {
     assert!(oldest(&history) > NOON_MS + leap * SPAN_MS);
 }
 
+#[test]
+fn what_a_wrong_clock_dated_ahead_is_dropped_before_the_oldest() {
+    const DAY_SPANS: u64 = 24 * 12;
+    let folder = TempDir::new().unwrap();
+    let limits = Limits {
+        bytes_max: 4 << 20,
+        keep: Duration::from_hours(24 * 365),
+    };
+    let (history, _) = History::open(&folder.path().join("history"), limits).unwrap();
+    let record = |spans: u64| {
+        history.record_turn(&[moment("web", sample(NOON_MS + spans * SPAN_MS, 5))]);
+    };
+    (0..12).for_each(record);
+    record(3000 * DAY_SPANS);
+    (12..2 * DAY_SPANS).for_each(record);
+    for id in 1..=100 {
+        history.put_decision(&large(id, 50_000));
+        record(2 * DAY_SPANS + id);
+    }
+    let left = history.samples("web", 0, u64::MAX, 1_000_000);
+    let days = |sample: &Sample| (sample.unix_ms - NOON_MS) / SPAN_MS / DAY_SPANS;
+    assert!(ids(&history.decisions(None, None, 1000)).len() < 95);
+    assert_eq!(days(left.last().unwrap()), 2);
+    assert!(left.len() > 200, "{}", left.len());
+}
+
 /// A decision with this many random characters.
 fn large(id: u64, letters: usize) -> Decision {
     let mut noise = id;
