@@ -213,9 +213,12 @@ fn unresolved(of: &MigrationEstimate) -> String {
 
 fn lines(of: &MigrationEstimate) -> String {
     let stop_bytes = of.copied_bytes - of.rounds.iter().map(|round| round.bytes).sum::<f64>();
-    let mut text = csv(["phase", "bytes", "seconds"]);
+    let mut text = csv(["phase", "bytes", "seconds", "resolved", "interrupted"]);
+    let limits = [of.resolved, of.interrupted].map(|limit| limit.to_string());
     let mut line = |phase: &str, bytes: f64, seconds: f64| {
-        text.push_str(&csv([phase, &format!("{bytes:.0}"), &seconds.to_string()]));
+        let [resolved, interrupted] = &limits;
+        let (bytes, seconds) = (format!("{bytes:.0}"), seconds.to_string());
+        text.push_str(&csv([phase, &bytes, &seconds, resolved, interrupted]));
     };
     for round in &of.rounds {
         line("round", round.bytes, round.seconds);
@@ -324,6 +327,12 @@ mod tests {
         assert!(
             text.contains("limit: the shortest, of 1.5 ms, cannot be resolved\n"),
             "{text}"
+        );
+        let csv = lines(&estimate(&[2.0]));
+        let expected = "phase,bytes,seconds,resolved,interrupted\nround,";
+        assert!(
+            csv.starts_with(expected) && csv.contains(",2,false,true\nstop,"),
+            "{csv}"
         );
     }
 }
