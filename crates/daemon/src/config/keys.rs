@@ -238,13 +238,18 @@ pub(super) fn read_tolerantly(files: &[File]) -> Result<(Config, Vec<ConfigError
                 merge = merged;
                 break;
             };
-            let is_of_history = error.key().is_some_and(|key| key.starts_with("history"));
             let line = error.line().filter(|&line| {
                 let text = rest.text_of(line);
-                !text.is_empty() && !text.starts_with("file") && !text.contains("history")
+                // A line that is no TOML has no key.
+                let of_history = match error.key() {
+                    Some(key) => {
+                        key.contains("history") || key.split('.').next_back() == Some("file")
+                    }
+                    None => text.contains("history") || text.starts_with("file"),
+                };
+                !text.is_empty() && !of_history && errors.len() < ERRORS_MAX
             });
-            let may_go = !is_of_history && errors.len() < ERRORS_MAX;
-            let Some(line) = line.filter(|_| may_go) else {
+            let Some(line) = line else {
                 return Err(error);
             };
             // Of a rule that contradicts itself nothing is to become part of the one before it.

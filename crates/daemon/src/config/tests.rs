@@ -672,6 +672,7 @@ fn what_is_wrong_can_be_left_out_but_not_which_history_is_meant() {
             "p.toml:1: turn_interval = \"2h\"",
         ),
         ("turn_intervall = \"2s\"\n", "p.toml:1: unknown key"),
+        ("files = 2 # of the history\n", "p.toml:1: unknown key"),
         ("mode = act\n", "p.toml:1: "),
         ("[of_a_later_version]\n", "p.toml:1: unknown key"),
     ];
