@@ -554,6 +554,16 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             2,
             "cannot be used with",
         ),
+        (
+            &["collect", "--hosts", "list", "--every", "59s"],
+            2,
+            "intervals of 59 s: expected 60 s or more",
+        ),
+        (
+            &["report", "--hosts", "list", "--every", "1m"],
+            2,
+            "fewer than 10000 in the ",
+        ),
         (&["report", "list", "--reserve", "100%"], 2, "below 100 %"),
         (&["place", "list", "--cpu-ratio", "0"], 2, "above 0"),
         (

@@ -5,6 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Minimum length of an interval of demands, in ms: curves are kept every ten minutes.
+pub const INTERVAL_MIN_MS: u64 = 60_000;
+/// Maximum number of intervals of demands.
+pub const INTERVALS_MAX: u64 = 10_000;
+
 /// The path at which a daemon answers with [`HostDemands`].
 #[must_use]
 pub fn demands_path(since_unix_ms: u64, interval_ms: u64) -> String {

@@ -11,7 +11,7 @@ use plimsoll_fleet::fleet::{Fleet, Settings};
 use plimsoll_output::exit::PartialResult;
 use plimsoll_output::{bail_usage, printable};
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::fleet::{FleetFile, MissingHost};
+use plimsoll_protocol::fleet::{FleetFile, INTERVAL_MIN_MS, INTERVALS_MAX, MissingHost};
 use plimsoll_protocol::size::{Interval, Share};
 
 /// The daemons of a fleet.
@@ -118,6 +118,16 @@ pub fn complain(missing: &[MissingHost], what: &str) -> anyhow::Result<()> {
 impl Daemons {
     /// The answers of all daemons in intervals of this length, with the client that queried them.
     pub fn collect(&self, interval_ms: u64) -> anyhow::Result<(Collector, FleetFile)> {
+        // The first interval may begin before.
+        if interval_ms < INTERVAL_MIN_MS
+            || milliseconds(self.since)? / interval_ms + 1 >= INTERVALS_MAX
+        {
+            bail_usage!(
+                "intervals of {} s: expected 60 s or more, and fewer than {INTERVALS_MAX} in the {} of --since",
+                interval_ms as f64 / 1000.0,
+                self.since
+            );
+        }
         let certificate = self.cert.clone().zip(self.key.clone());
         let collector = Collector::new(&Access {
             token_file: self.token_file.clone(),

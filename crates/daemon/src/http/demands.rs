@@ -6,7 +6,7 @@ use std::{fs, thread};
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::fleet::{HostDemands, VmDemands};
+use plimsoll_protocol::fleet::{HostDemands, INTERVAL_MIN_MS, INTERVALS_MAX, VmDemands};
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{MissCost, Promise, Settings};
 use serde::Deserialize;
@@ -21,10 +21,6 @@ use crate::vm::bytes;
 /// Default length of an interval, and of all of them.
 const INTERVAL_MS: u64 = 3_600_000;
 const PAST_MS: u64 = 24 * INTERVAL_MS;
-/// Minimum length of an interval: curves are kept every ten minutes.
-const INTERVAL_MIN_MS: u64 = 60_000;
-/// Maximum number of intervals.
-const INTERVALS_MAX: u64 = 10_000;
 
 /// The intervals of needs.
 #[derive(Debug, Deserialize, IntoParams)]
