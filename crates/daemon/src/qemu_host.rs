@@ -111,7 +111,9 @@ fn name<'a>(
         }
         names.remove(&process);
         let mut given = given;
-        while names.values().any(|taken| taken.name == given.name) {
+        // No browser asks for a path that ends with one of these.
+        let is_dots = |name: &str| matches!(name, "." | "..");
+        while is_dots(&given.name) || names.values().any(|taken| taken.name == given.name) {
             given.name = format!("{}-{}", given.name, process.pid);
         }
         names.insert(process, given);
@@ -141,7 +143,7 @@ impl Host for QemuHost {
             let name = self.names[&vm.process()].name.clone();
             if name != vm.id.0 {
                 warnings.push(format!(
-                    "several VMs are or were named {:?}: process {} is called {name}",
+                    "several VMs are or were named {:?}, or it is no part of an address: process {} is called {name}",
                     vm.id.0, vm.pid
                 ));
             }
@@ -333,6 +335,8 @@ mod tests {
         assert_eq!(named(&all), ["web-5", "web-5-5", "web"]);
         assert_eq!(named(&all[..2]), ["web-5", "web-5-5"]);
         assert_eq!(named(&[(8, "web"), (5, "web")]), ["web", "web-5-5"]);
+        // No browser would ask for these.
+        assert_eq!(named(&[(18, ".."), (15, ".")]), ["..-18", ".-15"]);
     }
 
     #[test]
