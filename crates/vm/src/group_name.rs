@@ -6,6 +6,7 @@
 //! | `docker-ID.scope`, `docker/ID` | `docker-` and 12 digits of the identifier; alike of other runtimes | container |
 //! | `...podUID.slice/cri-containerd-ID.scope`, `podUID/ID` | `podUID/` and 12 digits of the identifier | container |
 //! | `...podUID.slice`, `podUID` | `podUID` | pod |
+//! | `...libpod_pod_ID.slice` of Podman | `pod` and 12 digits of the identifier | pod |
 //! | anything else | the last component | other |
 //!
 //! Whoever may create a group chooses its path, so a name proves nothing, and characters that a terminal could obey are escaped.
@@ -49,12 +50,15 @@ impl GroupName {
             let short = &id[..DIGITS];
             let pod = parts.find_map(pod_of).or_else(|| pod_of(last));
             return match pod {
-                Some(pod) => Self::new(GroupKind::Container, &format!("pod{pod}/{short}")),
+                Some(pod) => Self::new(
+                    GroupKind::Container,
+                    &format!("pod{}/{short}", shown_pod(&pod)),
+                ),
                 None => Self::new(GroupKind::Container, &format!("{runtime}-{short}")),
             };
         }
         if let Some(pod) = pod_of(last) {
-            return Self::new(GroupKind::Pod, &format!("pod{pod}"));
+            return Self::new(GroupKind::Pod, &format!("pod{}", shown_pod(&pod)));
         }
         let is_unit = UNITS.iter().any(|end| last.ends_with(end));
         let kind = match is_unit {
@@ -62,6 +66,31 @@ impl GroupName {
             false => GroupKind::Other,
         };
         Self::new(kind, last)
+    }
+
+    /// Whether the group at `path` holds what Podman and CRI-O start beside each container to watch it, conmon.
+    #[must_use]
+    pub fn is_monitor(path: &str) -> bool {
+        let last = path.rsplit('/').find(|part| !part.is_empty());
+        let last = last.map(|last| last.strip_suffix(".scope").unwrap_or(last));
+        let parts = last.and_then(|last| last.split_once("-conmon-"));
+        parts.is_some_and(|(runtime, id)| RUNTIMES.contains(&runtime) && is_identifier(id))
+    }
+
+    /// Whether the group at `path` is meant by `wanted`: its name, or the identifier of its container or its pod, or 12 or more digits
+    /// of it.
+    #[must_use]
+    pub fn is_meant(wanted: &str, path: &str) -> bool {
+        let mut parts = path.rsplit('/').filter(|part| !part.is_empty());
+        let Some(last) = parts.next() else {
+            return false;
+        };
+        let identifier = match container_of(last, parts.next()) {
+            Some((_, id)) => Some(id.to_owned()),
+            None => pod_of(last),
+        };
+        let begins = |id: String| wanted.len() >= DIGITS && id.starts_with(wanted);
+        identifier.is_some_and(begins) || Self::of_path(path).name == wanted
     }
 
     fn new(kind: GroupKind, name: &str) -> Self {
@@ -99,7 +128,8 @@ fn container_of<'a>(last: &'a str, parent: Option<&'a str>) -> Option<(&'a str, 
     {
         return Some((runtime, id));
     }
-    let scope = last.strip_suffix(".scope")?;
+    // Podman and CRI-O write the same without systemd, but for the end.
+    let scope = last.strip_suffix(".scope").unwrap_or(last);
     RUNTIMES.iter().find_map(|runtime| {
         let id = scope.strip_prefix(runtime)?.strip_prefix('-')?;
         is_identifier(id).then_some((*runtime, id))
@@ -110,12 +140,29 @@ fn is_identifier(text: &str) -> bool {
     IDENTIFIERS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The UID of a pod, by the name of one group of its path.
+/// A pod's identifier in names: a UID of Kubernetes, or the first digits of one of Podman.
+fn shown_pod(pod: &str) -> &str {
+    match pod.contains('-') || pod.len() == 32 {
+        true => pod,
+        false => &pod[..DIGITS],
+    }
+}
+
+/// The identifier of a pod, by the name of one group of its path: a UID of Kubernetes, or 64 digits of Podman.
 fn pod_of(part: &str) -> Option<String> {
+    let of_podman = || {
+        let (_, id) = part.strip_suffix(".slice")?.split_once("libpod_pod_")?;
+        is_identifier(id).then(|| id.to_owned())
+    };
+    if let Some(id) = of_podman() {
+        return Some(id);
+    }
     let slice = part.split(':').next()?;
     let uid = match slice.strip_suffix(".slice") {
+        // The kubelet's slices lie in others where it runs in a container, as in kind: `kubelet-kubepods-`.
         Some(slice) => slice
-            .strip_prefix("kubepods-")?
+            .split_once("kubepods-")?
+            .1
             .rsplit('-')
             .next()?
             .strip_prefix("pod")?,
@@ -169,6 +216,21 @@ mod tests {
                 GroupKind::Container,
             ),
             (
+                format!("/libpod_parent/libpod-{ID}"),
+                format!("libpod-{short}"),
+                GroupKind::Container,
+            ),
+            (
+                format!("/machine.slice/machine-libpod_pod_{ID}.slice"),
+                format!("pod{short}"),
+                GroupKind::Pod,
+            ),
+            (
+                format!("/machine.slice/machine-libpod_pod_{ID}.slice/libpod-{ID}.scope"),
+                format!("pod{short}/{short}"),
+                GroupKind::Container,
+            ),
+            (
                 format!("/default/{ID}"),
                 format!("default-{short}"),
                 GroupKind::Container,
@@ -182,6 +244,18 @@ mod tests {
             ),
             (
                 format!("/kubepods.slice/kubepods-pod{under}.slice/crio-{ID}.scope"),
+                in_pod.clone(),
+                GroupKind::Container,
+            ),
+            (
+                format!(
+                    "/docker/{ID}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{under}.slice/cri-containerd-{ID}.scope"
+                ),
+                in_pod.clone(),
+                GroupKind::Container,
+            ),
+            (
+                format!("/kubepods/burstable/pod{POD}/crio-{ID}"),
                 in_pod.clone(),
                 GroupKind::Container,
             ),
@@ -220,6 +294,21 @@ mod tests {
         for (path, name, kind) in known {
             let expected = GroupName::new(kind, &name);
             assert_eq!(GroupName::of_path(&path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_monitor_of_a_container_is_no_container() {
+        for runtime in ["libpod", "crio"] {
+            for end in ["", ".scope"] {
+                let path = format!("/machine.slice/{runtime}-conmon-{ID}{end}");
+                assert!(GroupName::is_monitor(&path), "{path}");
+                let path = format!("/machine.slice/{runtime}-{ID}{end}");
+                assert!(!GroupName::is_monitor(&path), "{path}");
+            }
+        }
+        for path in ["/libpod-conmon-1.scope", "/x/conmon", "/"] {
+            assert!(!GroupName::is_monitor(path), "{path}");
         }
     }
 
