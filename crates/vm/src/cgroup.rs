@@ -234,14 +234,28 @@ pub(crate) fn charged_bytes(directory: &Path, version: CgroupVersion) -> Option<
     bytes_in(&directory.join(file))
 }
 
-/// The limit of memory of the group of a directory, in bytes; `None` without one. Limits of the groups above it do not count.
+/// The limit of memory of the group of a directory, in bytes; `None` without one. Limits of the groups above it do not count. One that has no
+/// limit and nothing in it but one group has that group's: so crun limits a container.
 pub(crate) fn limit_bytes(directory: &Path, version: CgroupVersion) -> Option<u64> {
     let file = match version {
         CgroupVersion::V1 => "memory.limit_in_bytes",
         CgroupVersion::V2 => "memory.max",
     };
-    // Version 2 has a word for no limit, version 1 the largest number of whole pages.
-    bytes_in(&directory.join(file)).filter(|&bytes| bytes < NO_LIMIT_BYTES)
+    let mut directory = directory.to_owned();
+    loop {
+        // Version 2 has a word for no limit, version 1 the largest number of whole pages.
+        let limit = bytes_in(&directory.join(file)).filter(|&bytes| bytes < NO_LIMIT_BYTES);
+        if limit.is_some() {
+            return limit;
+        }
+        let members = fs::read_to_string(directory.join("cgroup.procs")).ok()?;
+        let entries = fs::read_dir(&directory).ok()?.flatten();
+        let mut below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        match (members.is_empty(), below.next(), below.next()) {
+            (true, Some(only), None) => directory = only.path(),
+            _ => return None,
+        }
+    }
 }
 
 fn bytes_in(file: &Path) -> Option<u64> {
@@ -346,6 +360,27 @@ malformed - cgroup2
             matches!(error, VmError::GroupWithoutMemory { .. }),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_container_of_crun_has_the_limit_of_the_group_in_it() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        let scope = mounts[0].directory.join("libpod-1.scope");
+        let limit = || limit_bytes(&scope, CgroupVersion::V2);
+        add(&mounts, "libpod-1.scope", "");
+        assert_eq!(limit(), None);
+        add(&mounts, "libpod-1.scope/container", "7\n");
+        fs::write(scope.join("memory.max"), "max\n").unwrap();
+        fs::write(scope.join("container/memory.max"), "104857600\n").unwrap();
+        assert_eq!(limit(), Some(100 << 20));
+        fs::write(scope.join("cgroup.procs"), "9\n").unwrap();
+        assert_eq!(limit(), None);
+        fs::write(scope.join("memory.max"), "4096\n").unwrap();
+        assert_eq!(limit(), Some(4096));
+        fs::write(scope.join("cgroup.procs"), "").unwrap();
+        fs::write(scope.join("memory.max"), "max\n").unwrap();
+        add(&mounts, "libpod-1.scope/other", "");
+        assert_eq!(limit(), None);
     }
 
     #[test]
