@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
         ControlGroup::parse(&text),
         MemoryPressure::parse(&text),
         BlockReads::of_virsh(&text),
-        CgroupMount::parse(&text),
+        CgroupMount::parse(&text, false),
     );
     assert!(parse_members(&text).all(|pid| pid != 0));
     let memory = parse_iomem(&text);

@@ -29,8 +29,8 @@ use plimsoll_vm::Target;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// VM to trace, by process id or name; process, by process id (with @ and its start time, only that one); or control
-    /// group, by its path
-    #[arg(value_name = "PID|NAME|cgroup:PATH")]
+    /// group, by its path, by its name (a systemd unit's), or by the identifier of its container or pod
+    #[arg(value_name = "PID|NAME|cgroup:PATH|cgroup:NAME")]
     target: String,
     #[command(flatten)]
     tracing: TracingArgs,

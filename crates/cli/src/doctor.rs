@@ -17,8 +17,9 @@ use serde::Serialize;
 /// change. Changes nothing. The exit code is 0 whatever the result, and 1 if there is no such target.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// VM to assess, by process id, name or UUID; or process, by process id; or control group, by its path
-    #[arg(value_name = "PID|NAME|UUID|cgroup:PATH")]
+    /// VM to assess, by process id, name or UUID; or process, by process id; or control group, by its path, by its name (a
+    /// systemd unit's), or by the identifier of its container or pod
+    #[arg(value_name = "PID|NAME|UUID|cgroup:PATH|cgroup:NAME")]
     target: Option<String>,
     #[command(flatten)]
     format: TableOrJsonArg,

@@ -18,6 +18,10 @@ use crate::VmError;
 /// second one alone.
 const COUNTED: [&str; 2] = ["memory.usage_in_bytes", "memory.stat"];
 
+/// The namespace of control groups of the host, and its name.
+const NAMESPACE: &str = "/proc/self/ns/cgroup";
+const INITIAL: &str = "cgroup:[4026531835]";
+
 /// A limit of version 1 from which on there is none.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
@@ -61,6 +65,8 @@ pub struct CgroupMount {
     pub directory: PathBuf,
     /// Its version.
     pub version: CgroupVersion,
+    /// Whether it is mounted from its root on, and not from the group of this container on.
+    pub is_whole: bool,
 }
 
 impl CgroupMount {
@@ -73,16 +79,23 @@ impl CgroupMount {
         let file = "/proc/self/mountinfo";
         let mountinfo =
             fs::read_to_string(file).map_err(|source| VmError::of_file(file, source))?;
-        Ok(Self::parse(&mountinfo))
+        let is_host = fs::read_link(NAMESPACE).is_ok_and(|name| name == Path::new(INITIAL));
+        Ok(Self::parse(&mountinfo, is_host))
     }
 
     /// Parses `/proc/self/mountinfo`: version 2, and the hierarchy of version 1 that has the memory controller. Malformed
-    /// lines are ignored.
+    /// lines are ignored. `is_host` says whether this process is in the host's namespace of control groups; another one has its own
+    /// group for a root, and shows what lies above it as `..`.
     #[must_use]
-    pub fn parse(mountinfo: &str) -> Vec<Self> {
+    pub fn parse(mountinfo: &str, is_host: bool) -> Vec<Self> {
         let of_line = |line: &str| {
             let (mount, source) = line.split_once(" - ")?;
+            let root = mount.split(' ').nth(3)?;
             let directory = unescape(mount.split(' ').nth(4)?);
+            let is_whole = match is_host {
+                true => root == "/",
+                false => root.starts_with("/..") && root[1..].split('/').all(|name| name == ".."),
+            };
             let mut source = source.split(' ');
             let version = match source.next()? {
                 "cgroup2" => CgroupVersion::V2,
@@ -93,7 +106,11 @@ impl CgroupMount {
                 }
                 _ => return None,
             };
-            Some(Self { directory, version })
+            Some(Self {
+                directory,
+                version,
+                is_whole,
+            })
         };
         mountinfo.lines().filter_map(of_line).collect()
     }
@@ -121,11 +138,7 @@ impl MemoryGroup {
     /// # Errors
     ///
     /// [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`]; [`VmError::NotPermitted`] if a directory may not be read.
-    pub fn find(path: &str) -> Result<Self, VmError> {
-        Self::find_in(path, &CgroupMount::all()?)
-    }
-
-    fn find_in(path: &str, mounts: &[CgroupMount]) -> Result<Self, VmError> {
+    pub(crate) fn find_in(path: &str, mounts: &[CgroupMount]) -> Result<Self, VmError> {
         let mut without = None;
         for mount in mounts {
             let below = Path::new(path);
@@ -148,15 +161,23 @@ impl MemoryGroup {
             Some(directory) => VmError::GroupWithoutMemory { directory },
             None => VmError::NoSuchGroup {
                 path: path.to_owned(),
-                looked_in: mounts
-                    .iter()
-                    .map(|mount| mount.directory.display().to_string())
-                    .collect(),
+                looked_in: mounts.iter().map(Self::looked_in).collect(),
             },
         })
     }
 
-    fn of_directory(directory: PathBuf, version: CgroupVersion) -> Result<Self, VmError> {
+    fn looked_in(mount: &CgroupMount) -> String {
+        let part = match mount.is_whole {
+            true => "",
+            false => ", where only the groups of this container are",
+        };
+        format!("{}{part}", mount.directory.display())
+    }
+
+    pub(crate) fn of_directory(
+        directory: PathBuf,
+        version: CgroupVersion,
+    ) -> Result<Self, VmError> {
         let gone = || VmError::GroupGone {
             directory: directory.clone(),
         };
@@ -284,8 +305,12 @@ malformed - cgroup2
     /// A hierarchy in a directory of the host, in which each group has these files.
     fn hierarchy(version: CgroupVersion) -> (tempfile::TempDir, Vec<CgroupMount>) {
         let root = tempfile::tempdir().unwrap();
-        let directory = root.path().to_owned();
-        (root, vec![CgroupMount { directory, version }])
+        let mount = CgroupMount {
+            directory: root.path().to_owned(),
+            version,
+            is_whole: true,
+        };
+        (root, vec![mount])
     }
 
     fn add(mounts: &[CgroupMount], group: &str, members: &str) -> u64 {
@@ -299,10 +324,11 @@ malformed - cgroup2
 
     #[test]
     fn hierarchies_that_count_memory_are_found_among_the_mounts() {
-        let found = CgroupMount::parse(MOUNTS);
+        let found = CgroupMount::parse(MOUNTS, true);
         let mount = |directory: &str, version| CgroupMount {
             directory: directory.into(),
             version,
+            is_whole: true,
         };
         assert_eq!(
             found,
@@ -311,6 +337,26 @@ malformed - cgroup2
                 mount("/sys/fs/cgroup/unified", CgroupVersion::V2),
             ]
         );
+    }
+
+    #[test]
+    fn what_a_container_sees_is_told_from_the_whole_hierarchy() {
+        // As Docker with runc mounts them, with the host's namespace and with one of its own, and where the host's are mounted.
+        let known = [
+            (true, "/docker/4f0c2b7a91d8", false),
+            (false, "/", false),
+            (true, "/", true),
+            (false, "/../..", true),
+            (false, "/../../docker/4f0c2b7a91d8", false),
+        ];
+        for (is_host, root, expected) in known {
+            for source in ["cgroup cgroup rw,memory", "cgroup2 cgroup rw,nsdelegate"] {
+                let line = format!("316 312 0:32 {root} /sys/fs/cgroup ro,nosuid - {source}\n");
+                let found = CgroupMount::parse(&line, is_host);
+                let found: Vec<_> = found.iter().map(|mount| mount.is_whole).collect();
+                assert_eq!(found, [expected], "{is_host} {line}");
+            }
+        }
     }
 
     #[test]
@@ -332,6 +378,27 @@ malformed - cgroup2
             );
             assert_eq!(group.charged_bytes(), Some(4096));
         }
+    }
+
+    #[test]
+    fn a_container_of_crun_has_the_limit_of_the_group_in_it() {
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        let scope = mounts[0].directory.join("libpod-1.scope");
+        let limit = || limit_bytes(&scope, CgroupVersion::V2);
+        add(&mounts, "libpod-1.scope", "");
+        assert_eq!(limit(), None);
+        add(&mounts, "libpod-1.scope/container", "7\n");
+        fs::write(scope.join("memory.max"), "max\n").unwrap();
+        fs::write(scope.join("container/memory.max"), "104857600\n").unwrap();
+        assert_eq!(limit(), Some(100 << 20));
+        fs::write(scope.join("cgroup.procs"), "9\n").unwrap();
+        assert_eq!(limit(), None);
+        fs::write(scope.join("memory.max"), "4096\n").unwrap();
+        assert_eq!(limit(), Some(4096));
+        fs::write(scope.join("cgroup.procs"), "").unwrap();
+        fs::write(scope.join("memory.max"), "max\n").unwrap();
+        add(&mounts, "libpod-1.scope/other", "");
+        assert_eq!(limit(), None);
     }
 
     #[test]
@@ -360,27 +427,6 @@ malformed - cgroup2
             matches!(error, VmError::GroupWithoutMemory { .. }),
             "{error}"
         );
-    }
-
-    #[test]
-    fn a_container_of_crun_has_the_limit_of_the_group_in_it() {
-        let (_root, mounts) = hierarchy(CgroupVersion::V2);
-        let scope = mounts[0].directory.join("libpod-1.scope");
-        let limit = || limit_bytes(&scope, CgroupVersion::V2);
-        add(&mounts, "libpod-1.scope", "");
-        assert_eq!(limit(), None);
-        add(&mounts, "libpod-1.scope/container", "7\n");
-        fs::write(scope.join("memory.max"), "max\n").unwrap();
-        fs::write(scope.join("container/memory.max"), "104857600\n").unwrap();
-        assert_eq!(limit(), Some(100 << 20));
-        fs::write(scope.join("cgroup.procs"), "9\n").unwrap();
-        assert_eq!(limit(), None);
-        fs::write(scope.join("memory.max"), "4096\n").unwrap();
-        assert_eq!(limit(), Some(4096));
-        fs::write(scope.join("cgroup.procs"), "").unwrap();
-        fs::write(scope.join("memory.max"), "max\n").unwrap();
-        add(&mounts, "libpod-1.scope/other", "");
-        assert_eq!(limit(), None);
     }
 
     #[test]

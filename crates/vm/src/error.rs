@@ -27,12 +27,25 @@ pub enum VmError {
     /// The number of a thread, whose memory is its process's.
     #[error("{pid} is a thread of process {process}: name the process")]
     Thread { pid: u32, process: u32 },
-    /// There is no control group with this path.
-    #[error("there is no control group {path:?}; looked in {}", list(looked_in))]
+    /// There is no control group with this path or name.
+    #[error(
+        "there is no control group {path:?}, by path or by name; looked in {}",
+        list(looked_in)
+    )]
     NoSuchGroup {
         path: String,
         /// The directories of control groups.
         looked_in: Vec<String>,
+    },
+    /// Several control groups have this name; use a path.
+    #[error(
+        "several control groups are named {name:?}: use a path, one of {}",
+        list(paths)
+    )]
+    AmbiguousGroup {
+        name: String,
+        /// Printable paths of the groups with this name.
+        paths: Vec<String>,
     },
     /// The control group was removed.
     #[error("control group {} was removed", directory.display())]

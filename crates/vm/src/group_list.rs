@@ -16,8 +16,10 @@ use std::path::{Path, PathBuf};
 use wildmatch::WildMatch;
 
 use crate::VmError;
-use crate::cgroup::{CgroupMount, CgroupVersion, charged_bytes, counts_memory, limit_bytes};
-use crate::group_name::escaped;
+use crate::cgroup::{
+    CgroupMount, CgroupVersion, MemoryGroup, charged_bytes, counts_memory, limit_bytes,
+};
+use crate::group_name::{GroupName, escaped};
 
 /// Maximum number of directories of groups that one inspection reads.
 pub const DIRECTORIES_MAX: usize = 20_000;
@@ -162,6 +164,8 @@ pub struct GroupListing {
     pub faults: Vec<(String, GroupFault)>,
     /// Whether there are more directories than one inspection reads.
     pub is_cut: bool,
+    /// Whether no hierarchy is mounted from its root on: only groups of this container, or none, can be found.
+    pub is_contained: bool,
 }
 
 impl GroupListing {
@@ -241,6 +245,7 @@ impl GroupListing {
         }
         let mut listing = Self {
             is_cut,
+            is_contained: !mounts.iter().any(|mount| mount.is_whole),
             ..Self::default()
         };
         for (path, group) in found {
@@ -251,6 +256,40 @@ impl GroupListing {
         }
         listing
     }
+}
+
+/// Finds a control group by its path below the root of its hierarchy, by its directory, by its [name](GroupName), or by the
+/// identifier of its container (12 digits or more) or of its pod. A path takes precedence; `/` in front means a path alone.
+///
+/// # Errors
+///
+/// [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`], [`VmError::AmbiguousGroup`]; [`VmError::NotPermitted`] if a directory may
+/// not be read.
+pub fn find_group(name: &str) -> Result<MemoryGroup, VmError> {
+    find_group_in(name, &CgroupMount::all()?)
+}
+
+fn find_group_in(name: &str, mounts: &[CgroupMount]) -> Result<MemoryGroup, VmError> {
+    let absent = match MemoryGroup::find_in(name, mounts) {
+        Err(absent @ VmError::NoSuchGroup { .. }) if !name.starts_with('/') => absent,
+        found => return found,
+    };
+    let every = GroupPattern {
+        parts: vec![Part::AnyPath],
+    };
+    let listing = GroupListing::in_mounts(&[every], mounts, DIRECTORIES_MAX);
+    let groups = listing.groups.into_iter();
+    let mut groups: Vec<_> = groups
+        .filter(|group| GroupName::is_meant(name, &group.path))
+        .collect();
+    if groups.len() > 1 {
+        return Err(VmError::AmbiguousGroup {
+            name: name.to_owned(),
+            paths: groups.iter().map(|group| escaped(&group.path)).collect(),
+        });
+    }
+    let group = groups.pop().ok_or(absent)?;
+    MemoryGroup::of_directory(group.directory, group.version)
 }
 
 /// The group of a directory; `None` if it has been removed.
@@ -300,6 +339,7 @@ mod tests {
         let mount = CgroupMount {
             directory: root.path().to_owned(),
             version: CgroupVersion::V2,
+            is_whole: true,
         };
         (root, vec![mount])
     }
@@ -340,6 +380,49 @@ mod tests {
         for (pattern, path, expected) in known {
             let found = GroupPattern::new(pattern).unwrap().matches(path);
             assert_eq!(found, expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn the_patterns_of_the_guide_match_the_paths_that_engines_write() {
+        let guide = include_str!("../../../docs/configuration.md");
+        let known = [
+            ("**/nginx.service", "/system.slice/nginx.service"),
+            ("**/docker-*.scope", "/system.slice/docker-4f.scope"),
+            ("docker/*", "/docker/4f"),
+            ("**/libpod-*.scope", "/machine.slice/libpod-4f.scope"),
+            (
+                "**/libpod-*.scope",
+                "/machine.slice/machine-libpod_pod_3d.slice/libpod-4f.scope",
+            ),
+            ("libpod_parent/**/libpod-*", "/libpod_parent/libpod-4f"),
+            (
+                "**/*-libpod_pod_*.slice",
+                "/machine.slice/machine-libpod_pod_3d.slice",
+            ),
+            (
+                "machine.slice/machine-*.scope",
+                "/machine.slice/machine-web.scope",
+            ),
+            (
+                "**/cri-containerd-*.scope",
+                "/kubepods.slice/kubepods-pod3d.slice/cri-containerd-4f.scope",
+            ),
+            ("kubepods/**/pod*/*", "/kubepods/burstable/pod3d/4f"),
+            (
+                "**/*kubepods*-pod*.slice",
+                "/kubepods.slice/kubepods-pod3d.slice",
+            ),
+            (
+                "**/*kubepods*-pod*.slice",
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod3d.slice",
+            ),
+            ("kubepods/**/pod*", "/kubepods/burstable/pod3d"),
+        ];
+        for (pattern, path) in known {
+            assert!(guide.contains(&format!("`{pattern}`")), "{pattern}");
+            let pattern = GroupPattern::new(pattern).unwrap();
+            assert!(pattern.matches(path), "{pattern:?} {path}");
         }
     }
 
@@ -424,6 +507,53 @@ mod tests {
         for path in ["/c/nginx.service", "/d/nginx.service"] {
             assert!(found.contains(&path), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_group_is_found_by_its_name_and_a_container_by_its_identifier() {
+        let id = "4f0c2b7a91d84f0c2b7a91d84f0c2b7a91d84f0c2b7a91d84f0c2b7a91d8abcd";
+        let other = "5".repeat(64);
+        let pod = "3d1f6f2a-0a8e-4c1b-9a51-2f7c3b1d9e10";
+        let slice = format!("kubepods.slice/kubepods-pod{}.slice", pod.replace('-', "_"));
+        let docker = format!("system.slice/docker-{id}.scope");
+        let guest = format!("{docker}/system.slice/ssh.service");
+        let in_pod = format!("{slice}/cri-containerd-{other}.scope");
+        let (_root, mounts) = hierarchy(&[
+            &docker,
+            &guest,
+            "system.slice/ssh.service",
+            "system.slice/nginx.service",
+            &slice,
+            &in_pod,
+            "web",
+            "a/web",
+        ]);
+        let find = |name: &str| find_group_in(name, &mounts);
+        let known = [
+            ("nginx.service", "system.slice/nginx.service"),
+            ("docker-4f0c2b7a91d8", &docker),
+            ("4f0c2b7a91d8", &docker),
+            (id, &docker),
+            (pod, &slice),
+            (&format!("pod{pod}"), &slice),
+            (&format!("pod{pod}/{}", &other[..12]), &in_pod),
+            (&other, &in_pod),
+            // A path comes before a name.
+            ("web", "web"),
+        ];
+        for (name, path) in known {
+            let found = find(name).unwrap();
+            assert_eq!(found.directory, mounts[0].directory.join(path), "{name}");
+        }
+        for name in ["4f0c2b7a91d", "docker", "/nginx.service", "nginx", ""] {
+            let error = find(name).unwrap_err();
+            assert!(!matches!(error, VmError::AmbiguousGroup { .. }), "{error}");
+        }
+        let error = find("ssh.service").unwrap_err().to_string();
+        let expected = format!(
+            "one of /system.slice/docker-{id}.scope/system.slice/ssh.service | /system.slice/ssh.service"
+        );
+        assert!(error.ends_with(&expected), "{error}");
     }
 
     #[test]

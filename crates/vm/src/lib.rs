@@ -57,7 +57,7 @@ pub use command_line::{
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use dying::{LastSignal, dying_with_us};
 pub use error::VmError;
-pub use group_list::{GroupFault, GroupListing, GroupPattern, ListedGroup};
+pub use group_list::{GroupFault, GroupListing, GroupPattern, ListedGroup, find_group};
 pub use group_name::{GroupName, escaped};
 pub use guest_stats::{GuestStats, KernelMemory, StatsClock};
 pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};

@@ -3,7 +3,7 @@
 //! | a target is named | and is |
 //! |---|---|
 //! | `PID` or `PID@START` | the VM of that process, otherwise the process itself |
-//! | `cgroup:PATH` | the control group and all below it |
+//! | `cgroup:PATH`, `cgroup:NAME`, `cgroup:ID` | the control group and all below it |
 //! | anything else | a VM, by its name or UUID |
 
 use std::fmt;
@@ -12,6 +12,7 @@ use plimsoll_flow::VmId;
 
 use crate::VmError;
 use crate::cgroup::MemoryGroup;
+use crate::group_list::find_group;
 use crate::group_name::escaped;
 use crate::identity::ProcessId;
 use crate::process::{MemoryProcess, QemuVm, find};
@@ -35,10 +36,10 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// Those of [`find`], of [`MemoryProcess::of_pid`] and of [`MemoryGroup::find`]; [`VmError::OtherProcess`].
+    /// Those of [`find`], of [`MemoryProcess::of_pid`] and of [`find_group`]; [`VmError::OtherProcess`].
     pub fn find(name: &str) -> Result<Self, VmError> {
         if let Some(path) = name.strip_prefix(GROUP) {
-            return MemoryGroup::find(path).map(Self::Group);
+            return find_group(path).map(Self::Group);
         }
         let pid = match find(name) {
             Ok(vm) => return Ok(Self::Vm(vm)),

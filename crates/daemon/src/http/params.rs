@@ -6,6 +6,7 @@ use axum::http::request::Parts;
 use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::VmSummary;
+use plimsoll_vm::GroupName;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -83,14 +84,19 @@ pub(super) fn find<'a>(
     found.ok_or_else(|| no_vm(snapshot, name))
 }
 
-/// The control group with this path, or else this name.
+/// The control group with this path, or else this name, or else this identifier of its container or pod.
 pub(super) fn find_group<'a>(
     snapshot: &'a Snapshot,
     name: &str,
 ) -> Result<&'a GroupSummary, RequestRefusal> {
     let watched = &snapshot.host.groups.watched;
     let by_path = watched.iter().find(|group| group.path == name);
-    let found = by_path.or_else(|| watched.iter().find(|group| group.group == name));
+    let by_name = || watched.iter().find(|group| group.group == name);
+    let by_identifier = || {
+        let mut watched = watched.iter();
+        watched.find(|group| GroupName::is_meant(name, &group.path))
+    };
+    let found = by_path.or_else(by_name).or_else(by_identifier);
     found.ok_or_else(|| {
         let message =
             format!("no control group {name:?} is watched; GET /v1/groups lists those that are");
