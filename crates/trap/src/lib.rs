@@ -35,6 +35,7 @@ mod damon;
 mod error;
 mod first_touch;
 mod frames;
+mod frozen;
 mod hot_set;
 mod idle;
 mod inject;

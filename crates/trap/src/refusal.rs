@@ -97,6 +97,11 @@ pub enum Refusal {
         /// The name of that process.
         program: String,
     },
+    /// The process is frozen by its control group.
+    #[error(
+        "process {pid} is frozen by its control group, as that of a paused container, and no call in it returns"
+    )]
+    Frozen { pid: u32 },
     /// Neither the tracer may open the userfaultfd device, nor the process a userfaultfd.
     #[error(
         "/dev/userfaultfd cannot be opened ({source}), nor may process {pid} call userfaultfd() itself"
@@ -218,6 +223,10 @@ impl Refusal {
             Self::Debugged { tracer, .. } => {
                 format!("detach the debugger or end process {tracer}")
             }
+            Self::Frozen { .. } => {
+                "thaw it (docker unpause, podman unpause, systemctl thaw), or use --backend idle or damon, where the kernel has them"
+                    .to_owned()
+            }
             Self::NoUserfaultfd { .. } => {
                 "run as root, or let this user open /dev/userfaultfd for reading and writing".to_owned()
             }
@@ -268,6 +277,7 @@ impl Refusal {
             Self::NarrowProgram { .. } => "32-bit-program",
             Self::NoInjection => "no-injection",
             Self::Debugged { .. } => "debugged",
+            Self::Frozen { .. } => "frozen",
             Self::NoUserfaultfd { .. } => "no-userfaultfd",
             Self::DescriptorWithheld { .. } => "descriptor-withheld",
             Self::MemoryTransfer { .. } => "memory-transfer",
@@ -326,6 +336,7 @@ mod tests {
                 tracer: 77,
                 program: "gdb".to_owned(),
             },
+            Refusal::Frozen { pid: 42 },
             Refusal::MemoryTransfer {
                 why: "it is being saved".to_owned(),
             },

@@ -5,12 +5,14 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 use plimsoll_flow::RamBacking;
 
 use crate::claim::Claim;
 use crate::config::TraceConfig;
 use crate::frames::{check_frames, check_tracking};
+use crate::frozen;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
 use crate::kdamond::check_damon;
 use crate::ram::PopulatedPages;
@@ -87,6 +89,7 @@ impl Requirement {
             Self::Injection => {
                 assess_injection(pid, config.allow_namespaced)?;
                 check_debugger(pid)?;
+                frozen::check(pid, Path::new("/"))?;
                 check_memory_access(pid)?;
                 check_userfaultfd(pid)
             }
