@@ -30,8 +30,8 @@ use crate::refusal::Refusal;
 
 /// Where kdamonds are listed.
 const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
-/// Where the process is named that uses DAMON for us.
-const CLAIM: &str = "/run/plimsoll-damon";
+/// Where the process is named that uses DAMON for us; in the one directory of `/run` that a container may write.
+const CLAIM: &str = "/run/plimsoll/damon";
 /// Prefix of the names of DAMON's threads.
 const THREAD: &str = "kdamond";
 /// The address that nobody can touch: below the least that can be mapped, and in physical memory the firmware's.
@@ -236,9 +236,11 @@ impl Claim {
             what: format!("open {}", path.display()),
             source,
         };
+        let directory = path.parent().map_or(Ok(()), fs::create_dir_all);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
-        let mut file = options.open(path).map_err(unopened)?;
+        let opened = directory.and_then(|()| options.open(path));
+        let mut file = opened.map_err(unopened)?;
         let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
         let mut text = String::new();
         // Whatever else it holds names nobody.
@@ -499,6 +501,17 @@ mod tests {
         root: tempfile::TempDir,
     }
 
+    #[test]
+    fn a_pod_may_write_where_damon_is_claimed() {
+        let pod = include_str!("../../../packaging/helm/plimsoll/templates/daemonset.yaml");
+        let directory = Path::new(CLAIM).parent().unwrap().display();
+        let mount = format!("mountPath: {directory}\n            - name");
+        assert!(
+            pod.contains(&mount),
+            "{directory} is not mounted, or only to be read"
+        );
+    }
+
     const ATTRIBUTES: &str = "0/contexts/0/monitoring_attrs";
     const TRIED: &str = "0/contexts/0/schemes/0/tried_regions";
     const REGIONS: &str = "0/contexts/0/targets/0/regions";
@@ -540,9 +553,15 @@ mod tests {
         fn files(&self) -> Files {
             Files {
                 kdamonds: self.root.path().join("kdamonds"),
-                claim: self.root.path().join("claim"),
+                claim: self.root.path().join("run/plimsoll/claim"),
                 proc: self.root.path().join("proc"),
             }
+        }
+
+        fn claim(&self, owner: &str) {
+            let path = self.files().claim;
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, owner).unwrap();
         }
 
         fn set(&self, name: &str, text: &str) {
@@ -668,7 +687,7 @@ mod tests {
             let host = Host::new();
             host.run_another(start, aggr_us);
             // Ours was killed before it set anything up.
-            fs::write(host.files().claim, "4194301\n").unwrap();
+            host.claim("4194301\n");
             let refusal = Kdamond::take_from(host.files()).unwrap_err();
             assert!(matches!(refusal, Refusal::DamonInUse { .. }), "{refusal}");
             assert!(refusal.to_string().contains("process 77"), "{refusal}");
@@ -697,7 +716,7 @@ mod tests {
     fn what_a_killed_tracer_left_is_removed_and_what_a_living_one_has_is_not() {
         let host = Host::new();
         host.run_another(4096, 5000);
-        fs::write(host.files().claim, "4194301\n").unwrap();
+        host.claim("4194301\n");
         let kdamond = Kdamond::take_from(host.files()).unwrap();
         assert_eq!(
             (host.get("0/state"), host.get("nr_kdamonds")),
