@@ -28,6 +28,8 @@ const HANGS_AFTER: Duration = Duration::from_mins(5);
 /// Maximum number of groups that are named beside a reason; the others are counted.
 const NAMED: usize = 10;
 
+/// Why the group of a container's monitor is not watched.
+const MONITOR: &str = "it holds the monitor of a container (conmon)";
 /// Why one of two groups is not watched.
 const NESTED: &str = "it contains a group that is watched, or lies in one";
 
@@ -115,7 +117,9 @@ impl Selection {
             let is_nested = |other: &ListedGroup| {
                 contains(&other.path, &group.path) || contains(&group.path, &other.path)
             };
-            let why = if chosen.iter().any(is_nested) {
+            let why = if GroupName::is_monitor(&group.path) {
+                MONITOR.to_owned()
+            } else if chosen.iter().any(is_nested) {
                 NESTED.to_owned()
             } else if chosen.len() as u64 >= self.settings.max {
                 let most = self.settings.max;
@@ -278,6 +282,28 @@ mod tests {
         more[1] = listed("/b", 9, 1, 20);
         let found = selection.select(listing(&more));
         assert_eq!(names(&found), ["huge", "important"]);
+    }
+
+    #[test]
+    fn the_monitor_beside_a_container_is_not_watched() {
+        let id = "4f0c2b7a91d8".repeat(6);
+        let id = &id[..64];
+        let mut selection = selection(&["**/libpod-*.scope"], 9);
+        let groups = [
+            listed(&format!("/machine.slice/libpod-{id}.scope"), 1, 0, 1),
+            listed(
+                &format!("/machine.slice/libpod-conmon-{id}.scope"),
+                2,
+                0,
+                30,
+            ),
+        ];
+        let found = selection.select(listing(&groups));
+        assert_eq!(names(&found), ["libpod-4f0c2b7a91d8"]);
+        assert_eq!(
+            (found.left_out[0].count, &*found.left_out[0].why),
+            (1, MONITOR)
+        );
     }
 
     #[test]
