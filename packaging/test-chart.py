@@ -54,7 +54,10 @@ volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
 mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
 assert set(volumes) == set(mounts), f"volumes {set(volumes)}, mounted {set(mounts)}"
 writable = {mount["mountPath"] for mount in mounts.values() if not mount.get("readOnly")}
-assert writable == {"/run/plimsoll", "/tmp", "/var/lib/plimsoll"}, f"writable: {writable}"
+cgroups = mounts["cgroups"]["mountPath"]
+assert cgroups == volumes["cgroups"]["hostPath"]["path"] == "/sys/fs/cgroup", "the pod does not see the node's control groups"
+assert writable - {cgroups} == {"/run/plimsoll", "/tmp", "/var/lib/plimsoll"}, f"writable: {writable}"
+assert (cgroups in writable) == context["privileged"], "the node's control groups can be changed by the pod, or not by a privileged one"
 token = b"token-of-the-administrator"
 for name, volume in volumes.items():
     files, mode = {}, 0o644

@@ -149,11 +149,18 @@ impl Selection {
             paths.truncate(NAMED);
             LeftOutGroups { why, count, paths }
         });
+        let mut warnings = Vec::new();
+        if listing.is_contained {
+            let contained = "control groups of the host are not seen: none, or only those of this container, are mounted here; mount \
+                             the host's /sys/fs/cgroup into it, as the Helm chart does";
+            warnings.push(contained.to_owned());
+        }
         let cut = "there are more control groups than one inspection reads: give patterns of fewer groups in groups.watch";
+        warnings.extend(listing.is_cut.then(|| cut.to_owned()));
         self.last = FoundGroups {
             watched,
             left_out: left_out.collect(),
-            warnings: listing.is_cut.then(|| cut.to_owned()).into_iter().collect(),
+            warnings,
         };
         self.last.clone()
     }
@@ -247,6 +254,17 @@ mod tests {
     }
 
     #[test]
+    fn a_daemon_that_sees_the_groups_of_its_container_alone_warns() {
+        let mut selection = selection(&["**"], 9);
+        let found = selection.select(GroupListing {
+            is_contained: true,
+            ..listing(&[listed("/", 1, 0, 10)])
+        });
+        assert_eq!(found.warnings.len(), 1);
+        assert!(found.warnings[0].contains("/sys/fs/cgroup"), "{found:?}");
+    }
+
+    #[test]
     fn of_groups_that_contain_each_other_one_is_watched() {
         let mut selection = selection(&["**"], 9);
         let groups = [
@@ -265,23 +283,6 @@ mod tests {
         let mut selection = Selection::new(selection.settings);
         let found = selection.select(listing(&[groups.to_vec(), vec![root]].concat()));
         assert_eq!(names(&found), ["/"]);
-    }
-
-    #[test]
-    fn a_new_group_takes_no_place_but_by_an_earlier_pattern() {
-        let mut selection = selection(&["important", "*"], 2);
-        let first = [listed("/a", 1, 1, 10), listed("/b", 2, 1, 20)];
-        assert_eq!(names(&selection.select(listing(&first))), ["a", "b"]);
-        let mut more = first.to_vec();
-        more.push(listed("/huge", 3, 1, 5000));
-        assert_eq!(names(&selection.select(listing(&more))), ["a", "b"]);
-        more.push(listed("/important", 4, 0, 1));
-        let found = selection.select(listing(&more));
-        assert_eq!(names(&found), ["b", "important"]);
-        // One that was made again is a new one.
-        more[1] = listed("/b", 9, 1, 20);
-        let found = selection.select(listing(&more));
-        assert_eq!(names(&found), ["huge", "important"]);
     }
 
     #[test]
@@ -304,6 +305,23 @@ mod tests {
             (found.left_out[0].count, &*found.left_out[0].why),
             (1, MONITOR)
         );
+    }
+
+    #[test]
+    fn a_new_group_takes_no_place_but_by_an_earlier_pattern() {
+        let mut selection = selection(&["important", "*"], 2);
+        let first = [listed("/a", 1, 1, 10), listed("/b", 2, 1, 20)];
+        assert_eq!(names(&selection.select(listing(&first))), ["a", "b"]);
+        let mut more = first.to_vec();
+        more.push(listed("/huge", 3, 1, 5000));
+        assert_eq!(names(&selection.select(listing(&more))), ["a", "b"]);
+        more.push(listed("/important", 4, 0, 1));
+        let found = selection.select(listing(&more));
+        assert_eq!(names(&found), ["b", "important"]);
+        // One that was made again is a new one.
+        more[1] = listed("/b", 9, 1, 20);
+        let found = selection.select(listing(&more));
+        assert_eq!(names(&found), ["huge", "important"]);
     }
 
     #[test]
