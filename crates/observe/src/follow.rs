@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{PageCount, PageSize, Period};
 use plimsoll_trap::{
-    Backend, BackendRow, Refusal, Sink, TouchCost, Toucher, TraceConfig, TrapError,
+    Backend, BackendRow, Observation, Refusal, Sink, TouchCost, Toucher, TraceConfig, TrapError,
 };
 use plimsoll_vm::{HostMemory, RamState, Target, Transfer, TransferWatch, VmError};
 
@@ -300,7 +300,18 @@ impl Backend for Follower {
         };
         let (interrupted, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
         let is_moving = AtomicBool::new(false);
-        let watch = &mut self.watch;
+        let (watch, target) = (&mut self.watch, &self.target);
+        // A group that is removed gave its memory back before: samples of it then do not show what it used.
+        let mut has_ended = false;
+        let mut observe = |seen: &Observation<'_>| {
+            has_ended = matches!(
+                (target, seen),
+                (Target::Group(_), Observation::FirstTouches { .. })
+            ) && target.refreshed().is_err();
+            if !has_ended {
+                sink(seen);
+            }
+        };
         let ran = thread::scope(|scope| {
             let inspect = || {
                 while !is_over.load(Ordering::Acquire) {
@@ -313,11 +324,14 @@ impl Backend for Follower {
                 }
             };
             let inspector = scope.spawn(inspect);
-            let ran = backend.run_period(&interrupted, sink);
+            let ran = backend.run_period(&interrupted, &mut observe);
             is_over.store(true, Ordering::Release);
             inspector.thread().unpark();
             ran
         });
+        if has_ended {
+            return Err(gone);
+        }
         if is_moving.load(Ordering::Relaxed) {
             self.backend = None;
         }
@@ -337,5 +351,104 @@ impl Backend for Follower {
 
     fn ram_pages(&self) -> u64 {
         self.ram_pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt as _;
+    use std::path::PathBuf;
+
+    use plimsoll_flow::{FirstTouches, ReferenceBatch, Timestamp};
+    use plimsoll_trap::BACKENDS;
+    use plimsoll_vm::{CgroupVersion, MemoryGroup};
+
+    use super::*;
+
+    const COST: TouchCost = TouchCost {
+        time: Duration::ZERO,
+        toucher: Toucher::Thread,
+    };
+
+    /// A backend that samples a control group, which may be removed meanwhile.
+    #[derive(Debug)]
+    struct Sampler {
+        removed: Option<PathBuf>,
+    }
+
+    impl Backend for Sampler {
+        fn run_period(&mut self, _: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
+            if let Some(directory) = &self.removed {
+                fs::remove_dir(directory).unwrap();
+            }
+            let time = Timestamp {
+                vm: Duration::ZERO,
+                wall: Duration::ZERO,
+            };
+            sink(&Observation::FirstTouches {
+                samples: FirstTouches {
+                    ended: &[],
+                    waiting: &[],
+                    from: time,
+                    now: time,
+                    population_pages: 0,
+                },
+                touched: &ReferenceBatch::default(),
+            });
+            Err(TrapError::Refused(Refusal::Locked))
+        }
+
+        fn detach(self: Box<Self>) -> Result<(), TrapError> {
+            Ok(())
+        }
+
+        fn touch_cost(&self) -> TouchCost {
+            COST
+        }
+
+        fn ram_pages(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn the_samples_of_a_group_that_was_removed_are_not_what_it_used() {
+        for is_removed in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let directory = root.path().join("web");
+            fs::create_dir(&directory).unwrap();
+            let inode = fs::metadata(&directory).unwrap().ino();
+            let target = Target::Group(MemoryGroup {
+                directory: directory.clone(),
+                version: CgroupVersion::V2,
+                inode,
+                inodes: vec![inode],
+                processes: Vec::new(),
+            });
+            let backend = Sampler {
+                removed: is_removed.then_some(directory),
+            };
+            let mut follower = Follower {
+                target,
+                row: BACKENDS[0],
+                config: TraceConfig::default(),
+                backend: Some(Box::new(backend)),
+                touch_cost: COST,
+                ram_pages: 0,
+                periods: 0,
+                quiet: None,
+                watch: None,
+                inspected: None,
+            };
+            let mut seen = 0;
+            let ran = follower.run_period(&AtomicBool::new(false), &mut |_| seen += 1);
+            let is_gone = matches!(ran, Err(TrapError::GroupGone { .. }));
+            assert_eq!(
+                (is_gone, seen),
+                (is_removed, u32::from(!is_removed)),
+                "{ran:?}"
+            );
+        }
     }
 }
