@@ -42,9 +42,7 @@ pub(crate) struct WriteNumber(pub u64);
 enum Phase {
     Waiting,
     Writing {
-        /// The newest write that is being written.
-        upto: WriteNumber,
-        /// The first write after it.
+        /// The first write since its start.
         after: Option<WriteNumber>,
     },
     /// The write failed; it is retried at the next turn.
@@ -55,7 +53,6 @@ enum Phase {
 struct Block {
     /// The oldest write that storage lacks.
     since: WriteNumber,
-    newest: WriteNumber,
     /// Time of the write `since`.
     born: Duration,
     phase: Phase,
@@ -132,16 +129,12 @@ impl Dirty {
             disk.waiting.insert(number, location);
             Block {
                 since: number,
-                newest: number,
                 born: now,
                 phase: Phase::Waiting,
                 failed: false,
             }
         });
-        block.newest = number;
-        if let Phase::Writing { upto, after } = &mut block.phase
-            && *upto < number
-        {
+        if let Phase::Writing { after } = &mut block.phase {
             after.get_or_insert(number);
         }
     }
@@ -215,10 +208,7 @@ impl Dirty {
         let Some(block) = self.blocks.get_mut(&location) else {
             return;
         };
-        block.phase = Phase::Writing {
-            upto: block.newest,
-            after: None,
-        };
+        block.phase = Phase::Writing { after: None };
         self.writing += 1;
         self.again.remove(&location);
         let disk = self.disks.entry(location.disk()).or_default();
@@ -236,7 +226,7 @@ impl Dirty {
         let Some(block) = self.blocks.get_mut(&location) else {
             return WriteBackResult::Clean;
         };
-        let Phase::Writing { after, .. } = block.phase else {
+        let Phase::Writing { after } = block.phase else {
             return WriteBackResult::StillDirty;
         };
         self.writing -= 1;
