@@ -410,12 +410,12 @@ impl DirtyLog {
     /// # Errors
     /// If it cannot be removed.
     pub fn close(mut self) -> io::Result<bool> {
-        self.settle();
-        let empty = self.places.is_empty() && self.doubtful.is_empty();
-        if empty {
-            fs::remove_file(&self.path)?;
+        if !self.is_empty() {
+            self.settle();
+            return Ok(false);
         }
-        Ok(empty)
+        fs::remove_file(&self.path)?;
+        Ok(true)
     }
 
     /// Frees the entry of a slot, now or when it can be overwritten.

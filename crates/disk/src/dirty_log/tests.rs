@@ -167,6 +167,23 @@ fn what_could_not_be_freed_is_freed_later() {
     assert_eq!(contents(&left), BTreeMap::from([(at(0, 3), 3)]));
 }
 
+#[test]
+fn a_log_whose_pages_are_all_clean_is_removed_though_an_entry_could_not_be_freed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(0, 1), &page(1)).unwrap();
+    assert!(!log.is_empty());
+    log.file = Box::new(FailingWriter {
+        file: open(&path, false).unwrap(),
+        writes_left: Arc::default(),
+        part: 0,
+    });
+    log.clean(at(0, 1));
+    assert!(log.is_empty() && log.close().unwrap());
+    assert!(!path.exists(), "the next daemon would write the page again");
+}
+
 /// The bytes of an entry of a log of [`SLOTS`].
 fn entry(path: &Path, slot: u64) -> [u8; ENTRY_BYTES] {
     let mut bytes = [0; ENTRY_BYTES];
