@@ -400,6 +400,18 @@ mod tests {
     }
 
     #[test]
+    fn pages_in_memory_go_when_they_are_clean() {
+        let mut pages = PagesInMemory::default();
+        let mut page = [0; crate::PAGE_BYTES];
+        pages.record(at(2), &[7; crate::PAGE_BYTES]).unwrap();
+        pages.read(at(2), &mut page).unwrap();
+        assert_eq!(page[0], 7);
+        pages.clean(at(2));
+        let gone = pages.read(at(2), &mut page).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
     fn the_oldest_write_comes_first_even_if_overwritten() {
         let mut dirty = Dirty::default();
         for number in [4, 2, 0, 4] {

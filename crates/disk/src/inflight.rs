@@ -305,6 +305,18 @@ mod tests {
     }
 
     #[test]
+    fn the_file_of_a_region_keeps_its_size_for_good() {
+        let file = Inflight::make(2, 8).expect("a memfd");
+        // Two parts of 16 bytes and 8 entries of 16, each a multiple of 64; and 64 bytes of our own.
+        let bytes = 2 * 192 + 64;
+        assert_eq!(file.metadata().expect("its size").len(), bytes);
+        for other in [bytes - 1, bytes + 1] {
+            assert!(file.set_len(other).is_err(), "{other} bytes");
+        }
+        assert!(fcntl_add_seals(&file, SealFlags::WRITE).is_err());
+    }
+
+    #[test]
     fn a_region_beyond_the_end_of_its_file_is_refused() {
         let file = Inflight::make(1, 8).expect("a memfd");
         let bytes = Inflight::bytes(1, 8);
@@ -385,6 +397,10 @@ mod tests {
         let (file, region) = region(3, 16);
         assert!(!region.writes_through());
         region.set_writes_through(true);
+        // Behind the three parts, each of 16 bytes and 16 entries of 16, as a multiple of 64.
+        let mut bytes = [0; 3 * 320 + 64];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).expect("its bytes");
+        assert_eq!(bytes.iter().position(|byte| *byte != 0), Some(3 * 320));
         let again = Inflight::map(file, 0, Inflight::bytes(3, 16), 3, 16).expect("a region");
         assert!(again.writes_through());
     }

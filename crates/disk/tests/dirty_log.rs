@@ -382,7 +382,8 @@ fn a_replaced_image_sets_aside_its_own_pages_alone() {
         assert!(!message.contains("/images/b"), "{message}");
         asides.push(aside.now);
     }
-    assert_ne!(asides[0], asides[1]);
+    let second = format!("{}-2", asides[0].display());
+    assert_eq!(asides[1].to_str(), Some(second.as_str()));
     let left = open(&path, &replaced).unwrap();
     let last = left.set_aside().unwrap().now.clone();
     let log = left.finish(&replaced, &[on_second(1)].into()).unwrap();
@@ -544,6 +545,18 @@ fn a_file_that_is_no_log_is_refused_and_left_alone() {
             "{name}"
         );
         assert!(fs::read(&path).unwrap() == bytes, "{name}");
+    }
+    // Of an earlier version, whose header was shorter; and too short for any.
+    for (bytes, reason) in [
+        (&whole[..40], "version 1, not 2"),
+        (&whole[..39], "its size is 39 bytes"),
+        (&[b'x'; 40][..], "it begins otherwise"),
+    ] {
+        let mut bytes = bytes.to_vec();
+        bytes[8] = 1;
+        fs::write(&path, bytes).unwrap();
+        let refused = open(&path).err().unwrap().to_string();
+        assert!(refused.contains(&format!("({reason})")), "{refused}");
     }
     // Killed while it was made, before anything was recorded.
     for unfinished in [Vec::new(), vec![0; whole.len()]] {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use proptest::prelude::*;
 
 use super::{
-    DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, ENTRY_BYTES, ENTRY_CHECKSUM,
-    ENTRY_LOCATION, File, LOCATION_BITS, Layout, LeftoverPages, Medium, PAGE_BYTES, Page, Path,
-    checksum, io, open, set_u64,
+    ChangeTimes, DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, ENTRY_BYTES,
+    ENTRY_CHECKSUM, ENTRY_LOCATION, File, LOCATION_BITS, Layout, LeftoverPages, Medium, PAGE_BYTES,
+    Page, Path, checksum, io, is_at, open, set_u64,
 };
 use crate::{DiskNumber, Location};
 
@@ -184,6 +184,69 @@ fn a_log_whose_pages_are_all_clean_is_removed_though_an_entry_could_not_be_freed
     assert!(!path.exists(), "the next daemon would write the page again");
 }
 
+#[test]
+fn a_file_is_at_its_path_until_it_is_replaced_or_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let file = open(&path, true).unwrap();
+    assert!(is_at(&file, &path).unwrap());
+    let other = folder.path().join("other");
+    drop(open(&other, true).unwrap());
+    std::fs::rename(&other, &path).unwrap();
+    assert!(!is_at(&file, &path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    assert!(!is_at(&file, &path).unwrap());
+    drop(open(&path, true).unwrap());
+    let error = is_at(&file, &path.join("below")).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
+}
+
+#[test]
+fn all_pages_of_a_log_of_many_slots_are_found() {
+    // Not a multiple of the entries of a page.
+    const MANY: u64 = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let open = || DirtyLog::open(&path, MANY, &disks(), "boot").unwrap();
+    let mut log = open().finish(&disks(), &HashSet::new()).unwrap();
+    let pages =
+        || (0..MANY).map(|number| (at((number % 2) as u16, number / 2), number.to_le_bytes()[0]));
+    for (location, byte) in pages() {
+        log.record(location, &page(byte)).unwrap();
+    }
+    drop(log);
+    let left = open();
+    assert_eq!((contents(&left), left.torn()), (pages().collect(), 0));
+    // What is freed is found free again, wherever it is.
+    let log = left.finish(&disks(), &[at(1, 149)].into()).unwrap();
+    assert_eq!((log.len(), log.free.len()), (1, 299));
+    drop(log);
+    assert_eq!(contents(&open()), BTreeMap::from([(at(1, 149), 43)]));
+}
+
+#[test]
+fn what_recovery_writes_to_an_image_is_no_change_by_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let mut log = log(&path);
+    log.record(at(1, 1), &page(1)).unwrap();
+    drop(log);
+    let before = ChangeTimes::now_ns();
+    assert!(before > 1_700_000_000_000_000_000, "after 2023");
+    left(&path).unwrap().writing(DiskNumber(1)).unwrap();
+    // Killed while it wrote: the image is as new as that.
+    for (modified_ns, ours) in [
+        (before, true),
+        (ChangeTimes::now_ns() + 30_000_000_000, true),
+        (ChangeTimes::now_ns() + 70_000_000_000, false),
+    ] {
+        let mut disks = disks();
+        disks[1].modified_ns = Some(modified_ns);
+        let left = DirtyLog::open(&path, SLOTS, &disks, "boot").unwrap();
+        assert_eq!(left.set_aside().is_none(), ours, "{modified_ns}");
+    }
+}
+
 /// The bytes of an entry of a log of [`SLOTS`].
 fn entry(path: &Path, slot: u64) -> [u8; ENTRY_BYTES] {
     let mut bytes = [0; ENTRY_BYTES];
@@ -262,5 +325,86 @@ fn a_header_is_replaced_beside_the_old_one() {
     let file = open(&path, false).unwrap();
     Medium::write_at(&file, &[0xff; 4096], 0).unwrap();
     drop(file);
+    assert!(left(&path).unwrap().is_empty());
+}
+
+/// A daemon of another build reads these bytes: whoever changes them changes the version.
+#[test]
+fn the_bytes_of_a_log_are_those_of_its_version() {
+    const MARKS: usize = 2 << 20;
+    const ENTRIES: usize = MARKS + 4096 * 16;
+    const PAGES: usize = ENTRIES + PAGE_BYTES;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    drop(log(&path));
+    let mut log = log(&path);
+    let times = ChangeTimes {
+        first_ns: 3,
+        last_ns: 4,
+    };
+    log.mark(DiskNumber(1), times).unwrap();
+    log.record(at(0, 1), &page(1)).unwrap();
+    log.record(at(1, 2), &page(2)).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let words = |at: usize, count| {
+        let words = bytes[at..].as_chunks::<8>().0[..count].iter();
+        words
+            .map(|word| u64::from_le_bytes(*word))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(bytes.len(), PAGES + 6 * PAGE_BYTES);
+    for (copy, number) in [(0, 0), (1 << 20, 1)] {
+        assert_eq!(bytes[copy..copy + 12], *b"PLMSDLG1\x02\0\0\0");
+        assert_eq!(
+            (words(copy + 16, 1), words(copy + 32, 1)),
+            (vec![SLOTS], vec![number])
+        );
+        assert!(bytes[copy + 40..].starts_with(b"{\"boot\":\"boot\","));
+    }
+    assert_eq!(words(MARKS, 4), [0, 0, 3, 4]);
+    let sum = |location, sequence, byte| checksum(location, sequence, &page(byte));
+    let second = 1 << 50 | 2;
+    assert_eq!(words(ENTRIES, 3), [1, 1, sum(1, 1, 1)]);
+    assert_eq!(words(ENTRIES + 32, 3), [second, 2, sum(second, 2, 2)]);
+    assert_eq!(bytes[PAGES..PAGES + PAGE_BYTES], page(1));
+    assert_eq!(bytes[PAGES + PAGE_BYTES..][..PAGE_BYTES], page(2));
+    // The checksum is xxh3 of the page, with a seed that swaps the halves of the location.
+    let seed = (1 << 18 | 2 << 32) ^ 2;
+    assert_eq!(sum(second, 2, 2), super::xxh3_64_with_seed(&page(2), seed));
+    assert_eq!(sum(1 << 33, 2, 2), super::xxh3_64_with_seed(&page(2), 0));
+    // Each run has another name.
+    let head = |copy: usize| &bytes[copy + 40..copy + 200];
+    assert_ne!(head(0), head(1 << 20));
+}
+
+#[test]
+fn names_that_fill_a_header_are_kept_and_longer_ones_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("dirty");
+    let named = |image: String| {
+        let identity = DiskIdentity {
+            image,
+            ..identity(0, 100, 1 << 20)
+        };
+        [identity]
+    };
+    drop(log(&path));
+    let finish = |disks: &[DiskIdentity]| {
+        let left = DirtyLog::open(&path, SLOTS, disks, "boot").unwrap();
+        left.finish(disks, &HashSet::new()).map(drop)
+    };
+    // What a header has besides the name, which is written by the second process into the second copy.
+    finish(&named(String::new())).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let json_bytes = u32::from_le_bytes(bytes[(1 << 20) + 12..][..4].try_into().unwrap());
+    let room = (1 << 20) - 40 - json_bytes as usize;
+    let largest = named("a".repeat(room));
+    finish(&largest).unwrap();
+    let written = DirtyLog::open(&path, SLOTS, &largest, "boot").unwrap();
+    assert_eq!(written.found.map(|(_, number)| number), Some(2));
+    drop(written);
+    let error = finish(&named("a".repeat(room + 1))).unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(source, "the names of the disks are too long");
     assert!(left(&path).unwrap().is_empty());
 }
