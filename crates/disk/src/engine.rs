@@ -607,3 +607,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,3 +144,43 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts of pages, in this order; returns after how many of all there were too many mismatches.
+    fn too_many(counts: &[(u64, bool)]) -> Option<u64> {
+        let mut inspected = InspectionCounts::default();
+        let all = counts
+            .iter()
+            .flat_map(|(count, matches)| (0..*count).map(move |_| *matches));
+        let broken = all
+            .enumerate()
+            .find(|(_, matches)| inspected.look(*matches));
+        broken.map(|(number, _)| number as u64 + 1)
+    }
+
+    #[test]
+    fn the_64th_mismatch_is_too_many_if_more_than_one_in_20_of_all_pages_are() {
+        assert_eq!(too_many(&[(63, false)]), None);
+        assert_eq!(too_many(&[(64, false)]), Some(64));
+        // 64 of 1279 and 64 of 1280.
+        assert_eq!(too_many(&[(1215, true), (64, false)]), Some(1279));
+        assert_eq!(too_many(&[(1216, true), (64, false)]), None);
+        assert_eq!(too_many(&[(1216, true), (65, false)]), Some(1281));
+    }
+
+    #[test]
+    fn pages_count_half_after_4096_of_them() {
+        // 4096 as 2048: one in 20 are 107 of 2048 + 107.
+        assert_eq!(too_many(&[(4096, true), (107, false)]), None);
+        assert_eq!(too_many(&[(4096, true), (108, false)]), Some(4096 + 108));
+        // The 4096th counts half as well, and half of one mismatch is none.
+        assert_eq!(too_many(&[(4095, true), (108, false)]), None);
+        assert_eq!(too_many(&[(4095, true), (109, false)]), Some(4095 + 109));
+        // 100 mismatches as 50.
+        assert_eq!(too_many(&[(3996, true), (155, false)]), None);
+        assert_eq!(too_many(&[(3996, true), (156, false)]), Some(3996 + 156));
+    }
+}
