@@ -239,14 +239,12 @@ fn run_name() -> String {
 impl LeftoverPages {
     /// Finds the newest valid entry of each location.
     pub(super) fn scan(&mut self, file: &File, layout: Layout) -> io::Result<()> {
-        let mut entries = vec![0; PAGE_BYTES];
+        let mut entries = [0; PAGE_BYTES];
         let mut page = Box::new([0; PAGE_BYTES]);
-        let per_page = (PAGE_BYTES / ENTRY_BYTES) as u64;
         for first in (0..layout.slots).step_by(PAGE_BYTES / ENTRY_BYTES) {
-            let count = per_page.min(layout.slots - first);
-            let bytes = usize::try_from(count).map_err(io::Error::other)? * ENTRY_BYTES;
-            file.read_exact_at(&mut entries[..bytes], layout.entry(first))?;
-            for (slot, entry) in (first..).zip(entries[..bytes].chunks_exact(ENTRY_BYTES)) {
+            // To the end of a page: the first page of the pages is behind it.
+            file.read_exact_at(&mut entries, layout.entry(first))?;
+            for (slot, entry) in (first..layout.slots).zip(entries.chunks_exact(ENTRY_BYTES)) {
                 if entry.iter().all(|byte| *byte == 0) {
                     continue;
                 }
