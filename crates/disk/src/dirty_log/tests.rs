@@ -217,6 +217,9 @@ fn all_pages_of_a_log_of_many_slots_are_found() {
     drop(log);
     let left = open();
     assert_eq!((contents(&left), left.torn()), (pages().collect(), 0));
+    assert!(!left.is_empty() && !left.is_without_file());
+    let locations: HashSet<_> = left.locations().collect();
+    assert_eq!(locations, pages().map(|(location, _)| location).collect());
     // What is freed is found free again, wherever it is.
     let log = left.finish(&disks(), &[at(1, 149)].into()).unwrap();
     assert_eq!((log.len(), log.free.len()), (1, 299));
@@ -407,4 +410,32 @@ fn names_that_fill_a_header_are_kept_and_longer_ones_are_an_error() {
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(source, "the names of the disks are too long");
     assert!(left(&path).unwrap().is_empty());
+}
+
+#[test]
+fn an_image_is_known_by_its_file_and_its_time() {
+    use std::os::unix::fs::MetadataExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let file = open(&path, true).unwrap();
+    let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_600_000_000, 7);
+    file.set_modified(time).unwrap();
+    let metadata = file.metadata().unwrap();
+    let expected = DiskIdentity {
+        disk: 3,
+        image: path.display().to_string(),
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        size_bytes: 512,
+        modified_ns: Some(1_600_000_000_000_000_007),
+    };
+    let identity = DiskIdentity::of(DiskNumber(3), &path, &file, 512).unwrap();
+    assert_eq!(identity, expected);
+}
+
+#[test]
+fn a_boot_has_a_name_of_its_own() {
+    let boot = super::boot_id().unwrap();
+    let parts: Vec<_> = boot.split('-').map(str::len).collect();
+    assert_eq!(parts, [8, 4, 4, 4, 12], "{boot}");
 }
