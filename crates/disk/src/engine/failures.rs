@@ -178,11 +178,7 @@ impl Engine {
         self.failures.held = held;
         let given_up: Vec<HeldOrder> = given_up;
         for order in given_up {
-            let buffer = match order.action {
-                Action::Write { buffer, .. } => Some(buffer),
-                _ => None,
-            };
-            self.concluded(order.id, order.outstanding, false, buffer);
+            self.concluded(order.id, order.outstanding, false, None);
         }
         // Requests of repeated orders fail when these end; flushes, when their blocks do.
         if self.dirty.failed(disk) > 0 {
