@@ -615,3 +615,148 @@ fn a_disk_that_failed_to_sync_fails_all_flushes_until_it_is_accepted() {
     assert_eq!(guest.completed(), [(4, Status::IoError)]);
     assert_eq!(guest.engine.stats().flushes, 4);
 }
+
+#[test]
+fn each_refusal_is_counted_by_its_reason() {
+    let mut guest = Guest::new(options(CacheMode::Exclusive, WriteMode::Through, 0));
+    guest.read(0, 1);
+    guest.evict(0);
+    assert_eq!(guest.engine.stats().refused_other, 1, "it is being read");
+    guest.carry_out_all();
+    guest.write(1, 4);
+    guest.carry_out_all();
+    let engine = &mut guest.engine;
+    engine.notice(Notice::Evict { frame: 1 }, None);
+    assert_eq!(engine.stats().refused_other, 2, "no contents");
+    let other = [0xee; PAGE_BYTES];
+    let copied = Some(Contents::Copied(&other));
+    engine.notice(Notice::Evict { frame: 2 }, copied);
+    assert_eq!(engine.stats().refused_mismatch, 1);
+    // The memory of frame 259 is that of frame 3.
+    engine.notice(Notice::Migrate { frame: 4, to: 259 }, None);
+    engine.notice(Notice::Evict { frame: 259 }, Some(Contents::Lazy(&Ram)));
+    assert_eq!(engine.stats().refused_stale, 1);
+    engine.notice(Notice::Evict { frame: 3 }, Some(Contents::Lazy(&Ram)));
+    assert_eq!(engine.stats().admitted, 1);
+    engine.notice(Notice::Evict { frame: 99 }, copied);
+    assert_eq!(engine.stats().refused_unknown, 1);
+    // A block in two frames.
+    guest.write(1, 1);
+    guest.carry_out_all();
+    guest.submit(Operation::Read {
+        offset: 4096,
+        segments: pages(50, 1),
+    });
+    guest.carry_out_all();
+    guest.evict(1);
+    let stats = guest.engine.stats();
+    assert_eq!((stats.refused_not_newest, stats.admitted), (1, 1));
+    assert_eq!((stats.refused_other, stats.refused_unknown), (2, 1));
+    assert_eq!(guest.observed.lock().unwrap().evicted, 1);
+}
+
+#[test]
+fn pages_that_were_read_are_admitted_and_served_once_and_a_discard_takes_its_own() {
+    let mut guest = Guest::new(EngineOptions {
+        verify: true,
+        ..options(CacheMode::Exclusive, WriteMode::Through, 0)
+    });
+    let evict = |guest: &mut Guest, frame| {
+        let page = [0; PAGE_BYTES];
+        let contents = Some(Contents::Copied(&page));
+        guest.engine.notice(Notice::Evict { frame }, contents);
+    };
+    guest.read(1, 5);
+    guest.carry_out_all();
+    for frame in 1..6 {
+        evict(&mut guest, frame);
+    }
+    assert_eq!(guest.engine.stats().cached_pages, 5);
+    guest.submit(Operation::Discard(vec![ByteRange {
+        offset: 3 * 4096,
+        bytes: 512,
+    }]));
+    guest.carry_out_all();
+    assert_eq!(guest.engine.stats().cached_pages, 4);
+    // Each page that is served is compared with storage, here alike and then not.
+    for (block, wrong) in [(2, 0), (4, 1)] {
+        guest.read(block, 1);
+        let mut order = guest.orders().remove(0);
+        let Action::Read { offset, buffer } = &mut order.action else {
+            panic!("no read")
+        };
+        assert_eq!((*offset, buffer.len()), (block * 4096, 4096));
+        buffer.fill(u8::from(wrong == 1));
+        guest.carry_out(order, Ok(()));
+        let stats = guest.engine.stats();
+        assert_eq!((stats.wrong_served, stats.hits), (wrong, 1 + wrong));
+    }
+    assert_eq!(guest.engine.stats().cached_pages, 2);
+    guest.engine.options.verify = false;
+    guest.read(1, 1);
+    assert!(guest.orders().is_empty());
+}
+
+#[test]
+fn a_write_is_delayed_only_if_it_is_whole_and_need_not_be_durable() {
+    for (mode, bytes, durable, dirty) in [
+        (WriteMode::Delayed, 4096, false, 1),
+        (WriteMode::Delayed, 4096, true, 0),
+        (WriteMode::Delayed, 512, false, 0),
+        (WriteMode::Through, 4096, false, 0),
+    ] {
+        let mut guest = Guest::new(options(CacheMode::Exclusive, mode, 8));
+        guest.submit(Operation::Write {
+            offset: 4096,
+            segments: vec![Segment { address: 0, bytes }],
+            durable,
+        });
+        assert_eq!(guest.engine.dirty_pages(DISK), dirty, "{bytes} {durable}");
+        assert_eq!(guest.orders().len() as u64, 1 - dirty);
+    }
+}
+
+#[test]
+fn a_block_that_cannot_be_written_fails_the_flushes_of_its_disk_alone() {
+    let mut guest = Guest::delayed(8);
+    guest.write(1, 1);
+    let second = |operation| Request {
+        disk: DiskNumber(2),
+        tag: Tag(9),
+        operation,
+        ram: Arc::new(Ram),
+    };
+    guest.engine.submit(second(Operation::Write {
+        offset: 0,
+        segments: pages(9, 1),
+        durable: false,
+    }));
+    guest.submit(Operation::Flush);
+    guest.engine.submit(second(Operation::Flush));
+    let mut orders = guest.orders();
+    assert_eq!(Guest::transfers(&orders), [(1, 1), (0, 1)]);
+    let broken = || Err(io::Error::other("broken"));
+    guest.carry_out(orders.remove(0), broken());
+    let done = [(1, Status::Ok), (9, Status::Ok), (2, Status::IoError)];
+    assert_eq!(guest.completed(), done);
+    guest.carry_out(orders.remove(0), Ok(()));
+    guest.carry_out_all();
+    assert_eq!(guest.completed(), [(9, Status::Ok)]);
+    // It is tried again like a request that waits, and at once when another one fails as well.
+    let mut repeated = Vec::new();
+    for tenths in 0..200 {
+        guest.turn(tenths * 100);
+        for order in guest.orders() {
+            repeated.push(tenths);
+            guest.carry_out(order, broken());
+        }
+    }
+    assert_eq!(repeated, [0, 1, 3, 7, 15, 31, 63, 113, 163]);
+    guest.write(4, 1);
+    guest.submit(Operation::Flush);
+    for order in guest.orders() {
+        guest.carry_out(order, broken());
+    }
+    guest.turn(20_000);
+    assert_eq!(Guest::transfers(&guest.orders()), [(1, 1), (4, 1)]);
+}
