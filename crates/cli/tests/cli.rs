@@ -999,7 +999,11 @@ fn blocks_of_a_prompt_hit_in_order() {
         complaint.contains("--prefix is not used by ids traces, only by: mooncake"),
         "{complaint}"
     );
-    desk.complaint("mrc kv.jsonl --prefix --estimator shards", 2);
+    // Of all blocks, a sample is exact.
+    assert_eq!(ratio(" --prefix --estimator shards --rate 1"), 4.0 / 6.0);
+    let report = desk.text("mrc kv.jsonl --prefix --estimator aet --sizes 9");
+    assert!(report.contains("of prefixes"), "{report}");
+    desk.complaint("mrc kv.jsonl --prefix --estimator all", 2);
 }
 
 #[test]

@@ -14,7 +14,8 @@
 //!
 //! Some kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
 //! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory), [`Footprint`] (reuse times
-//! known within bounds), [`SizedLru`] (objects with sizes) and [`PrefixLru`] (requests for several pages in order).
+//! known within bounds) and [`SizedLru`] (objects with sizes). [`PrefixPages`] makes a plain stream of requests whose pages are of use
+//! only in order.
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};
@@ -51,6 +52,7 @@ mod estimator;
 pub mod live;
 mod partial;
 mod parts;
+mod prefix_pages;
 pub mod registry;
 pub mod simulation;
 pub mod working_set;
@@ -67,10 +69,11 @@ pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,
 };
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
-pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru, PrefixLru};
+pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
 pub use curve::shards::Shards;
 pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 pub use partial::{ParsedPartial, Partial, PartialError, SliceOf};
+pub use prefix_pages::PrefixPages;
