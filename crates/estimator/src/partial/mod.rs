@@ -23,6 +23,7 @@
 
 mod form;
 
+use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -67,6 +68,42 @@ impl fmt::Display for SliceOf {
 /// The largest position in a stream. A batch after it does not exceed 2^64.
 const POSITION_MAX: u64 = 1 << 63;
 
+/// References or pages that are processed between two checks of a merge or of a curve.
+pub(crate) const PIECE: usize = 1 << 20;
+
+/// Whether to go on, such as after an interrupt.
+pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Stopped>;
+
+/// A check ended the work.
+#[derive(Debug)]
+pub(crate) struct Stopped;
+
+/// Why a slice was not appended. The state is then undefined.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Why the contents cannot be of any slice.
+    Invalid(&'static str),
+    Stopped,
+}
+
+impl From<Stopped> for Refusal {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+/// Calls a function with a check that ends its work, and returns the check's own error if it did.
+fn checked<T, E>(check: impl Fn() -> Result<(), E>, work: impl FnOnce(Check) -> T) -> Result<T, E> {
+    let stopped_by = Cell::new(None);
+    let done = work(&|| {
+        check().map_err(|error| {
+            stopped_by.set(Some(error));
+            Stopped
+        })
+    });
+    stopped_by.into_inner().map_or(Ok(done), Err)
+}
+
 /// What an estimator keeps of a slice.
 pub(crate) trait Slice: Send + Sync + fmt::Debug {
     /// Whether the slice must know its position in the stream.
@@ -81,14 +118,23 @@ pub(crate) trait Slice: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// Why the contents cannot be of any slice. The state is then undefined.
-    fn append(&mut self, position: Option<u64>, next: Contents) -> Result<(), &'static str>;
+    /// Why the contents were not appended.
+    fn append(
+        &mut self,
+        position: Option<u64>,
+        next: Contents,
+        check: Check,
+    ) -> Result<(), Refusal>;
 
     /// What another slice needs for [`append`](Self::append).
     fn into_contents(self: Box<Self>) -> Contents;
 
     /// The curve, if this is the whole stream.
-    fn curve(&self) -> Result<MissRatioCurve, CurveError>;
+    ///
+    /// # Errors
+    ///
+    /// That of the check.
+    fn curve(&self, check: Check) -> Result<Result<MissRatioCurve, CurveError>, Stopped>;
 }
 
 /// The contents of a slice in a form that all estimators share; what each list is, its estimator knows.
@@ -262,9 +308,21 @@ impl Partial {
     ///
     /// As [`parse`](Self::parse), and [`PartialError::Invalid`] for bytes that are of no slice.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PartialError> {
+        Self::from_bytes_checked(bytes, || Ok(()))
+    }
+
+    /// The same, with a check every million pages or samples, such as one for an interrupt.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_bytes`](Self::from_bytes), and that of the check, which ends it.
+    pub fn from_bytes_checked<E: From<PartialError>>(
+        bytes: &[u8],
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<Self, E> {
         let parsed = Self::parse(bytes)?;
         let mut partial = Self::new(parsed.of, parsed.page_size, parsed.start)?;
-        partial.append(parsed)?;
+        partial.append_checked(parsed, check)?;
         Ok(partial)
     }
 
@@ -275,6 +333,31 @@ impl Partial {
     /// [`PartialError::Different`], [`PartialError::OutOfOrder`] and [`PartialError::StartOfSome`] and [`PartialError::TooLong`], which leave this one as it was;
     /// [`PartialError::Invalid`], after which it must not be used any more.
     pub fn append(&mut self, next: ParsedPartial) -> Result<(), PartialError> {
+        self.append_checked(next, || Ok(()))
+    }
+
+    /// The same, with a check every million pages or samples, such as one for an interrupt.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`append`](Self::append), and that of the check, after which this must not be used any more.
+    pub fn append_checked<E: From<PartialError>>(
+        &mut self,
+        next: ParsedPartial,
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (end, total) = self.joint(&next)?;
+        match checked(check, |check| self.slice.append(end, next.contents, check))? {
+            Ok(()) => {}
+            Err(Refusal::Invalid(why)) => return Err(PartialError::Invalid(why).into()),
+            Err(Refusal::Stopped) => unreachable!("the check's error was returned"),
+        }
+        self.references = total;
+        Ok(())
+    }
+
+    /// Where a slice that is appended begins, if that is known, and the number of references with it.
+    fn joint(&self, next: &ParsedPartial) -> Result<(Option<u64>, u64), PartialError> {
         let label = |of: SliceOf, page_size: PageSize| match of {
             SliceOf::Lru => format!("{of}, pages of {} bytes", page_size.bytes()),
             SliceOf::Shards { seed, .. } | SliceOf::ShardsMax { seed, .. } => {
@@ -301,10 +384,7 @@ impl Partial {
         let (Some(total), Some(..=POSITION_MAX)) = (total, last) else {
             return Err(PartialError::TooLong);
         };
-        let appended = self.slice.append(end, next.contents);
-        appended.map_err(PartialError::Invalid)?;
-        self.references = total;
-        Ok(())
+        Ok((end, total))
     }
 
     /// The curve of the stream.
@@ -314,10 +394,26 @@ impl Partial {
     /// [`PartialError::FirstMissing`] if this is known not to be a whole stream, and [`PartialError::Curve`] if nothing was
     /// observed, or sampled.
     pub fn curve(&self) -> Result<MissRatioCurve, PartialError> {
-        match self.start {
-            None | Some(0) => Ok(self.slice.curve()?),
-            Some(start) => Err(PartialError::FirstMissing { start }),
+        self.curve_checked(|| Ok(()))
+    }
+
+    /// The same, with a check every million samples, such as one for an interrupt.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`curve`](Self::curve), and that of the check, which ends it.
+    pub fn curve_checked<E: From<PartialError>>(
+        &self,
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<MissRatioCurve, E> {
+        if let Some(start @ 1..) = self.start {
+            return Err(PartialError::FirstMissing { start }.into());
         }
+        let curve = match checked(check, |check| self.slice.curve(check))? {
+            Ok(curve) => curve,
+            Err(Stopped) => unreachable!("the check's error was returned"),
+        };
+        curve.map_err(|error| PartialError::from(error).into())
     }
 
     /// The estimator and its options.

@@ -2,6 +2,7 @@ use super::*;
 use crate::parts::streams::{Random, batch_of, uniform, zipf};
 use crate::{Estimator, ExactLru, Shards};
 use proptest::prelude::*;
+use std::cell::Cell;
 
 fn shards(rate: f64, seed: u64) -> SliceOf {
     SliceOf::Shards { rate, seed }
@@ -282,5 +283,41 @@ fn contents_that_are_of_no_slice_are_refused() {
         };
         let found = changed(of, at, value);
         assert!(found.contains(expected), "{of}, {at}: {found}");
+    }
+}
+
+#[test]
+fn checks_are_made_every_million_pages_or_samples_and_end_a_merge_and_a_curve() {
+    let pages = batch_of((0..2_500_000).map(|page| page * 7));
+    let stopped = || PartialError::Invalid("stopped");
+    // The last of so many checks fails.
+    let after = |checks: usize| {
+        let count = Cell::new(0);
+        move || {
+            count.set(count.get() + 1);
+            if count.get() == checks {
+                Err(stopped())
+            } else {
+                Ok(())
+            }
+        }
+    };
+    // Lists are checked and touched twice; samples are added at once, or kept; bursts and samples make a curve.
+    for (of, of_merge, of_curve) in [
+        (SliceOf::Lru, 12, 1),
+        (shards(1.0, 1), 1, 3),
+        (shards_max(9_000, 1), 2, 2),
+    ] {
+        let part = mapped(of, Some(0), &pages, 100_000);
+        for checks in [1, of_merge] {
+            let error = Partial::from_bytes_checked(&part, after(checks)).unwrap_err();
+            assert_eq!(error, stopped(), "{of}, {checks}");
+        }
+        let whole = Partial::from_bytes_checked(&part, after(of_merge + 4)).unwrap();
+        for checks in [1, of_curve] {
+            let error = whole.curve_checked(after(checks)).unwrap_err();
+            assert_eq!(error, stopped(), "{of}, {checks}");
+        }
+        assert_eq!(whole.curve(), whole.curve_checked(after(9)), "{of}");
     }
 }

@@ -12,7 +12,7 @@
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::lru::{Distances, LruStack};
-use crate::partial::{Contents, Slice};
+use crate::partial::{Check, Contents, PIECE, Refusal, Slice, Stopped};
 use crate::parts::last_use::NEVER;
 
 /// The stack has no more than 2^32 pages.
@@ -52,15 +52,33 @@ impl LruSlice {
 }
 
 /// Whether both lists are of the same pages, each once.
-fn are_of_the_same_pages(first_uses: &[PageNumber], last_uses: &[PageNumber]) -> bool {
+fn are_of_the_same_pages(
+    first_uses: &[PageNumber],
+    last_uses: &[PageNumber],
+    check: Check,
+) -> Result<bool, Stopped> {
     let mut stack = LruStack::new();
-    let new = |&page: &PageNumber| stack.touch(page).is_none();
-    if first_uses.len() != last_uses.len() || !last_uses.iter().all(new) {
-        return false;
+    if first_uses.len() != last_uses.len() {
+        return Ok(false);
+    }
+    for pages in last_uses.chunks(PIECE) {
+        check()?;
+        if !pages.iter().all(|&page| stack.touch(page).is_none()) {
+            return Ok(false);
+        }
     }
     // A page has at least as many others before it as precede it in the list, unless it is there twice.
-    let mut placed = (0..).zip(first_uses);
-    placed.all(|(place, &page)| stack.touch(page).is_some_and(|distance| distance >= place))
+    let mut place = 0..;
+    for pages in first_uses.chunks(PIECE) {
+        check()?;
+        // The pages first: a place must not be lost at their end.
+        let mut placed = pages.iter().zip(place.by_ref());
+        if !placed.all(|(&page, place)| stack.touch(page).is_some_and(|distance| distance >= place))
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 impl Slice for LruSlice {
@@ -68,7 +86,7 @@ impl Slice for LruSlice {
         self.count(pages);
     }
 
-    fn append(&mut self, _: Option<u64>, next: Contents) -> Result<(), &'static str> {
+    fn append(&mut self, _: Option<u64>, next: Contents, check: Check) -> Result<(), Refusal> {
         let (reuses, [first_uses, last_uses]) = (next.numbers, next.pages);
         let counted = reuses
             .iter()
@@ -76,20 +94,32 @@ impl Slice for LruSlice {
                 sum.checked_add(reuses)
             });
         if counted != Some(next.references) {
-            return Err("its distances are not those of all its references");
+            return Err(Refusal::Invalid(
+                "its distances are not those of all its references",
+            ));
         }
         if reuses.len() > first_uses.len() {
-            return Err("a distance exceeds the number of its pages");
+            return Err(Refusal::Invalid(
+                "a distance exceeds the number of its pages",
+            ));
         }
         if self.stack.distinct() + first_uses.len() as u64 > PAGES_MAX {
-            return Err("there are more than 2^31 distinct pages");
+            return Err(Refusal::Invalid("there are more than 2^31 distinct pages"));
         }
-        if !are_of_the_same_pages(&first_uses, &last_uses) {
-            return Err("its first uses and its last uses are not of the same pages");
+        if !are_of_the_same_pages(&first_uses, &last_uses, check)? {
+            return Err(Refusal::Invalid(
+                "its first uses and its last uses are not of the same pages",
+            ));
         }
         self.distances.add_reuses(&reuses);
-        self.count(&first_uses);
-        self.touch(&last_uses, |_, _, _| ());
+        for pages in first_uses.chunks(PIECE) {
+            check()?;
+            self.count(pages);
+        }
+        for pages in last_uses.chunks(PIECE) {
+            check()?;
+            self.touch(pages, |_, _, _| ());
+        }
         Ok(())
     }
 
@@ -101,7 +131,8 @@ impl Slice for LruSlice {
         }
     }
 
-    fn curve(&self) -> Result<MissRatioCurve, CurveError> {
-        self.distances.curve()
+    fn curve(&self, check: Check) -> Result<Result<MissRatioCurve, CurveError>, Stopped> {
+        check()?;
+        Ok(self.distances.curve())
     }
 }

@@ -82,6 +82,7 @@ use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use crate::curve::lru::count_reuse;
 use crate::error::EstimatorError;
 use crate::estimator::Estimator;
+use crate::partial::{Check, PIECE, Stopped};
 use crate::parts::hash::{FILTER_PAGES, PageSample, SampledPage};
 use crate::parts::steps::{NORMAL, REPLICATES, quantile_of, replicate_of};
 use crate::parts::sys::{Work, vectorised};
@@ -249,13 +250,29 @@ impl Shards {
 
     /// Processes a part of the stream from which all references to sampled pages were selected before, by their hashes,
     /// and those of bursts, if bursts are used at the present rate. No page may be dropped that bursts begin or end with.
-    fn observe_selected(&mut self, references: u64, hashes: &[u64], of_bursts: &[PageNumber]) {
+    ///
+    /// # Errors
+    ///
+    /// That of the check, after which this must not be used any more.
+    fn observe_selected(
+        &mut self,
+        references: u64,
+        hashes: &[u64],
+        of_bursts: &[PageNumber],
+        check: Check,
+    ) -> Result<(), Stopped> {
         if self.scale().near.is_some() {
             self.burst_references += references;
-            self.bursts.observe_selected(of_bursts);
+            for of_bursts in of_bursts.chunks(PIECE) {
+                check()?;
+                self.bursts.observe_selected(of_bursts);
+            }
         }
         let mut chosen = std::mem::take(&mut self.chosen);
-        for hashes in hashes.chunks(FILTER_PAGES) {
+        for (place, hashes) in hashes.chunks(FILTER_PAGES).enumerate() {
+            if place % (PIECE / FILTER_PAGES) == 0 {
+                check()?;
+            }
             chosen.clear();
             let placed = (0..).zip(hashes);
             chosen.extend(placed.map(|(place, &hash)| SampledPage { place, hash }));
@@ -268,6 +285,7 @@ impl Shards {
         self.count_collected();
         self.chosen = chosen;
         self.references += references;
+        Ok(())
     }
 
     /// Processes the sampled ones of `count` references. Returns the range of all references that lay within bursts.

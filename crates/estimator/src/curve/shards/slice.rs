@@ -22,7 +22,7 @@ use super::{NEAR_DISTANCE_MIN, Shards, burst_distance, fixed_size, near_at, near
 use crate::curve::shards::schedule::Schedule;
 use crate::error::EstimatorError;
 use crate::estimator::Estimator as _;
-use crate::partial::{Contents, Slice};
+use crate::partial::{Check, Contents, PIECE, Refusal, Slice, Stopped};
 use crate::parts::hash::{FILTER_PAGES, PageMap, PageSample, SampledPage, page_map};
 
 /// What fixed-rate SHARDS looks at.
@@ -84,25 +84,31 @@ impl Slice for FixedRateSlice {
         self.references += pages.len() as u64;
     }
 
-    fn append(&mut self, position: Option<u64>, next: Contents) -> Result<(), &'static str> {
+    fn append(
+        &mut self,
+        position: Option<u64>,
+        next: Contents,
+        check: Check,
+    ) -> Result<(), Refusal> {
         let [of_bursts, others] = next.pages;
         let expected = self.schedule.map_or(0, |schedule| {
             let from = position.expect(POSITION);
             schedule.references_before(from + next.references) - schedule.references_before(from)
         });
         if of_bursts.len() as u64 != expected || !others.is_empty() {
-            return Err("its bursts are not those of its position");
+            return Err(Refusal::Invalid("its bursts are not those of its position"));
         }
         if next.numbers.len() as u64 > next.references {
-            return Err("it has more samples than references");
+            return Err(Refusal::Invalid("it has more samples than references"));
         }
         if next
             .numbers
             .iter()
             .any(|&hash| !self.sample.contains_hash(hash))
         {
-            return Err("a page in it is not in the sample");
+            return Err(Refusal::Invalid("a page in it is not in the sample"));
         }
+        check()?;
         self.references += next.references;
         self.hashes.extend(next.numbers);
         self.of_bursts.extend(of_bursts);
@@ -117,10 +123,10 @@ impl Slice for FixedRateSlice {
         }
     }
 
-    fn curve(&self) -> Result<MissRatioCurve, CurveError> {
+    fn curve(&self, check: Check) -> Result<Result<MissRatioCurve, CurveError>, Stopped> {
         let mut pages = self.estimator.clone();
-        pages.observe_selected(self.references, &self.hashes, &self.of_bursts);
-        pages.curve()
+        pages.observe_selected(self.references, &self.hashes, &self.of_bursts, check)?;
+        Ok(pages.curve())
     }
 }
 
@@ -206,23 +212,31 @@ impl Slice for FixedSizeSlice {
         self.references += pages.len() as u64;
     }
 
-    fn append(&mut self, _: Option<u64>, next: Contents) -> Result<(), &'static str> {
+    fn append(&mut self, _: Option<u64>, next: Contents, check: Check) -> Result<(), Refusal> {
         let [whole, others] = next.pages;
         let kept = whole.len() as u64 + next.numbers.len() as u64;
         if kept > next.references || !others.is_empty() {
-            return Err("it has more samples than references");
+            return Err(Refusal::Invalid("it has more samples than references"));
         }
-        self.observe(None, &whole);
+        for whole in whole.chunks(PIECE) {
+            check()?;
+            self.observe(None, whole);
+        }
         let sampled = next.references - whole.len() as u64;
         if sampled == 0 {
             return Ok(());
         }
         self.tighten(0);
         if self.needs_all() {
-            return Err("references were left out that bursts may need");
+            return Err(Refusal::Invalid(
+                "references were left out that bursts may need",
+            ));
         }
-        for hashes in next.numbers.chunks(FILTER_PAGES) {
-            self.keep(hashes.iter().copied());
+        for hashes in next.numbers.chunks(PIECE) {
+            check()?;
+            for hashes in hashes.chunks(FILTER_PAGES) {
+                self.keep(hashes.iter().copied());
+            }
         }
         self.references += sampled;
         Ok(())
@@ -236,11 +250,14 @@ impl Slice for FixedSizeSlice {
         }
     }
 
-    fn curve(&self) -> Result<MissRatioCurve, CurveError> {
+    fn curve(&self, check: Check) -> Result<Result<MissRatioCurve, CurveError>, Stopped> {
         let mut pages = Shards::fixed_size(self.max_samples, self.seed);
-        pages.observe(&self.whole);
+        for whole in self.whole.chunks(PIECE) {
+            check()?;
+            pages.observe(whole);
+        }
         let sampled = self.references - self.whole.len() as u64;
-        pages.observe_selected(sampled, &self.hashes, &[]);
-        pages.curve()
+        pages.observe_selected(sampled, &self.hashes, &[], check)?;
+        Ok(pages.curve())
     }
 }

@@ -79,8 +79,8 @@ impl Weight {
 /// References by byte distance.
 #[derive(Debug, Clone, Default)]
 struct Reuses {
-    /// By rising distance, each once.
-    merged: Vec<(u64, Weight)>,
+    /// Each by rising distance, each distance once, and at least twice as long as the next: they are merged in linear time.
+    runs: Vec<Vec<(u64, Weight)>>,
     /// In the order of references.
     recent: Vec<(u64, Weight)>,
     /// With first references.
@@ -116,35 +116,75 @@ impl Part {
     }
 }
 
-/// Number of reuses that are kept as they come at least.
-const RECENT_MIN: usize = 1 << 12;
+/// Number of reuses that are kept as they come.
+const RECENT: usize = 1 << 16;
 
 impl Reuses {
     fn record(&mut self, distance: Option<u64>, weight: Weight) {
         self.all.add(weight);
         if let Some(distance) = distance {
             self.recent.push((distance, weight));
-            if self.recent.len() >= self.merged.len().max(RECENT_MIN) {
-                self.merge();
+            if self.recent.len() == RECENT {
+                self.sort_recent();
             }
         }
     }
 
-    fn merge(&mut self) {
-        self.merged.append(&mut self.recent);
-        self.merged.sort_unstable_by_key(|&(distance, _)| distance);
-        self.merged.dedup_by(|next, kept| {
+    fn sort_recent(&mut self) {
+        if self.recent.is_empty() {
+            return;
+        }
+        self.recent.sort_unstable_by_key(|&(distance, _)| distance);
+        self.runs.push(std::mem::take(&mut self.recent));
+        self.unite_last();
+        while let [.., before, last] = &self.runs[..]
+            && before.len() < 2 * last.len()
+        {
+            self.merge_last();
+        }
+    }
+
+    /// Merges the last two runs.
+    fn merge_last(&mut self) {
+        if let Some(mut last) = self.runs.pop()
+            && let Some(run) = self.runs.last_mut()
+        {
+            run.append(&mut last);
+            // This finds that there are two runs already, and merges them.
+            run.sort_by_key(|&(distance, _)| distance);
+            self.unite_last();
+        }
+    }
+
+    /// Has each distance once in the last run.
+    fn unite_last(&mut self) {
+        let Some(run) = self.runs.last_mut() else {
+            return;
+        };
+        run.dedup_by(|next, kept| {
             let is_same = next.0 == kept.0;
             if is_same {
                 kept.1.add(next.1);
             }
             is_same
         });
-        self.recent.shrink_to(RECENT_MIN);
+        run.shrink_to_fit();
+    }
+
+    /// Makes a single run.
+    fn merge_all<E>(&mut self, check: impl Fn() -> Result<(), E>) -> Result<(), E> {
+        check()?;
+        self.sort_recent();
+        while self.runs.len() > 1 {
+            check()?;
+            self.merge_last();
+        }
+        Ok(())
     }
 
     fn memory_bytes(&self) -> usize {
-        (self.merged.capacity() + self.recent.capacity()) * size_of::<(u64, Weight)>()
+        let reuses = self.runs.iter().map(Vec::capacity).sum::<usize>() + self.recent.capacity();
+        reuses * size_of::<(u64, Weight)>()
     }
 }
 
@@ -220,26 +260,48 @@ impl SizedLru {
     ///
     /// [`CurveError::Empty`] if no reference was sampled.
     pub fn curves(&mut self) -> Result<SizedCurves, CurveError> {
-        let parts = self.parts.iter_mut().chain([&mut self.whole]);
-        parts.for_each(|part| part.reuses.merge());
+        self.curves_checked(|| Ok(()))
+    }
+
+    /// The same, with checks between its steps, each of which takes time in proportion to the distinct distances: such as for an
+    /// interrupt.
+    ///
+    /// # Errors
+    ///
+    /// [`CurveError::Empty`] if no reference was sampled, and that of the check, which ends it; more may be observed then.
+    pub fn curves_checked<E: From<CurveError>>(
+        &mut self,
+        check: impl Fn() -> Result<(), E>,
+    ) -> Result<SizedCurves, E> {
+        for part in self.parts.iter_mut().chain([&mut self.whole]) {
+            part.reuses.merge_all(&check)?;
+        }
         Ok(SizedCurves {
-            by_requests: self.curve(|weight| weight.requests)?,
-            by_bytes: self.curve(|weight| weight.bytes)?,
+            by_requests: self.curve(|weight| weight.requests, &check)?,
+            by_bytes: self.curve(|weight| weight.bytes, &check)?,
         })
     }
 
-    fn curve(&self, of: impl Fn(Weight) -> u64 + Copy) -> Result<MissRatioCurve, CurveError> {
+    fn curve<E: From<CurveError>>(
+        &self,
+        of: impl Fn(Weight) -> u64 + Copy,
+        check: &impl Fn() -> Result<(), E>,
+    ) -> Result<MissRatioCurve, E> {
         // What all references or bytes would be in the sample on average.
         let expected = of(self.total) as f64 * self.sample.rate();
+        check()?;
         let mut steps = steps_of(&self.whole.reuses, expected, of);
         let expected = expected / REPLICATES as f64;
-        let replicates = self.parts.iter().map(|Part { reuses, .. }| {
+        let mut replicates = Vec::new();
+        for Part { reuses, .. } in &self.parts {
+            check()?;
             let steps = steps_of(reuses, expected, of);
-            steps.into_curve(reuses.all.requests)
-        });
-        let replicates: Vec<_> = replicates.filter_map(Result::ok).collect();
+            // One without references has no curve.
+            replicates.extend(steps.into_curve(reuses.all.requests).ok());
+        }
+        check()?;
         steps.band(&replicates, 1.0 - self.sample.rate());
-        steps.into_curve(self.sampled_references())
+        Ok(steps.into_curve(self.sampled_references())?)
     }
 
     /// Bytes of heap allocated now.
@@ -255,7 +317,8 @@ impl SizedLru {
 fn steps_of(reuses: &Reuses, expected: f64, of: impl Fn(Weight) -> u64) -> Steps {
     let mut steps = Steps::new();
     let mut misses = of(reuses.all);
-    for &(distance, weight) in &reuses.merged {
+    // There is one, unless nothing was observed or no curve was asked for.
+    for &(distance, weight) in reuses.runs.iter().flatten() {
         misses -= of(weight);
         steps.down_to(distance, misses as f64 / expected, 0.0);
     }
@@ -269,9 +332,10 @@ fn scaled(bytes: u64, scale: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::streams::{Random, batch_of, zipf};
+    use crate::parts::streams::{Random, batch_of, uniform, zipf};
     use plimsoll_flow::PageCount;
     use proptest::prelude::*;
+    use std::cell::Cell;
 
     fn curves(lru: &mut SizedLru, references: &[(u64, u32)]) -> SizedCurves {
         let (pages, sizes): (Vec<_>, Vec<_>) = references.iter().copied().unzip();
@@ -360,6 +424,39 @@ mod tests {
         ) {
             let exact = curves(&mut SizedLru::exact(), &references);
             prop_assert_eq!(curves(&mut SizedLru::sampled(1.0, seed).unwrap(), &references), exact);
+        }
+    }
+
+    #[test]
+    fn a_check_ends_a_curve_and_leaves_what_was_observed() {
+        let references: Vec<_> = uniform(9_000, 1)
+            .zip(uniform(99, 2))
+            .map(|(object, size)| (object, size as u32 + 1))
+            .take(300_000)
+            .collect();
+        let (pages, sizes): (Vec<_>, Vec<_>) = references.iter().copied().unzip();
+        for rate in [1.0, 0.5] {
+            let mut lru = SizedLru::sampled(rate, 1).unwrap();
+            let expected = curves(&mut lru.clone(), &references);
+            lru.observe(&batch_of(pages.iter().copied()), &sizes);
+            for checks in 0.. {
+                let left = Cell::new(checks);
+                let check = || match left.get() {
+                    0 => Err(CurveError::Empty),
+                    more => {
+                        left.set(more - 1);
+                        Ok(())
+                    }
+                };
+                if let Ok(curves) = lru.clone().curves_checked(check) {
+                    assert_eq!(curves, expected);
+                    // Of one run each, a few merges and two curves at least.
+                    assert!(checks >= 6, "{checks}");
+                    break;
+                }
+                assert_eq!(left.get(), 0);
+            }
+            assert_eq!(lru.curves().unwrap(), expected);
         }
     }
 
