@@ -44,6 +44,15 @@ impl<T, E: Into<Raised>> OrRaise<T> for Result<T, E> {
 /// An exception.
 pub(crate) struct Raised(PyErr);
 
+/// Runs the handlers of signals that arrived, for work without the global interpreter lock.
+///
+/// # Errors
+///
+/// What a handler raises, such as `KeyboardInterrupt`.
+pub(crate) fn signals() -> Result<(), Raised> {
+    Python::attach(|py| py.check_signals()).map_err(Raised)
+}
+
 /// What is not a stream of page numbers.
 pub(crate) fn references(text: String) -> PyErr {
     python::ReferencesError::new_err(text)

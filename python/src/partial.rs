@@ -10,7 +10,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::curve::Curve;
-use crate::errors::OrRaise as _;
+use crate::errors::{OrRaise as _, Raised, signals};
 use crate::options;
 use crate::references;
 
@@ -60,9 +60,9 @@ pub(crate) fn merge<'py>(parts: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByt
         let part: PyBackedBytes = part?.extract()?;
         merged = Some(
             py.detach(|| match merged.take() {
-                None => Partial::from_bytes(&part),
+                None => Partial::from_bytes_checked(&part, signals),
                 Some(mut merged) => {
-                    merged.append(Partial::parse(&part)?)?;
+                    merged.append_checked(Partial::parse(&part)?, signals)?;
                     Ok(merged)
                 }
             })
@@ -80,11 +80,10 @@ pub(crate) fn merge<'py>(parts: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyByt
 #[expect(clippy::needless_pass_by_value, reason = "borrowed from Python")]
 pub(crate) fn finish(py: Python<'_>, part: PyBackedBytes) -> PyResult<Curve> {
     let curve = py.detach(|| {
-        let partial = Partial::from_bytes(&part)?;
-        Ok((partial.curve()?, partial.page_size()))
+        let partial = Partial::from_bytes_checked(&part, signals)?;
+        let curve = partial.curve_checked(signals)?;
+        Ok::<_, Raised>((curve, partial.page_size()))
     });
-    let (curve, page_size) = curve
-        .map_err(|error: plimsoll_estimator::PartialError| error)
-        .or_raise()?;
+    let (curve, page_size) = curve.or_raise()?;
     Ok(Curve::new(curve, page_size))
 }

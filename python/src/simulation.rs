@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::curve::Curve;
-use crate::errors::{self, OrRaise as _, Raised};
+use crate::errors::{self, OrRaise as _, signals};
 use crate::options;
 use crate::references::{self, PIECE};
 
@@ -84,9 +84,7 @@ impl Simulation {
         let sizes = sizes.collect::<PyResult<Vec<PageCount>>>()?;
         let points = py.detach(|| {
             let simulation = Arc::clone(&self.state());
-            simulation.points_checked(row, &sizes, || {
-                Python::attach(|py| py.check_signals()).map_err(Raised::from)
-            })
+            simulation.points_checked(row, &sizes, signals)
         });
         let points = points.or_raise()?;
         let ratios: Vec<_> = points.iter().map(|point| point.miss_ratio).collect();
@@ -157,7 +155,7 @@ pub(crate) fn object_mrc(
         py.detach(|| lru.observe(objects, sizes));
         py.check_signals()?;
     }
-    let curves = py.detach(|| lru.curves()).or_raise()?;
+    let curves = py.detach(|| lru.curves_checked(signals)).or_raise()?;
     let byte = PageSize::new(1).or_raise()?;
     Ok((
         Curve::new(curves.by_requests, byte),

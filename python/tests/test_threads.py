@@ -67,22 +67,44 @@ LONG = {
 }
 
 
+# Of some seconds in one step of one state.
+LONG_STEPS = {
+    "merge": lambda part: pm.merge([part, part]),
+    "finish": pm.finish,
+}
+
+
+@pytest.fixture(scope="session")
+def large_part():
+    return pm.map_batch(np.random.default_rng(1).permutation(8_000_000), "lru")
+
+
+@pytest.mark.parametrize("name", LONG_STEPS)
+def test_a_long_step_can_be_interrupted(name, large_part):
+    assert_interrupted(0.2, lambda: LONG_STEPS[name](large_part), 1.5)
+
+
 @pytest.mark.parametrize("name", LONG)
 def test_a_long_call_can_be_interrupted(name):
+    assert_interrupted(1, LONG[name], 3)
+
+
+def assert_interrupted(after, call, within):
+    """An interrupt after some seconds of CPU time, so that what else runs does not matter, ends a call before some more."""
+
     def interrupt(*_):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGVTALRM, interrupt)
     start = time.process_time()
     try:
-        # After a second of CPU time, so that what else runs does not matter.
-        signal.setitimer(signal.ITIMER_VIRTUAL, 1)
+        signal.setitimer(signal.ITIMER_VIRTUAL, after)
         with pytest.raises(KeyboardInterrupt):
-            LONG[name]()
+            call()
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < within
 
 
 def test_a_long_update_can_be_interrupted():
