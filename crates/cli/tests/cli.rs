@@ -4,6 +4,7 @@ use plimsoll_skip::{Lack, skip};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -411,6 +412,48 @@ fn a_trace_whose_writing_is_interrupted_leaves_nothing() {
     let expected = "plimsoll: error: interrupted: no whole trace was written to 'long.ids'\n";
     assert_eq!((output.status.code(), &*complaint), (Some(1), expected));
     assert_eq!(files(), before);
+}
+
+#[test]
+fn a_recording_that_is_interrupted_leaves_what_was_there() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let desk = Desk::new();
+        fs::write(desk.path("counters"), "old").unwrap();
+        let files = || fs::read_dir(desk.0.path()).unwrap().count();
+        let before = files();
+        // It waits for more, because its input stays open.
+        let mut program = desk
+            .command("mrc - --estimator counter-stacks --stream counters")
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = program.stdin.take().unwrap();
+        input
+            .write_all("1\n2\n".repeat(1 << 16).as_bytes())
+            .unwrap();
+        while files() == before {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // The handlers are installed right after the file is made.
+        let status = format!("/proc/{}/status", program.id());
+        let catches = || {
+            let status = fs::read_to_string(&status).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+            let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+            caught & (1 << (signal.as_raw() - 1)) != 0
+        };
+        for _ in 0..2_000 {
+            if catches() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        kill_process(Pid::from_child(&program), signal).unwrap();
+        let ended = program.wait().unwrap();
+        assert_eq!(ended.signal(), Some(signal.as_raw()));
+        assert_eq!(files(), before);
+        assert_eq!(fs::read_to_string(desk.path("counters")).unwrap(), "old");
+    }
 }
 
 #[test]

@@ -5,11 +5,15 @@
 //! that is no regular file (a pipe, `/dev/stdout`) is written directly.
 
 use std::fs::{self, File, Permissions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::Context;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use tempfile::NamedTempFile;
 
 use crate::text::printable_path;
@@ -71,6 +75,28 @@ impl AtomicFile {
             path: path.to_owned(),
             target: open().with_context(|| cannot_write(path))?,
         })
+    }
+
+    /// Removes the file if SIGINT or SIGTERM ends the process before the file has its name: for files that take long to write.
+    /// The process still ends at once, also while it waits for input.
+    ///
+    /// # Errors
+    ///
+    /// The system's, if no handler can be installed.
+    pub fn remove_at_signals(&self) -> io::Result<()> {
+        let Target::Temporary(file, _) = &self.target else {
+            return Ok(());
+        };
+        let path = file.path().to_owned();
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                // It is not there any more if the file has its name.
+                let _ = fs::remove_file(&path);
+                let _ = emulate_default_handler(signal);
+            }
+        });
+        Ok(())
     }
 
     /// Gives the file its name.

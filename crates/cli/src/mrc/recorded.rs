@@ -24,6 +24,7 @@ pub(super) fn record(
 ) -> anyhow::Result<()> {
     let mut source = trace.open()?;
     let file = AtomicFile::create(path)?;
+    file.remove_at_signals()?;
     let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
     let references = read(&mut source, |batch| writer.observe(batch.pages()))?;
     let curve = curve_of(trace, &mut writer, references)?;
