@@ -651,9 +651,10 @@ impl State {
             self.retry();
         }
         if self.memory.is_none()
-            && let Some(file) = &self.file
+            && let (Some(file), Some((path, _))) = (&self.file, &self.place)
         {
-            match file.write(durable, write) {
+            let checked = file.check_is_at(path);
+            match checked.and_then(|()| file.write(durable, write)) {
                 Ok(()) => return Persistence::OnDisk,
                 Err(failure) => {
                     self.file = None;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::ops::{Range, RangeInclusive};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -115,6 +115,8 @@ pub(super) struct StoredState {
 #[derive(Debug)]
 pub(super) struct Store {
     database: Database,
+    /// Device and inode of its file; `None` in memory.
+    file: Option<(u64, u64)>,
 }
 
 impl Store {
@@ -141,6 +143,7 @@ impl Store {
                 .set_check_integrity_on_open(true);
             let database = builder.create_with_backend(FileBackend::new(file)?)?;
             let mut store = Self::begun(database)?;
+            store.file = Some((metadata.dev(), metadata.ino()));
             if metadata.len() > bytes_max {
                 store.shrink_below(bytes_max - bytes_max / 4)?;
                 store.database.compact()?;
@@ -168,7 +171,12 @@ impl Store {
         match schema {
             None => {}
             // Nothing is written, so that a file on a full disk can be read.
-            Some(schema) if schema == u64::from(SCHEMA) => return Ok(Self { database }),
+            Some(schema) if schema == u64::from(SCHEMA) => {
+                return Ok(Self {
+                    database,
+                    file: None,
+                });
+            }
             Some(schema) => {
                 return Err(redb::Error::Corrupted(format!(
                     "its schema is {schema}; this plimsolld supports {SCHEMA}"
@@ -189,7 +197,19 @@ impl Store {
             txn.open_table(VMS)?;
         }
         txn.commit()?;
-        Ok(Self { database })
+        Ok(Self {
+            database,
+            file: None,
+        })
+    }
+
+    /// Checks that its file is the one at `path`: nobody finds what is written to a file that was removed.
+    pub(super) fn check_is_at(&self, path: &Path) -> Result<(), Failure> {
+        let there = fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+        match there.ok() == self.file {
+            true => Ok(()),
+            false => Err(Failure::Io("it was removed or replaced".to_owned())),
+        }
     }
 
     /// One transaction; if it fails, none of its changes take effect.

@@ -652,6 +652,25 @@ fn without_a_place_to_write_it_goes_on_in_memory() {
 }
 
 #[test]
+fn a_file_that_is_removed_is_made_again_with_what_vms_had() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    let history = opened_quietly(&path);
+    assert_eq!(history.put_baseline("web", 5), Persistence::OnDisk);
+    fs::remove_file(&path).unwrap();
+    assert_eq!(history.put_paused(true), Persistence::InMemory);
+    let problem = history.warnings().remove(0);
+    assert!(problem.contains("it was removed or replaced"), "{problem}");
+    history.state().retry_at = Instant::now();
+    assert_eq!(history.put_phase(Phase::Whole), Persistence::OnDisk);
+    assert_eq!(history.warnings(), [""; 0]);
+    drop(history);
+    let history = opened_quietly(&path);
+    assert_eq!(history.baseline("web"), Some(5));
+    assert!(history.paused());
+}
+
+#[test]
 fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     let folder = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(folder.path()) else {
