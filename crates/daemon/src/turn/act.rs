@@ -54,16 +54,10 @@ impl<H: Host> Turns<H> {
         let under_way = Move::begin(pending.moves.clone(), now);
         decision.steps = under_way.steps();
         tracing::info!(decision = decision.id, kind = ?decision.kind, "memory is moved: {}", decision.reason);
-        for (name, from, to) in &pending.moves {
+        self.mark_resized(&pending.moves);
+        for (name, _, to) in &pending.moves {
             if let Some(vm) = self.vms.get_mut(name) {
                 vm.target_bytes = Some(to.bytes());
-                let process = vm.found.process();
-                let cache_bytes = from.cache_bytes.max(to.cache_bytes);
-                if !self.history.was_resized(name, process)
-                    || self.history.cache(name) != Some(cache_bytes)
-                {
-                    let _ = self.history.put_resized(name, process, cache_bytes);
-                }
             }
         }
         if self.is_cached() {
@@ -87,6 +81,24 @@ impl<H: Host> Turns<H> {
             began: now,
         });
         self.advance(now);
+    }
+
+    /// Stores that VMs are about to be resized, and how much cache they have at most; returns those that were not marked so.
+    pub(super) fn mark_resized(&self, moves: &[(String, Holding, Holding)]) -> Vec<String> {
+        let mut marked = Vec::new();
+        for (name, from, to) in moves {
+            let Some(vm) = self.vms.get(name) else {
+                continue;
+            };
+            let process = vm.found.process();
+            let cache_bytes = from.cache_bytes.max(to.cache_bytes);
+            let was_resized = self.history.was_resized(name, process);
+            if !was_resized || self.history.cache(name) != Some(cache_bytes) {
+                let _ = self.history.put_resized(name, process, cache_bytes);
+            }
+            marked.extend((!was_resized).then(|| name.clone()));
+        }
+        marked
     }
 
     /// Sets targets to the present size: of balloons that have had no command since this daemon began, and of balloons and

@@ -167,11 +167,19 @@ impl<H: Host> Turns<H> {
     fn way_back_is_lost(&mut self, pending: &PendingMove) -> bool {
         let mut moves = pending.moves.iter();
         let takes = moves.any(|(_, from, to)| to.bytes() < from.bytes());
-        let is_lost = takes
-            && self.config.gives_back_on_exit
-            && !self.is_withheld_outstanding()
-            && !self.history.warnings().is_empty();
+        if !takes || !self.config.gives_back_on_exit || self.is_withheld_outstanding() {
+            return false;
+        }
+        // That the disk is full shows when something is written.
+        let marked = match self.history.warnings().is_empty() {
+            true => self.mark_resized(&pending.moves),
+            false => Vec::new(),
+        };
+        let is_lost = !self.history.warnings().is_empty();
         if is_lost {
+            for name in marked {
+                let _ = self.history.forget_resized(&name);
+            }
             let why = "nothing is taken from VMs until history is on disk again: after a crash they would not get it back";
             self.warnings.push(why.to_owned());
         }

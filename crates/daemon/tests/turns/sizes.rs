@@ -10,6 +10,7 @@ use plimsoll_daemon::turn::TICK;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Kind, Mode, Phase, State};
 use plimsoll_protocol::request::SettingsChange;
+use plimsoll_vm::ProcessId;
 
 use crate::guests::divided;
 use crate::rig::{MIB, Rig, config, search, web};
@@ -379,6 +380,35 @@ fn nothing_is_taken_from_vms_while_the_way_back_cannot_be_kept() {
     assert!(warnings.iter().any(is_named), "{warnings:?}");
     // It is shown, and an operator may apply it.
     rig.apply().unwrap();
+}
+
+/// The disk fails between the turn that moves memory and the one before.
+#[test]
+fn nothing_is_taken_from_vms_if_only_the_move_shows_that_the_way_back_cannot_be_kept() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    let mut seconds = 0;
+    while rig.decisions().is_empty() {
+        rig.pass(1);
+        seconds += 1;
+        assert!(seconds < 600);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("history.redb");
+    let (history, _) = History::open(&path, Limits::of(&config(Mode::Act))).unwrap();
+    let history = Arc::new(history);
+    let host = Rig::of_three(config(Mode::Act)).host;
+    let mut rig = Rig::with(config(Mode::Act), host, Arc::clone(&history));
+    rig.pass(seconds - 1);
+    assert!(history.warnings().is_empty());
+    std::fs::remove_file(&path).unwrap();
+    rig.pass(30);
+    assert!(VMS.iter().all(|vm| rig.mib(vm) == 512));
+    let scan = rig.host.vm("scan").unwrap();
+    let process = ProcessId {
+        pid: scan.pid,
+        start_ticks: scan.start_ticks,
+    };
+    assert!(!history.was_resized("scan", process));
 }
 
 #[test]
