@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
 use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess};
-use plimsoll_vm::{ProcessId, QemuVm, VmError, qemu_pids};
+use plimsoll_vm::{HeldRam, ProcessId, QemuVm, VmError, qemu_pids};
 
 use crate::background::Background;
 use crate::config::Config;
@@ -61,6 +61,9 @@ pub trait Processes: Sync + Send + 'static {
 
     /// Whether a VM's RAM is locked in memory; takes about 10 ms for each GiB of it.
     fn is_locked(&self, vm: &QemuVm) -> bool;
+
+    /// Why the host would not get what a VM's balloon takes.
+    fn held_ram(&self, vm: &QemuVm, is_locked: bool) -> Option<HeldRam>;
 }
 
 /// The processes of this host.
@@ -122,6 +125,10 @@ impl Processes for HostProcesses {
         let states = vm.ram_states().unwrap_or_default();
         states.iter().any(|state| state.locked)
     }
+
+    fn held_ram(&self, vm: &QemuVm, is_locked: bool) -> Option<HeldRam> {
+        vm.held_ram(is_locked)
+    }
 }
 
 fn refusal_view(refusal: &Refusal) -> BackendRefusal {
@@ -139,6 +146,8 @@ pub struct DiscoveryResult {
     pub vms: Vec<Arc<QemuVm>>,
     /// Which tracing backends can observe each of them.
     pub backends: BTreeMap<ProcessId, Vec<BackendView>>,
+    /// Those whose balloons free nothing on the host, and why.
+    pub held: BTreeMap<ProcessId, HeldRam>,
     /// Warnings for the operator.
     pub warnings: Vec<String>,
 }
@@ -178,11 +187,12 @@ struct Pending {
     pause: Duration,
 }
 
-/// Which tracing backends can observe a VM, and the time of the assessment.
+/// Which tracing backends can observe a VM and whether its balloon frees memory, and the time of the assessment.
 #[derive(Debug)]
 struct CachedAssessment {
     at: Instant,
     is_locked: bool,
+    held: Option<HeldRam>,
     backends: Vec<BackendView>,
 }
 
@@ -227,10 +237,14 @@ impl Rounds {
         let mut vms: Vec<_> = self.known.values().map(Arc::clone).collect();
         vms.sort_by_key(|vm| (vm.start_ticks, vm.pid));
         let assessed = self.assessed.iter();
+        let held = assessed.clone();
         DiscoveryResult {
             vms,
             backends: assessed
                 .map(|(process, assessed)| (*process, assessed.backends.clone()))
+                .collect(),
+            held: held
+                .filter_map(|(process, assessed)| Some((*process, assessed.held?)))
                 .collect(),
             warnings,
         }
@@ -252,6 +266,7 @@ impl Rounds {
             let is_locked = is_locked.unwrap_or_else(|| processes.is_locked(vm));
             let assessed = CachedAssessment {
                 backends: processes.assess(vm, is_locked),
+                held: processes.held_ram(vm, is_locked),
                 is_locked,
                 at: Instant::now(),
             };
@@ -404,6 +419,10 @@ mod tests {
         fn is_locked(&self, _: &QemuVm) -> bool {
             true
         }
+
+        fn held_ram(&self, _: &QemuVm, is_locked: bool) -> Option<HeldRam> {
+            is_locked.then_some(HeldRam::Locked)
+        }
     }
 
     #[test]
@@ -504,6 +523,7 @@ mod tests {
                 assert!(assessed.any(|method| method == row.method) || is_of_kernel);
             }
             assert_eq!(backends[0].refusals[0].name, "locked");
+            assert!(discovered.held.into_values().eq([HeldRam::Locked]));
             for assessed in rounds.assessed.values_mut() {
                 assert!(assessed.is_locked);
                 assessed.at = Instant::now().checked_sub(ASSESSED_AGAIN).unwrap();
@@ -582,6 +602,9 @@ mod tests {
             }
             fn is_locked(&self, _: &QemuVm) -> bool {
                 false
+            }
+            fn held_ram(&self, _: &QemuVm, _: bool) -> Option<HeldRam> {
+                None
             }
         }
         let host = ReusedPid(Mutex::new(1));

@@ -9,7 +9,7 @@ use plimsoll_flow::{Accelerator, GroupKind, MissRatioCurve, PageSize, WorkingSet
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::group::LeftOutGroups;
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
-pub use plimsoll_vm::MemoryPressure;
+pub use plimsoll_vm::{HeldRam, MemoryPressure};
 use plimsoll_vm::{ListedGroup, ProcessId};
 
 use crate::config::{Config, VmRule};
@@ -33,6 +33,8 @@ pub struct DiscoveredVm {
     pub ram_bytes: u64,
     /// Which tracing backends can observe it; empty while that is unknown.
     pub backends: Vec<BackendView>,
+    /// Why the host would not get what its balloon takes.
+    pub held: Option<HeldRam>,
 }
 
 impl DiscoveredVm {

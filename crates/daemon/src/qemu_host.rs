@@ -126,7 +126,7 @@ impl Host for QemuHost {
             vms,
             mut warnings,
             mut backends,
-            ..
+            held,
         } = self.discovery.last();
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
@@ -156,6 +156,7 @@ impl Host for QemuHost {
                 libvirt: of_libvirt.contains_key(&vm.pid),
                 ram_bytes: vm.memory_bytes,
                 backends: backends.remove(&vm.process()).unwrap_or_default(),
+                held: held.get(&vm.process()).copied(),
             }
         });
         (found.collect(), warnings)

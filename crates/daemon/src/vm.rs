@@ -339,9 +339,15 @@ impl Vm {
         }
     }
 
-    /// Whether the VM's own memory can be changed.
+    /// Whether the VM's own memory can be changed, and what is taken from it becomes free.
     #[must_use]
     pub fn is_resizable(&self) -> bool {
+        self.can_grow() && self.found.held.is_none()
+    }
+
+    /// Whether the VM can get back what its balloon has, if only what somebody else took.
+    #[must_use]
+    pub fn can_grow(&self) -> bool {
         self.status.direct.is_resizable()
     }
 
@@ -407,6 +413,11 @@ impl Vm {
         if self.is_driverless() {
             let silent = "its guest does not answer to its balloon: no driver, or it still boots";
             self.warnings.push(silent.to_owned());
+        }
+        if let Some(held) = self.found.held {
+            self.warnings.push(format!(
+                "its size is left as it is: the host would not get what a balloon takes of its RAM, because {held}"
+            ));
         }
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });
         // A disk's curve begins at the pages that the guest's kernel manages, which are fewer than those the guest has.

@@ -10,6 +10,7 @@
 //!   reads of its disks.
 //! - [`Transfer`] is an operation of QEMU on a VM's whole memory, such as a migration.
 //! - [`ConsoleEvent`] is a line that a guest of `guest/workload` writes on its console.
+//! - [`HeldRam`] is why a host would not get what a balloon takes.
 //! - [`MemoryPressure`] is the time that a host or a VM's [`ControlGroup`] lost to a lack of memory.
 //! - [`HostKernel`] holds the kernel's release, switches and features.
 //! - [`own_program`] is where this process's program can be started once more.
@@ -35,6 +36,7 @@ mod error;
 mod group_list;
 mod group_name;
 mod guest_stats;
+mod held_ram;
 mod identity;
 mod kernel;
 mod maps;
@@ -60,6 +62,7 @@ pub use error::VmError;
 pub use group_list::{GroupFault, GroupListing, GroupPattern, ListedGroup, find_group};
 pub use group_name::{GroupName, escaped};
 pub use guest_stats::{GuestStats, KernelMemory, StatsClock};
+pub use held_ram::HeldRam;
 pub use identity::{AllowedUsers, Listener, PeerSocket, ProcessId};
 pub use kernel::{Cgroups, HostKernel};
 pub use maps::{

@@ -387,7 +387,7 @@ impl<H: Host> Turns<H> {
         let moves: Vec<_> = self
             .vms
             .iter()
-            .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable())
+            .filter(|(_, vm)| vm.can_be_divided() && vm.can_grow())
             .filter_map(|(name, vm)| {
                 let from = vm.status.holding();
                 let own = from.bytes().saturating_sub(CACHE_LEAST_BYTES);

@@ -55,6 +55,7 @@ impl<H: Host> Turns<H> {
         for found in found {
             if let Some(vm) = self.vms.get_mut(&found.vm) {
                 vm.found.backends = found.backends;
+                vm.found.held = found.held;
                 continue;
             }
             started.push(found.vm.clone());

@@ -188,8 +188,11 @@ impl<H: Host> Turns<H> {
             let differs = |has: u64, had: u64| has.abs_diff(had) >= SAME_BYTES;
             let is_other = differs(from.direct_bytes, to.direct_bytes)
                 || from.cache_bytes > to.cache_bytes.max(CACHE_LEAST_BYTES);
-            let movable =
-                vm.first_is_kept && vm.settings().managed && vm.is_known() && vm.is_resizable();
+            let follows = match from.direct_bytes < to.direct_bytes {
+                true => vm.can_grow(),
+                false => vm.is_resizable(),
+            };
+            let movable = vm.first_is_kept && vm.settings().managed && vm.is_known() && follows;
             (movable && is_other && was_resized(name, vm)).then(|| (name.clone(), from, to))
         });
         moves.collect()

@@ -233,7 +233,7 @@ impl<H: Host> Turns<H> {
 fn is_squeezed(vm: &Vm) -> bool {
     let has = vm.status.direct.actual_bytes;
     vm.is_known()
-        && vm.is_resizable()
+        && vm.can_grow()
         && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.ram_bytes())
 }
 

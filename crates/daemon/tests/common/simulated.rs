@@ -20,7 +20,7 @@ use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, T
 use plimsoll_daemon::clock::Time;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{
-    DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, Host, MemoryPressure,
+    DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, HeldRam, Host, MemoryPressure,
     ObservedCurve, VmHandles,
 };
 use plimsoll_daemon::vm::pages;
@@ -207,6 +207,8 @@ pub struct SimulatedVm {
     /// Processes that the guest has killed for lack of memory.
     pub oom_kills: u64,
     report: Option<(u64, GuestStats)>,
+    /// Why the host would not get what its balloon takes.
+    pub held: Option<HeldRam>,
     /// Whether it has been found.
     is_found: bool,
     /// Capacity of its cache at the last answered poll.
@@ -254,6 +256,7 @@ impl SimulatedVm {
             reports: Reports::True,
             oom_kills: 0,
             report: None,
+            held: None,
             is_found: false,
             polled_cache_bytes: None,
             polled: None,
@@ -646,6 +649,7 @@ impl Host for SimulatedHost {
             libvirt: false,
             ram_bytes: vm.boot_ram_bytes,
             backends: Vec::new(),
+            held: vm.held,
         });
         (found.collect(), Vec::new())
     }

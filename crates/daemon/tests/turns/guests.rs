@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_daemon::config::VmRule;
+use plimsoll_daemon::host::HeldRam;
 use plimsoll_daemon::shared::Command;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Mode, StepState};
@@ -81,6 +82,20 @@ fn nothing_is_taken_from_a_guest_whose_reports_are_old_or_missing() {
     assert!((430..=512).contains(&has), "{has}");
     rig.pass(300);
     assert_eq!(rig.mib("scan"), has);
+}
+
+#[test]
+fn nothing_is_taken_that_the_host_would_not_get() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host
+        .change("scan", |vm| vm.held = Some(HeldRam::Locked));
+    rig.pass(600);
+    assert_eq!(rig.mib("scan"), 512);
+    let snapshot = rig.snapshot();
+    let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+    assert_eq!(scan.reclaimable_bytes, Some(0));
+    let warnings = snapshot.host.warnings.join("\n");
+    assert!(warnings.contains("because it is locked"), "{warnings}");
 }
 
 #[test]
