@@ -83,7 +83,7 @@ mod tests {
                     backing,
                 }],
                 vcpus: Vec::new(),
-                qmp_socket: None,
+                qmp_sockets: Vec::new(),
                 agent_socket: None,
                 sockets: Vec::new(),
             };
