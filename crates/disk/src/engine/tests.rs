@@ -692,6 +692,11 @@ fn pages_that_were_read_are_admitted_and_served_once_and_a_discard_takes_its_own
         assert_eq!((stats.wrong_served, stats.hits), (wrong, 1 + wrong));
     }
     assert_eq!(guest.engine.stats().cached_pages, 2);
+    // What could not be read differs in nothing.
+    guest.read(5, 1);
+    let order = guest.orders().remove(0);
+    guest.carry_out(order, Err(io::Error::other("broken")));
+    assert_eq!(guest.engine.stats().wrong_served, 1);
     guest.engine.options.verify = false;
     guest.read(1, 1);
     assert!(guest.orders().is_empty());
@@ -759,4 +764,65 @@ fn a_block_that_cannot_be_written_fails_the_flushes_of_its_disk_alone() {
     }
     guest.turn(20_000);
     assert_eq!(Guest::transfers(&guest.orders()), [(1, 1), (4, 1)]);
+}
+
+#[test]
+fn ranges_of_a_disk_change_dirty_blocks_of_that_disk_alone() {
+    let mut guest = Guest::delayed(8);
+    guest.write(7, 1);
+    guest.engine.submit(Request {
+        disk: DiskNumber(2),
+        tag: Tag(9),
+        operation: Operation::Write {
+            offset: 7 * 4096,
+            segments: pages(9, 1),
+            durable: false,
+        },
+        ram: Arc::new(Ram),
+    });
+    let ranges = || {
+        vec![ByteRange {
+            offset: 0,
+            bytes: 100 * 4096,
+        }]
+    };
+    guest.submit(Operation::WriteZeroes {
+        ranges: ranges(),
+        unmap: false,
+        durable: false,
+    });
+    for (disk, byte) in [(DISK, 0), (DiskNumber(2), 9)] {
+        let mut page = [1; PAGE_BYTES];
+        let location = Location::new(disk, 7);
+        guest.engine.log.read(location, &mut page).unwrap();
+        assert_eq!(page, [byte; PAGE_BYTES]);
+    }
+    guest.submit(Operation::Discard(ranges()));
+    let dirty = [DISK, DiskNumber(2)].map(|disk| guest.engine.dirty_pages(disk));
+    assert_eq!(dirty, [0, 1]);
+}
+
+/// A log that takes nothing.
+struct BrokenLog;
+
+impl DirtyPages for BrokenLog {
+    fn record(&mut self, _: Location, _: &Page) -> io::Result<()> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+
+    fn read(&mut self, _: Location, _: &mut Page) -> io::Result<()> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    fn clean(&mut self, _: Location) {}
+}
+
+#[test]
+fn what_the_log_does_not_take_goes_to_storage_and_is_counted() {
+    let mut guest = Guest::delayed(8);
+    guest.engine.set_dirty_log(Box::new(BrokenLog));
+    guest.write(1, 2);
+    assert_eq!(Guest::transfers(&guest.orders()), [(1, 2)]);
+    let stats = guest.engine.stats();
+    assert_eq!((stats.storage_errors, stats.delayed_blocks), (2, 0));
 }
