@@ -826,3 +826,28 @@ fn what_the_log_does_not_take_goes_to_storage_and_is_counted() {
     let stats = guest.engine.stats();
     assert_eq!((stats.storage_errors, stats.delayed_blocks), (2, 0));
 }
+
+#[test]
+fn a_cache_switches_itself_off_with_the_64th_page_of_other_contents() {
+    let mut guest = Guest::new(options(CacheMode::Exclusive, WriteMode::Through, 0));
+    guest.write(0, 66);
+    guest.carry_out_all();
+    guest.evict(65);
+    let other = [0xee; PAGE_BYTES];
+    for frame in 0..64 {
+        let stats = guest.engine.stats();
+        assert_eq!((stats.disabled, stats.cached_pages), (None, 1));
+        let contents = Some(Contents::Copied(&other));
+        guest.engine.notice(Notice::Evict { frame }, contents);
+    }
+    guest.evict(64);
+    let stats = guest.engine.stats();
+    assert!(stats.disabled.unwrap().starts_with("64 of the last 65 "));
+    assert_eq!((stats.cached_pages, stats.mapped_frames), (0, 0));
+    assert_eq!((stats.evictions, stats.admitted), (66, 1));
+    guest.engine.enable();
+    guest.write(0, 1);
+    guest.carry_out_all();
+    guest.evict(0);
+    assert_eq!(guest.engine.stats().cached_pages, 1);
+}
