@@ -851,3 +851,23 @@ fn a_cache_switches_itself_off_with_the_64th_page_of_other_contents() {
     guest.evict(0);
     assert_eq!(guest.engine.stats().cached_pages, 1);
 }
+
+#[test]
+fn zeroing_a_part_of_a_dirty_block_leaves_the_rest() {
+    let mut guest = Guest::delayed(8);
+    guest.write(7, 1);
+    guest.submit(Operation::WriteZeroes {
+        ranges: vec![ByteRange {
+            offset: 7 * 4096 + 512,
+            bytes: 1024,
+        }],
+        unmap: false,
+        durable: false,
+    });
+    let mut page = [1; PAGE_BYTES];
+    let location = Location::new(DISK, 7);
+    guest.engine.log.read(location, &mut page).unwrap();
+    let mut expected = [7; PAGE_BYTES];
+    expected[512..1536].fill(0);
+    assert_eq!(page, expected);
+}
