@@ -262,21 +262,18 @@ pub(crate) fn limit_bytes(directory: &Path, version: CgroupVersion) -> Option<u6
         CgroupVersion::V1 => "memory.limit_in_bytes",
         CgroupVersion::V2 => "memory.max",
     };
-    let mut directory = directory.to_owned();
-    loop {
-        // Version 2 has a word for no limit, version 1 the largest number of whole pages.
-        let limit = bytes_in(&directory.join(file)).filter(|&bytes| bytes < NO_LIMIT_BYTES);
-        if limit.is_some() {
-            return limit;
-        }
+    // Version 2 has a word for no limit, version 1 the largest number of whole pages.
+    let own =
+        |directory: &Path| bytes_in(&directory.join(file)).filter(|&bytes| bytes < NO_LIMIT_BYTES);
+    own(directory).or_else(|| {
         let members = fs::read_to_string(directory.join("cgroup.procs")).ok()?;
-        let entries = fs::read_dir(&directory).ok()?.flatten();
+        let entries = fs::read_dir(directory).ok()?.flatten();
         let mut below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         match (members.is_empty(), below.next(), below.next()) {
-            (true, Some(only), None) => directory = only.path(),
-            _ => return None,
+            (true, Some(only), None) => own(&only.path()),
+            _ => None,
         }
-    }
+    })
 }
 
 fn bytes_in(file: &Path) -> Option<u64> {
