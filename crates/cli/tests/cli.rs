@@ -1047,6 +1047,12 @@ fn blocks_of_a_prompt_hit_in_order() {
     let report = desk.text("mrc kv.jsonl --prefix --estimator aet --sizes 9");
     assert!(report.contains("of prefixes"), "{report}");
     desk.complaint("mrc kv.jsonl --prefix --estimator all", 2);
+    // Block 2 after another beginning is the same block by its number, and another one by its prefix.
+    let lines = [line("1, 2"), line("9"), line("9, 2")].concat();
+    fs::write(desk.path("kv.jsonl"), lines).unwrap();
+    assert_eq!(ratio(" --prefix --estimator lru"), 3.0 / 5.0);
+    assert_eq!(ratio(" --prefix --estimator shards --rate 1"), 4.0 / 5.0);
+    desk.complaint("mrc kv.jsonl --prefix --estimator lru --seed 1", 2);
 }
 
 #[test]

@@ -14,8 +14,8 @@
 //!
 //! Some kinds of curves have no row, because their input is not a plain stream of references: [`FilteredLru`]
 //! (records of the filters of processors), [`GhostBuffer`] (evictions and misses of a real memory), [`Footprint`] (reuse times
-//! known within bounds) and [`SizedLru`] (objects with sizes). [`PrefixPages`] makes a plain stream of requests whose pages are of use
-//! only in order.
+//! known within bounds), [`SizedLru`] (objects with sizes) and [`PrefixLru`] (requests for several pages in order, which
+//! [`PrefixPages`] turns into a plain stream for the others).
 //!
 //! ```
 //! use plimsoll_estimator::{Estimator, ExactLru, Shards};
@@ -69,7 +69,7 @@ pub use curve::footprint::{
     AverageFootprint, AverageWindow, Footprint, FootprintError, FootprintPoint,
 };
 pub use curve::ghost::{BandParts, GhostBuffer, GhostError, GhostLru, GhostOptions, GuestGhosts};
-pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru};
+pub use curve::lru::{ExactLru, FilteredLru, LruStack, ParallelLru, PrefixLru};
 pub use curve::shards::Shards;
 pub use curve::sized::{SizedCurves, SizedLru};
 pub use error::EstimatorError;

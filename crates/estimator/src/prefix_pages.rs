@@ -9,9 +9,11 @@
 //! earlier one counts the later one, and the later one the earlier one.
 //!
 //! Hence the miss-ratio curve of these numbers is that of a cache of prefixes, and a sample of them gives its curve as a sample of
-//! pages does for any stream: a sampled block needs no block before it, and its distance is unbiased. (In a stream of numbers that do
-//! not determine what comes before them, a request's largest distance so far would be needed, of which a sample gives only a lower
-//! bound. A sample of whole conversations, by the first block of a request, is small where they share a few beginnings.)
+//! pages does for any stream: a sampled block needs no block before it, and its distance is unbiased. Where the trace's own numbers
+//! stand for all blocks before them, as those of language models' caches do, it is the curve of [`PrefixLru`](crate::PrefixLru). Where
+//! they do not, that one counts a block after another beginning as the same block, and takes a request's largest distance so far, of which
+//! a sample gives only a lower bound. (A sample of whole conversations, by the first block of a request, is small where they share a
+//! few beginnings.)
 //!
 //! Mean absolute error and largest error of SHARDS at rates 1/10 and 1/100 over 20 seeds of a million blocks, at 600 sizes up to 1.2
 //! times the footprint; *held* is the share of sizes whose true ratio lay in the 95 % band. The ignored test

@@ -159,8 +159,12 @@ impl EstimatorArgs {
 
     /// Whether no estimator was chosen, nor set, be it a seed.
     pub(super) fn is_default(&self) -> bool {
-        let is_first = matches!(self.estimator, Choice::One(row) if row.name == ALGORITHMS[0].name);
-        is_first && self.stream.is_none() && self.options.0.is_empty()
+        self.is_exact_lru() && self.stream.is_none() && self.options.0.is_empty()
+    }
+
+    /// Whether it is exact LRU, by default or by name.
+    pub(super) fn is_exact_lru(&self) -> bool {
+        matches!(self.estimator, Choice::One(row) if row.name == ALGORITHMS[0].name)
     }
 
     /// The options given, but for the seed, which every estimator accepts.

@@ -9,6 +9,7 @@ mod compare;
 mod follow;
 mod input;
 mod partial;
+mod prefix;
 mod recorded;
 mod report;
 mod several;
@@ -20,10 +21,9 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use plimsoll_estimator::{CounterStream, PrefixPages, StreamWindow};
+use plimsoll_estimator::{CounterStream, StreamWindow};
 use plimsoll_output::{bail_usage, printable_path};
 use plimsoll_protocol::size::Interval;
-use plimsoll_source::{Grouping, Options};
 
 use crate::trace_args::{TraceArgs, is_same_file};
 use choice::EstimatorArgs;
@@ -138,7 +138,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return simulated::run(&args.simulation, trace, &args.estimator, view, out);
     }
     if args.prefix {
-        return args.run_prefix(out);
+        return prefix::run(trace, &args.estimator, view, out);
     }
     if args.object_sizes {
         return sized::run(trace, &args.estimator, view, out);
@@ -175,24 +175,6 @@ impl Args {
     /// Whether there is one curve of an estimator alone.
     fn is_of_whole_trace(&self) -> bool {
         self.several.is_one() && !self.simulation.is_given() && !self.object_sizes && !self.prefix
-    }
-
-    /// The curve of requests whose blocks hit in order.
-    fn run_prefix(&self, out: &mut dyn Write) -> anyhow::Result<()> {
-        let trace = &self.trace;
-        let mut built = self.estimator.build_one(trace.page_bytes)?;
-        let estimator = &mut *built.estimator;
-        let mut source = trace.open_with(&Options {
-            groups: Some(Grouping::Request),
-            ..trace.options()
-        })?;
-        let mut prefixes = PrefixPages::new();
-        let references = read(&mut source, |batch| {
-            estimator.observe(prefixes.number(batch.pages(), &batch.details().groups));
-        })?;
-        let curve = curve_of(trace, estimator, references)?;
-        let method = format!("{} of prefixes", built.label);
-        self.view.write(trace, method, references, &curve, out)
     }
 
     fn run_follow(&self, out: &mut dyn Write) -> anyhow::Result<()> {

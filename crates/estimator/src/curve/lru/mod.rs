@@ -25,10 +25,12 @@
 
 mod filtered;
 mod parallel;
+mod prefix;
 mod slice;
 
 pub use filtered::FilteredLru;
 pub use parallel::ParallelLru;
+pub use prefix::PrefixLru;
 pub(crate) use slice::LruSlice;
 
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
