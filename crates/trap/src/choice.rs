@@ -180,7 +180,11 @@ impl Choice {
         if assessments.iter().any(is_for_such) {
             assessments.retain(is_for_such);
         }
-        Self::among(Vec::new(), assessments).map_err(TrapError::NoneCan)
+        Self::among(Vec::new(), assessments).map_err(|candidates| {
+            let reasons = candidates.iter();
+            let reasons = reasons.map(|candidate| format!("{}: {candidate}", candidate.row.name()));
+            TrapError::NoneCan(reasons.collect::<Vec<_>>().join("; "))
+        })
     }
 
     /// Chooses the cheapest of `candidates`; if there is none, the first of `others` that can attach, those with curves before

@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::choice::Candidate;
 use crate::refusal::Refusal;
 use crate::stopped::CALL_MAX;
 
@@ -16,9 +15,11 @@ pub enum TrapError {
     /// The VM cannot be traced as it is.
     #[error("{0}; {change}; nothing was changed", change = .0.change())]
     Refused(Refusal),
-    /// No backend for such targets can trace it.
-    #[error("no backend can: {}; 'plimsoll doctor TARGET' shows what to change; nothing was changed", reasons(.0))]
-    NoneCan(Vec<Candidate>),
+    /// No backend for such targets can trace it, each for its reasons.
+    #[error(
+        "no backend can: {0}; 'plimsoll doctor TARGET' shows what to change; nothing was changed"
+    )]
+    NoneCan(String),
     /// While it was traced, the VM changed so that it cannot be traced.
     #[error("tracing was ended, because {0}; {change}; the traps were removed", change = .0.change())]
     Interrupted(Refusal),
@@ -103,11 +104,4 @@ impl From<Refusal> for TrapError {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
-}
-
-/// Why each of the candidates cannot trace, one after the other.
-fn reasons(candidates: &[Candidate]) -> String {
-    let reasons = candidates.iter();
-    let reasons = reasons.map(|candidate| format!("{}: {candidate}", candidate.row.name()));
-    reasons.collect::<Vec<_>>().join("; ")
 }

@@ -23,7 +23,6 @@
 
 mod form;
 
-use std::cell::Cell;
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -32,6 +31,7 @@ use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, PageSize, rate_text}
 use crate::curve::lru::LruSlice;
 use crate::curve::shards::{FixedRateSlice, FixedSizeSlice};
 use crate::error::EstimatorError;
+use crate::parts::check::{Check, Stopped, checked};
 
 /// The estimator that a partial state is of, with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,16 +68,6 @@ impl fmt::Display for SliceOf {
 /// The largest position in a stream. A batch after it does not exceed 2^64.
 const POSITION_MAX: u64 = 1 << 63;
 
-/// References or pages that are processed between two checks of a merge or of a curve.
-pub(crate) const PIECE: usize = 1 << 20;
-
-/// Whether to go on, such as after an interrupt.
-pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Stopped>;
-
-/// A check ended the work.
-#[derive(Debug)]
-pub(crate) struct Stopped;
-
 /// Why a slice was not appended. The state is then undefined.
 #[derive(Debug)]
 pub(crate) enum Refusal {
@@ -90,18 +80,6 @@ impl From<Stopped> for Refusal {
     fn from(_: Stopped) -> Self {
         Self::Stopped
     }
-}
-
-/// Calls a function with a check that ends its work, and returns the check's own error if it did.
-fn checked<T, E>(check: impl Fn() -> Result<(), E>, work: impl FnOnce(Check) -> T) -> Result<T, E> {
-    let stopped_by = Cell::new(None);
-    let done = work(&|| {
-        check().map_err(|error| {
-            stopped_by.set(Some(error));
-            Stopped
-        })
-    });
-    stopped_by.into_inner().map_or(Ok(done), Err)
 }
 
 /// What an estimator keeps of a slice.

@@ -2,6 +2,7 @@
 
 pub(crate) mod access_bits;
 pub(crate) mod access_tree;
+pub(crate) mod check;
 pub(crate) mod filter;
 pub(crate) mod hash;
 pub(crate) mod histogram;

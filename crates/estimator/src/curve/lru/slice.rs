@@ -12,7 +12,8 @@
 use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
 
 use crate::curve::lru::{Distances, LruStack};
-use crate::partial::{Check, Contents, PIECE, Refusal, Slice, Stopped};
+use crate::partial::{Contents, Refusal, Slice};
+use crate::parts::check::{Check, PIECE, Stopped};
 use crate::parts::last_use::NEVER;
 
 /// The stack has no more than 2^32 pages.

@@ -82,7 +82,7 @@ use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use crate::curve::lru::count_reuse;
 use crate::error::EstimatorError;
 use crate::estimator::Estimator;
-use crate::partial::{Check, PIECE, Stopped};
+use crate::parts::check::{Check, PIECE, Stopped};
 use crate::parts::hash::{FILTER_PAGES, PageSample, SampledPage};
 use crate::parts::steps::{NORMAL, REPLICATES, quantile_of, replicate_of};
 use crate::parts::sys::{Work, vectorised};

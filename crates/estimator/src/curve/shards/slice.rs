@@ -22,7 +22,8 @@ use super::{NEAR_DISTANCE_MIN, Shards, burst_distance, fixed_size, near_at, near
 use crate::curve::shards::schedule::Schedule;
 use crate::error::EstimatorError;
 use crate::estimator::Estimator as _;
-use crate::partial::{Check, Contents, PIECE, Refusal, Slice, Stopped};
+use crate::partial::{Contents, Refusal, Slice};
+use crate::parts::check::{Check, PIECE, Stopped};
 use crate::parts::hash::{FILTER_PAGES, PageMap, PageSample, SampledPage, page_map};
 
 /// What fixed-rate SHARDS looks at.
