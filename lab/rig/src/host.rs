@@ -2,14 +2,13 @@
 
 use std::collections::hash_map::RandomState;
 use std::env;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::hash::BuildHasher as _;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -29,25 +28,25 @@ const TIMES_VARIABLE: &str = "PLIMSOLL_TEST_TIMES";
 const ASIDE_VARIABLE: &str = "PLIMSOLL_ASIDE";
 /// Tests that run beside each other, where there are as many CPUs.
 const SHARED_MAX: usize = 2;
-/// Time between two attempts to take one of several places.
-const RETRY: Duration = Duration::from_millis(50);
 
-/// A test's use of guests. It ends when it is dropped, and with its process.
+/// CPUs that tests use at present, of [`cpus`].
+static IN_USE: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A test's use of guests. It ends when it is dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct Turn {
-    is_alone: bool,
-    /// Locked until they are closed.
-    _locks: Vec<File>,
+    cpus: usize,
     began: Instant,
     /// Processes that go on after it.
     stopped: Vec<Pid>,
 }
 
-/// Waits until no other test of this checkout uses guests, or waits to do so beside another: for tests that measure times, costs or
-/// rates, which depend on what else uses the host's CPUs. Work of the lowest priority may go on beside it.
+/// Waits until no other test of this program uses guests: for tests that measure times, costs or rates, which depend on
+/// what else uses the host's CPUs. Work of the lowest priority may go on beside it.
 pub fn turn() -> Turn {
-    Turn::begin(&places(), true)
+    Turn::begin(SHARED_MAX)
 }
 
 /// The same, and the work that `./dev` runs beside the tests stands still: for tests that compare times with each other.
@@ -79,49 +78,21 @@ fn stop_tree(pid: Pid, stopped: &mut Vec<Pid>) {
     }
 }
 
-/// Waits until at most one other test of this checkout uses guests, and that one shares the host as well: for tests whose
+/// Waits until at most one other test of this program uses guests, and that one shares the host as well: for tests whose
 /// assertions do not depend on how much of the host a guest gets.
 pub fn shared_turn() -> Turn {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
-    Turn::begin(&places(), cpus < SHARED_MAX)
-}
-
-/// The folder of the files that turns lock: the tests of all programs share the host.
-fn places() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/turns")
+    Turn::begin(if cpus < SHARED_MAX { SHARED_MAX } else { 1 })
 }
 
 impl Turn {
-    /// Those that share the host share the lock of one file, and have one of [`SHARED_MAX`] others for themselves. They are not kept
-    /// waiting by one that wants the host alone, which would leave the other CPUs idle.
-    fn begin(places: &Path, is_alone: bool) -> Self {
-        fs::create_dir_all(places).unwrap();
-        let open = |name: &str| {
-            let path = places.join(name);
-            let file = File::options().create(true).append(true).open(&path);
-            file.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-        };
-        let host = open("host");
-        let mut locks = Vec::new();
-        if is_alone {
-            host.lock().unwrap();
-        } else {
-            host.lock_shared().unwrap();
-            let mut tried = (0..SHARED_MAX).cycle();
-            locks.push(loop {
-                let place = tried.next().unwrap_or_default();
-                let file = open(&format!("place-{place}"));
-                match file.try_lock() {
-                    Ok(()) => break file,
-                    Err(TryLockError::WouldBlock) => thread::sleep(RETRY),
-                    Err(TryLockError::Error(error)) => panic!("place {place}: {error}"),
-                }
-            });
-        }
-        locks.push(host);
+    fn begin(cpus: usize) -> Self {
+        // A test that failed leaves nothing behind that affects the next one.
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_use = ENDED.wait_while(in_use, |in_use| *in_use + cpus > SHARED_MAX);
+        *in_use.unwrap_or_else(PoisonError::into_inner) += cpus;
         Self {
-            is_alone,
-            _locks: locks,
+            cpus,
             began: Instant::now(),
             stopped: Vec::new(),
         }
@@ -134,10 +105,16 @@ impl Drop for Turn {
             // Stopped, it has not ended by itself.
             let _ = kill_process(pid, Signal::CONT);
         }
+        *IN_USE.lock().unwrap_or_else(PoisonError::into_inner) -= self.cpus;
+        ENDED.notify_all();
         let Some(times) = env::var_os(TIMES_VARIABLE) else {
             return;
         };
-        let how = if self.is_alone { "alone" } else { "shared" };
+        let how = if self.cpus < SHARED_MAX {
+            "shared"
+        } else {
+            "alone"
+        };
         let seconds = self.began.elapsed().as_secs_f64();
         let name = thread::current().name().unwrap_or("").to_owned();
         let line = format!("{seconds:6.1} s  {name} ({how})\n");
@@ -301,37 +278,29 @@ mod tests {
 
     #[test]
     fn a_turn_excludes_all_others_and_shared_turns_only_the_third() {
-        let folder = tempfile::tempdir().unwrap();
-        let begin = |is_alone| {
-            let places = folder.path().to_owned();
+        // As shared_turn() on two CPUs: on one all turns exclude each other.
+        let one_of_two: fn() -> Turn = || Turn::begin(1);
+        let begun = |begin: fn() -> Turn| {
             let (sender, receiver) = std::sync::mpsc::channel();
-            thread::spawn(move || {
-                let turn = Turn::begin(&places, is_alone);
-                let _ = sender.send(turn);
-            });
+            thread::spawn(move || sender.send(begin()).unwrap());
             receiver
         };
-        let short = Duration::from_millis(300);
-        let first = begin(false).recv().unwrap();
-        let second = begin(false).recv().unwrap();
-        let alone = begin(true);
-        let third = begin(false);
+        let short = std::time::Duration::from_millis(200);
+        let first = one_of_two();
+        let second = one_of_two();
+        let third = begun(one_of_two);
         third.recv_timeout(short).unwrap_err();
         drop(first);
-        // One that wants the host alone does not keep it waiting.
         let third = third.recv().unwrap();
+        let alone = begun(turn);
         drop(second);
         alone.recv_timeout(short).unwrap_err();
         drop(third);
         let alone = alone.recv().unwrap();
-        let shared = begin(false);
+        let shared = begun(one_of_two);
         shared.recv_timeout(short).unwrap_err();
         drop(alone);
-        let shared = shared.recv().unwrap();
-        let alone = begin(true);
-        alone.recv_timeout(short).unwrap_err();
-        drop(shared);
-        drop(alone.recv().unwrap());
+        drop(shared.recv().unwrap());
     }
 
     #[test]
@@ -343,8 +312,7 @@ mod tests {
             .unwrap();
         let mut started = [0; 8];
         std::io::Read::read_exact(shell.stdout.as_mut().unwrap(), &mut started).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let mut turn = Turn::begin(folder.path(), false);
+        let mut turn = Turn::begin(1);
         stop_tree(Pid::from_child(&shell), &mut turn.stopped);
         let stopped = turn.stopped.clone();
         // The subshell may have become the sleep.
