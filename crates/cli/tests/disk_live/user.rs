@@ -38,7 +38,7 @@ fn a_vm_runs_to_its_end_while_its_cache_is_looked_at_and_resized() {
     let console = folder.path().join("console");
     // Pauses after each line of a phase give time to look and to resize.
     let words =
-        "workload=disk-signed module=copy order=random files=80 warmup=2 rounds=3 pause_ms=4000";
+        "workload=disk-signed module=copy order=random files=80 warmup=2 rounds=3 pause_ms=9000";
     let words: String = words
         .split(' ')
         .map(|word| format!(" plimsoll.{word}"))
