@@ -88,7 +88,7 @@ impl PrefixPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::streams::{Random, batch_of, zipf};
+    use crate::parts::streams::{Random, numbered, requests, zipf};
     use crate::{Estimator, ExactLru, Shards};
     use plimsoll_flow::{MissRatioCurve, PageCount};
     use proptest::prelude::*;
@@ -114,33 +114,14 @@ mod tests {
         misses
     }
 
-    /// The blocks of all requests, and the request of each.
-    fn numbered(requests: &[Vec<u64>]) -> (Vec<PageNumber>, Vec<u32>) {
-        let numbered = (7_u32..).zip(requests);
-        let (blocks, numbers): (Vec<_>, _) = numbered
-            .flat_map(|(number, request)| request.iter().map(move |&block| (block, number)))
-            .unzip();
-        (batch_of(blocks), numbers)
-    }
-
     proptest! {
         #[test]
         fn exact_lru_agrees_with_a_naive_cache_of_prefixes(
-            requests in prop::collection::vec(
-                (prop::collection::vec(0_u64..3, 1..6), 0_u64..4, 1_u64..8),
-                1..150,
-            ),
+            // Blocks that occur after several beginnings.
+            requests in requests(3, 150),
             size in 0_usize..60,
             cut in 1_usize..300,
         ) {
-            // A request continues one of a few conversations, with blocks that occur after several beginnings.
-            let requests: Vec<Vec<u64>> = requests
-                .into_iter()
-                .map(|(blocks, talk, turns)| {
-                    let shared = (0..turns).map(|turn| 100 + 10 * talk + turn);
-                    shared.chain(blocks).collect()
-                })
-                .collect();
             let (mut prefixes, mut lru) = (PrefixPages::new(), ExactLru::new());
             let (blocks, numbers) = numbered(&requests);
             for (blocks, numbers) in blocks.chunks(cut).zip(numbers.chunks(cut)) {

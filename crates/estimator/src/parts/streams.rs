@@ -1,6 +1,7 @@
 //! Streams for the tests, each generated from a seed.
 
 use plimsoll_flow::{MissRatioCurve, PageNumber};
+use proptest::prelude::*;
 
 use crate::estimator::Estimator;
 
@@ -67,4 +68,23 @@ pub(crate) fn curve_of(
 ) -> MissRatioCurve {
     estimator.observe(&batch_of(pages));
     estimator.curve().unwrap()
+}
+
+/// Up to so many requests to a language model, each of which continues one of a few conversations with up to 5 blocks below `blocks`.
+pub(crate) fn requests(blocks: u64, most: usize) -> impl Strategy<Value = Vec<Vec<u64>>> {
+    let request = (prop::collection::vec(0..blocks, 1..6), 0_u64..4, 1_u64..8);
+    let request = request.prop_map(|(blocks, talk, turns)| {
+        let shared = (0..turns).map(|turn| 100 + 10 * talk + turn);
+        shared.chain(blocks).collect()
+    });
+    prop::collection::vec(request, 1..most)
+}
+
+/// The blocks of all requests, and the request of each.
+pub(crate) fn numbered(requests: &[Vec<u64>]) -> (Vec<PageNumber>, Vec<u32>) {
+    let numbered = (7_u32..).zip(requests);
+    let (blocks, numbers): (Vec<_>, _) = numbered
+        .flat_map(|(number, request)| request.iter().map(move |&block| (block, number)))
+        .unzip();
+    (batch_of(blocks), numbers)
 }

@@ -79,7 +79,7 @@ impl PrefixLru {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::streams::batch_of;
+    use crate::parts::streams::{numbered, requests};
     use plimsoll_flow::PageCount;
     use proptest::prelude::*;
 
@@ -106,27 +106,12 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_naive_cache_of_prefixes(
-            requests in prop::collection::vec(
-                (prop::collection::vec(0_u64..40, 1..6), 0_u64..4, 1_u64..8),
-                1..200,
-            ),
+            requests in requests(40, 200),
             size in 0_usize..60,
             cut in 1_usize..300,
         ) {
-            // Half of a request continues one of a few conversations.
-            let requests: Vec<Vec<u64>> = requests
-                .into_iter()
-                .map(|(blocks, talk, turns)| {
-                    let shared = (0..turns).map(|turn| 100 + 10 * talk + turn);
-                    shared.chain(blocks).collect()
-                })
-                .collect();
             let mut lru = PrefixLru::new();
-            let numbered = (7_u32..).zip(&requests);
-            let (blocks, numbers): (Vec<_>, Vec<_>) = numbered
-                .flat_map(|(number, request)| request.iter().map(move |&block| (block, number)))
-                .unzip();
-            let blocks = batch_of(blocks);
+            let (blocks, numbers) = numbered(&requests);
             for (blocks, numbers) in blocks.chunks(cut).zip(numbers.chunks(cut)) {
                 lru.observe(blocks, numbers);
             }
