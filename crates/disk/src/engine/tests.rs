@@ -158,6 +158,19 @@ impl Guest {
         self.engine.turn(Duration::from_millis(millis));
     }
 
+    /// The turns, ten a second for 20 s, at which something is submitted, all of which fails.
+    fn repeated(&mut self) -> Vec<u64> {
+        let mut repeated = Vec::new();
+        for tenths in 0..200 {
+            self.turn(tenths * 100);
+            for order in self.orders() {
+                repeated.push(tenths);
+                self.carry_out(order, Err(io::Error::other("broken")));
+            }
+        }
+        repeated
+    }
+
     fn completed(&mut self) -> Vec<(u64, Status)> {
         let completed = std::iter::from_fn(|| self.engine.next_completed());
         completed.map(|done| (done.tag.0, done.status)).collect()
@@ -373,15 +386,7 @@ fn what_failed_is_repeated_at_growing_intervals_until_it_succeeds() {
     let first = guest.orders().remove(0);
     guest.carry_out(first, broken());
     assert!(guest.engine.wants_pause());
-    let mut repeated = Vec::new();
-    for tenths in 0..200 {
-        guest.turn(tenths * 100);
-        for order in guest.orders() {
-            repeated.push(tenths);
-            guest.carry_out(order, broken());
-        }
-    }
-    assert_eq!(repeated, [0, 1, 3, 7, 15, 31, 63, 113, 163]);
+    assert_eq!(guest.repeated(), [0, 1, 3, 7, 15, 31, 63, 113, 163]);
     // When something else fails, both are repeated at once, and when one succeeds, the other.
     guest.write(2, 1);
     let second = guest.orders().remove(0);
@@ -748,15 +753,7 @@ fn a_block_that_cannot_be_written_fails_the_flushes_of_its_disk_alone() {
     guest.carry_out_all();
     assert_eq!(guest.completed(), [(9, Status::Ok)]);
     // It is tried again like a request that waits, and at once when another one fails as well.
-    let mut repeated = Vec::new();
-    for tenths in 0..200 {
-        guest.turn(tenths * 100);
-        for order in guest.orders() {
-            repeated.push(tenths);
-            guest.carry_out(order, broken());
-        }
-    }
-    assert_eq!(repeated, [0, 1, 3, 7, 15, 31, 63, 113, 163]);
+    assert_eq!(guest.repeated(), [0, 1, 3, 7, 15, 31, 63, 113, 163]);
     guest.write(4, 1);
     guest.submit(Operation::Flush);
     for order in guest.orders() {
