@@ -11,7 +11,9 @@ use plimsoll_fleet::fleet::{Fleet, Settings};
 use plimsoll_output::exit::PartialResult;
 use plimsoll_output::{bail_usage, printable};
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::fleet::{FleetFile, INTERVAL_MIN_MS, INTERVALS_MAX, MissingHost};
+use plimsoll_protocol::fleet::{
+    FleetFile, INTERVAL_MIN_MS, INTERVALS_MAX, MissingHost, are_intervals_accepted,
+};
 use plimsoll_protocol::size::{Interval, Share};
 
 /// The daemons of a fleet.
@@ -119,12 +121,12 @@ impl Daemons {
     /// The answers of all daemons in intervals of this length, with the client that queried them.
     pub fn collect(&self, interval_ms: u64) -> anyhow::Result<(Collector, FleetFile)> {
         // The first interval may begin before.
-        if interval_ms < INTERVAL_MIN_MS
-            || milliseconds(self.since)? / interval_ms + 1 >= INTERVALS_MAX
-        {
+        let span_ms = milliseconds(self.since)?.saturating_add(interval_ms);
+        if !are_intervals_accepted(span_ms, interval_ms) {
             bail_usage!(
-                "intervals of {} s: expected 60 s or more, and fewer than {INTERVALS_MAX} in the {} of --since",
+                "intervals of {} s: expected {} s or more, and fewer than {INTERVALS_MAX} in the {} of --since",
                 interval_ms as f64 / 1000.0,
+                INTERVAL_MIN_MS / 1000,
                 self.since
             );
         }

@@ -6,7 +6,9 @@ use std::{fs, thread};
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::fleet::{HostDemands, INTERVAL_MIN_MS, INTERVALS_MAX, VmDemands};
+use plimsoll_protocol::fleet::{
+    HostDemands, INTERVAL_MIN_MS, INTERVALS_MAX, VmDemands, are_intervals_accepted,
+};
 use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{MissCost, Promise, Settings};
 use serde::Deserialize;
@@ -45,7 +47,7 @@ pub(super) async fn demands(
     let since_unix_ms = since_unix_ms.unwrap_or(now_unix_ms.saturating_sub(PAST_MS));
     let interval_ms = intervals.interval_ms.unwrap_or(INTERVAL_MS);
     let span_ms = now_unix_ms.saturating_sub(since_unix_ms);
-    if interval_ms < INTERVAL_MIN_MS || span_ms / interval_ms >= INTERVALS_MAX {
+    if !are_intervals_accepted(span_ms, interval_ms) {
         let message = format!(
             "interval_ms={interval_ms}: expected {INTERVAL_MIN_MS} or more, and at most {INTERVALS_MAX} intervals"
         );
