@@ -336,7 +336,7 @@ pub struct BackendView {
     pub refusals: Vec<BackendRefusal>,
 }
 
-/// Reads assessments, and skips those of backends that this version does not know: a daemon of a later version may have more, and
+/// Reads assessments, and skips those of backends unknown to this version: a daemon of a later version may have more, and
 /// the rest of its answer can still be used.
 fn known_backends<'de, D>(field: D) -> Result<Vec<BackendView>, D::Error>
 where

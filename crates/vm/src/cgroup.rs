@@ -84,7 +84,7 @@ impl CgroupMount {
     }
 
     /// Parses `/proc/self/mountinfo`: version 2, and the hierarchy of version 1 that has the memory controller. Malformed
-    /// lines are ignored. `is_host` says whether this process is in the host's namespace of control groups; another one has its own
+    /// lines are ignored. `is_host`: whether this process is in the host's namespace of control groups; another one has its own
     /// group for a root, and shows what lies above it as `..`.
     #[must_use]
     pub fn parse(mountinfo: &str, is_host: bool) -> Vec<Self> {
