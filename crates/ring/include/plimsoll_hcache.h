@@ -217,6 +217,12 @@ struct hcache_completion {
 	int32_t slot;
 };
 
+/* An operation under way. */
+struct hcache__pending {
+	uint64_t user_data;
+	int32_t slot;
+};
+
 /* A connection.  Its fields are nobody else's. */
 struct hcache {
 	unsigned char *base;
@@ -232,7 +238,7 @@ struct hcache {
 	uint32_t spin_us;
 	uint32_t free_count;
 	int32_t *free_slots;
-	int32_t *pending;	/* slot of each operation under way */
+	struct hcache__pending *pending;	/* each operation under way */
 	int socket;
 	int bell;
 };
@@ -421,7 +427,8 @@ static inline int hcache_connect(struct hcache **result, const char *path,
 	hcache->entries = options->entries ? options->entries : 256;
 	hcache->slots = options->slots ? options->slots : 127;
 	hcache->spin_us = options->spin_us;
-	hcache->pending = (int32_t *)calloc(hcache->entries, sizeof(int32_t));
+	hcache->pending = (struct hcache__pending *)
+		calloc(hcache->entries, sizeof(*hcache->pending));
 	hcache->free_slots = (int32_t *)calloc(hcache->slots, sizeof(int32_t));
 	hcache->socket = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	error = hcache->socket < 0 ? -errno : -ENOMEM;
@@ -510,10 +517,11 @@ static inline int hcache_reap(struct hcache *hcache,
 	if (raw.sequence != hcache->reaped + 1)
 		return -EPROTO;
 	hcache->reaped = raw.sequence;
-	completion->user_data = raw.user_data;
+	/* Not the server's: callers may have handed in a pointer. */
+	completion->user_data = hcache->pending[place].user_data;
 	completion->value = raw.value;
 	completion->status = raw.status;
-	completion->slot = hcache->pending[place];
+	completion->slot = hcache->pending[place].slot;
 	return 1;
 }
 
@@ -591,7 +599,8 @@ static inline int hcache__submit(struct hcache *hcache,
 	entry->sequence = hcache->written;
 	memcpy(hcache->base + HCACHE_AT_SUBMISSIONS + place * sizeof(*entry),
 	       entry, sizeof(*entry));
-	hcache->pending[place] = has_slot ? (int32_t)entry->slot : -1;
+	hcache->pending[place].user_data = entry->user_data;
+	hcache->pending[place].slot = has_slot ? (int32_t)entry->slot : -1;
 	return 0;
 }
 

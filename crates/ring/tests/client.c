@@ -176,6 +176,22 @@ static void use_batches(struct hcache *hcache)
 	}
 }
 
+/* A server that answers with what it was not handed. */
+static void use_liar(const char *path)
+{
+	struct hcache_options options = { "lied to", 8, 2, 0, 0 };
+	struct hcache_handle handle = { 1, 0, 0 };
+	struct hcache_completion done;
+	struct hcache *hcache;
+
+	CHECK(hcache_connect(&hcache, path, &options) == 0);
+	CHECK(hcache_submit_flush(hcache, handle, 3) == 0);
+	CHECK(hcache_wait(hcache) == 0);
+	CHECK(hcache_reap(hcache, &done) == 1);
+	CHECK(done.user_data == 3 && done.slot == -1);
+	hcache_close(hcache);
+}
+
 int main(int argc, char **argv)
 {
 	struct hcache_options options = { "client.c", 64, 15, 0, 0 };
@@ -184,6 +200,10 @@ int main(int argc, char **argv)
 
 	if (argc < 2) {
 		print_layout();
+		return 0;
+	}
+	if (argc > 2 && !strcmp(argv[2], "liar")) {
+		use_liar(argv[1]);
 		return 0;
 	}
 	if (argc > 2) {

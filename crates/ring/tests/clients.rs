@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
-use common::{ServerThread, dial, signed, wait_until};
+use common::{ServerThread, c_client, dial, signed, wait_until};
 use plimsoll_hcache::{Handle, PoolOptions, PutOutcome, Store, StoreOptions};
 use plimsoll_ring::protocol::{Geometry, Op, Request, Status};
 use plimsoll_ring::{
@@ -382,22 +382,6 @@ fn a_server_that_does_not_answer_is_given_up() {
     };
     let result = Connection::connect(&path, &options);
     assert!(matches!(result, Err(Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut));
-}
-
-/// Compiles tests/client.c with the header, with the strictest warnings.
-fn c_client(folder: &std::path::Path) -> PathBuf {
-    let program = folder.join("client");
-    let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let status = Command::new("gcc")
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(crate_folder.join("include"))
-        .arg(crate_folder.join("tests/client.c"))
-        .arg("-o")
-        .arg(&program)
-        .status()
-        .unwrap();
-    assert!(status.success());
-    program
 }
 
 #[test]

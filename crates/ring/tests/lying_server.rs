@@ -1,10 +1,13 @@
 //! A server that writes into the ring and the socket whatever it likes.
 
+mod common;
+
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -105,6 +108,36 @@ fn a_completion_has_the_user_data_that_was_submitted_whatever_the_server_writes(
     // And one of nothing.
     liar.region.word(Word::CompletionTail).store(3, SeqCst);
     assert!(matches!(liar.connection.reap(), Err(Error::Protocol(_))));
+}
+
+#[test]
+fn the_c_client_has_its_user_data_whatever_the_server_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (listener, path) = listener(folder.path());
+    let (region, memory) = Region::create(Geometry::new(ENTRIES, SLOTS).unwrap()).unwrap();
+    let completion = RawCompletion {
+        user_data: u64::MAX,
+        sequence: 1,
+        status: Status::Ok as i32,
+        value: 0,
+    };
+    region.write_completion(0, &completion.to_words());
+    let mut client = Command::new(common::c_client(folder.path()))
+        .arg(&path)
+        .arg("liar")
+        .spawn()
+        .unwrap();
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let mut stream = welcome(&listener, &[memory, bell]);
+    while region.word(Word::SubmissionTail).load(SeqCst) == 0
+        && client.try_wait().unwrap().is_none()
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    region.word(Word::CompletionTail).store(1, SeqCst);
+    // The client, which sleeps by now or soon, looks again when a byte comes.
+    stream.write_all(&[0]).unwrap();
+    assert!(client.wait().unwrap().success());
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::{self, JoinHandle};
@@ -273,4 +274,20 @@ pub fn entry(op: Op, pool: PoolId) -> Submission {
         user_data: 0x1234_5678_9abc_def0,
         ..Submission::default()
     }
+}
+
+/// Compiles tests/client.c with the header, with the strictest warnings.
+pub fn c_client(folder: &Path) -> PathBuf {
+    let program = folder.join("client");
+    let crate_folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let status = Command::new("gcc")
+        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(crate_folder.join("include"))
+        .arg(crate_folder.join("tests/client.c"))
+        .arg("-o")
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    program
 }
