@@ -308,6 +308,30 @@ fn more_groups_than_may_be_watched_are_counted() {
 }
 
 #[test]
+fn tracing_a_process_costs_a_share_of_one_cpu_and_not_of_a_vms() {
+    let sleeper = KilledOnDrop(Command::new("sleep").arg("600").spawn().unwrap());
+    let (code, text, complaint) = ran(Command::new(PLIMSOLL).args([
+        "attach",
+        &sleeper.0.id().to_string(),
+        "--backend",
+        "write-scan",
+        "--period",
+        "1s",
+        "--periods",
+        "1",
+    ]));
+    if code != Some(0) {
+        skip(
+            Lack::Host,
+            format_args!("writes of a process cannot be traced: {complaint}"),
+        );
+        return;
+    }
+    assert!(text.contains(" % of one CPU."), "{text}");
+    assert!(!text.contains("VM"), "{text}");
+}
+
+#[test]
 fn a_group_of_ten_thousand_processes_is_described_and_watched() {
     let Some(group) = TestGroup::new("crowd") else {
         return;

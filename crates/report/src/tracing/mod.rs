@@ -405,9 +405,13 @@ impl<'a> TracingReport<'a> {
             grouped(totals.lost as f64),
             grouped(totals.first_touches_unseen as f64),
         )?;
+        let base = match self.target {
+            Target::Vm(_) => "the VM's CPU time",
+            Target::Process(_) | Target::Group(_) => "one CPU",
+        };
         writeln!(
             rows,
-            "Time: {touches} {:.3} s, {arming} {:.3} s, finding pages {:.3} s; overhead {:.2} % of the VM's CPU time.",
+            "Time: {touches} {:.3} s, {arming} {:.3} s, finding pages {:.3} s; overhead {:.2} % of {base}.",
             totals.trap_time.as_secs_f64(),
             totals.rearm_time.as_secs_f64(),
             totals.collect_time.as_secs_f64(),
