@@ -529,13 +529,21 @@ impl History {
         resized == Some((process.pid, process.start_ticks))
     }
 
-    /// Whether an earlier process of a VM was resized.
+    /// Whether a process of a VM may continue another one, which was resized: neither was it resized itself, nor did it begin anew.
     #[must_use]
-    pub fn other_was_resized(&self, vm: &str, process: ProcessId) -> bool {
+    pub fn may_continue(&self, vm: &str, process: ProcessId) -> bool {
+        let process = Some((process.pid, process.start_ticks));
         let state = self.state();
         let record = state.vms.get(state.id(vm));
-        let resized = record.and_then(|record| record.resized);
-        resized.is_some_and(|resized| resized != (process.pid, process.start_ticks))
+        record.is_some_and(|record| {
+            record.resized.is_some() && record.resized != process && record.began_anew != process
+        })
+    }
+
+    /// Stores that this process of a VM began anew. What was resized before is kept: a state that was saved then may still be restored.
+    pub fn put_began_anew(&self, vm: &str, process: ProcessId) -> Persistence {
+        let process = Some((process.pid, process.start_ticks));
+        self.state().change_vm(vm, |kept| kept.began_anew = process)
     }
 
     /// Forgets that a process of a VM was resized.

@@ -157,6 +157,7 @@ impl Host for QemuHost {
                 ram_bytes: vm.memory_bytes,
                 backends: backends.remove(&vm.process()).unwrap_or_default(),
                 held: held.get(&vm.process()).copied(),
+                receives: vm.waits_for_migration(),
             }
         });
         (found.collect(), warnings)

@@ -182,7 +182,8 @@ impl QemuVm {
     }
 
     /// Whether it was started as the target of a migration, and its CPUs have not run.
-    fn waits_for_migration(&self) -> bool {
+    #[must_use]
+    pub fn waits_for_migration(&self) -> bool {
         let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         let mut arguments = arguments.split(|&byte| byte == 0);
         if !arguments.any(|argument| argument == b"-incoming" || argument == b"--incoming") {

@@ -218,11 +218,13 @@ pub(super) struct VmRecord {
     pub(super) resized: Option<(u32, u64)>,
     /// The most that its cache had in the last decision about it.
     pub(super) cache_bytes: Option<u64>,
+    /// The last process that was found to have begun anew since then.
+    pub(super) began_anew: Option<(u32, u64)>,
 }
 
 impl VmRecord {
-    /// What the last five fields are without values. Records of earlier versions end before some of them.
-    pub(super) const NOTHING_MORE: [u8; 5] = [0; 5];
+    /// What the last six fields are without values. Records of earlier versions end before some of them.
+    pub(super) const NOTHING_MORE: [u8; 6] = [0; 6];
 
     /// The settings changed by hand.
     pub(super) fn change(&self) -> SettingsChange {

@@ -56,6 +56,7 @@ impl<H: Host> Turns<H> {
             if let Some(vm) = self.vms.get_mut(&found.vm) {
                 vm.found.backends = found.backends;
                 vm.found.held = found.held;
+                vm.found.receives = found.receives;
                 continue;
             }
             started.push(found.vm.clone());
@@ -82,23 +83,22 @@ impl<H: Host> Turns<H> {
         self.vms.insert(name, vm);
     }
 
-    /// Recognises VMs that continue in another process, after a managed save or a migration, with the size to which a decision brought them;
-    /// of one that began anew that is forgotten.
+    /// Recognises VMs that continue in another process, after they were saved or migrated, with the size to which a decision brought them. One
+    /// that began anew is not asked again, whatever size it gets.
     pub(super) fn recognise_restored(&mut self) {
         for (name, vm) in self.vms.iter().filter(|(_, vm)| vm.is_known()) {
             let process = vm.found.process();
-            if !self.history.other_was_resized(name, process) {
+            if !self.history.may_continue(name, process) {
                 continue;
             }
             let is_small = vm.size_bytes() + SAME_BYTES < vm.first_bytes;
             let is_restored = vm.first_is_kept && is_small && !vm.is_driverless();
-            let _ = match is_restored {
-                true => {
-                    let cache_bytes = self.history.cache(name).unwrap_or(0);
-                    self.history.put_resized(name, process, cache_bytes)
-                }
-                false => self.history.forget_resized(name),
-            };
+            if is_restored {
+                let cache_bytes = self.history.cache(name).unwrap_or(0);
+                let _ = self.history.put_resized(name, process, cache_bytes);
+            } else if !vm.found.receives {
+                let _ = self.history.put_began_anew(name, process);
+            }
         }
     }
 

@@ -209,6 +209,8 @@ pub struct SimulatedVm {
     report: Option<(u64, GuestStats)>,
     /// Why the host would not get what its balloon takes.
     pub held: Option<HeldRam>,
+    /// Whether its process waits for its state.
+    pub receives: bool,
     /// Whether it has been found.
     is_found: bool,
     /// Capacity of its cache at the last answered poll.
@@ -257,6 +259,7 @@ impl SimulatedVm {
             oom_kills: 0,
             report: None,
             held: None,
+            receives: false,
             is_found: false,
             polled_cache_bytes: None,
             polled: None,
@@ -650,6 +653,7 @@ impl Host for SimulatedHost {
             ram_bytes: vm.boot_ram_bytes,
             backends: Vec::new(),
             held: vm.held,
+            receives: vm.receives,
         });
         (found.collect(), Vec::new())
     }
