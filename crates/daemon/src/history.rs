@@ -814,7 +814,7 @@ impl State {
                 store::put_curves(txn, unix_ms, &curves)?;
                 store::put_all_vms(txn, &vms)?;
                 store::grow_coarse(txn, unix_ms)?;
-                store::forget_before(txn, oldest_ms)?;
+                store::forget_before(txn, oldest_ms, unix_ms)?;
             }
             Ok(())
         });

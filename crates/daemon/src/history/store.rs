@@ -711,18 +711,31 @@ pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), red
     Ok(())
 }
 
-/// Drops records older than `oldest_ms`, except decisions that have not ended.
-pub(super) fn forget_before(txn: &WriteTransaction, oldest_ms: u64) -> Result<(), redb::Error> {
+/// Drops records older than `oldest_ms`, except decisions that have not ended. A decision that a wrong clock has dated later than
+/// `now_ms` is as old as those numbered after it.
+pub(super) fn forget_before(
+    txn: &WriteTransaction,
+    oldest_ms: u64,
+    now_ms: u64,
+) -> Result<(), redb::Error> {
     forget_moments(txn, 0..oldest_ms)?;
-    let mut old = Vec::new();
+    let (mut old, mut ahead) = (Vec::new(), Vec::new());
     {
         let decisions = txn.open_table(DECISIONS)?;
         for entry in decisions.iter()? {
             let (id, packed) = entry?;
-            match understood::<Decision>(packed.value()) {
-                Some(decision) if decision.unix_ms >= oldest_ms => break,
-                Some(decision) if !decision.state.has_ended() => {}
-                _ => old.push(id.value()),
+            let decision = understood::<Decision>(packed.value());
+            let unix_ms = decision.as_ref().map_or(0, |decision| decision.unix_ms);
+            if decision.is_some_and(|decision| !decision.state.has_ended()) {
+                continue;
+            }
+            if unix_ms > now_ms {
+                ahead.push(id.value());
+            } else if unix_ms < oldest_ms {
+                old.append(&mut ahead);
+                old.push(id.value());
+            } else {
+                break;
             }
         }
     }

@@ -462,6 +462,31 @@ fn a_leap_of_the_clock_drops_nothing_for_a_day() {
 }
 
 #[test]
+fn a_decision_that_a_wrong_clock_dated_ahead_keeps_no_others_beyond_their_age() {
+    const HOUR_SPANS: u64 = 12;
+    let folder = TempDir::new().unwrap();
+    let history = opened_quietly(&folder.path().join("history"));
+    let put = |id: u64, unix_ms: u64| {
+        let one = Decision {
+            unix_ms,
+            ..decision(id, "web", Became::Kept)
+        };
+        let _ = history.put_decision(&one);
+    };
+    put(1, NOON_MS + 1000 * DAY_MS);
+    for hour in 0..48 {
+        put(2 + hour, NOON_MS + hour * HOUR_SPANS * SPAN_MS);
+    }
+    put(50, NOON_MS + 1000 * DAY_MS);
+    for spans in 0..=48 * HOUR_SPANS {
+        history.record_turn(&[moment("web", sample(NOON_MS + spans * SPAN_MS, 5))]);
+    }
+    // Of the last day; and the last one, whose true age is unknown.
+    let expected: Vec<u64> = (26..=50).rev().collect();
+    assert_eq!(ids(&history.decisions(None, None, 1000)), expected);
+}
+
+#[test]
 fn what_a_wrong_clock_dated_ahead_is_dropped_before_the_oldest() {
     const DAY_SPANS: u64 = 24 * 12;
     let folder = TempDir::new().unwrap();
