@@ -1,5 +1,6 @@
 //! Views of the turn loop for clients: the host, its VMs and their curves.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use plimsoll_actuator::{Absence, Progress};
@@ -18,6 +19,28 @@ use crate::demand::{PROMISES, demands};
 use crate::host::Host;
 use crate::shared::Snapshot;
 use crate::vm::{Vm, bytes, pages, why_unpredicted};
+
+/// Maximum number of VMs whose warnings of one kind are told; the others are counted.
+const WARNED: usize = 5;
+
+/// Warnings of VMs, each with the VM's name. Those that differ only in the VM, or after their first colon, are of one kind.
+fn folded<'a>(of_vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
+    let (mut told, mut counts) = (Vec::new(), BTreeMap::<String, usize>::new());
+    for (name, warning) in of_vms {
+        let kind = warning.replace(&format!("VM {name}"), "the VM");
+        let kind = kind
+            .split_once(": ")
+            .map_or(kind.as_str(), |(kind, _)| kind);
+        let count = counts.entry(kind.to_owned()).or_default();
+        *count += 1;
+        if *count <= WARNED {
+            told.push(format!("{name}: {warning}"));
+        }
+    }
+    let more = counts.iter().filter(|(_, count)| **count > WARNED);
+    told.extend(more.map(|(kind, count)| format!("{} more VMs: {kind}", count - WARNED)));
+    told
+}
 
 impl<H: Host> Turns<H> {
     pub(super) fn relative_now(&self, vm: &Vm, rules: &Rules) -> Option<Relative> {
@@ -171,13 +194,11 @@ impl<H: Host> Turns<H> {
         let reclaimable = vms.iter().filter(|vm| vm.settings.managed);
         let mut warnings = self.warnings.clone();
         warnings.extend(self.infeasible.clone());
-        for (name, vm) in &self.vms {
-            warnings.extend(
-                vm.warnings
-                    .iter()
-                    .map(|warning| format!("{name}: {warning}")),
-            );
-        }
+        let of_vms = self.vms.iter().flat_map(|(name, vm)| {
+            let its = vm.warnings.iter();
+            its.map(move |warning| (name.as_str(), warning.as_str()))
+        });
+        warnings.extend(folded(of_vms));
         let held = direct
             .saturating_add(cache)
             .saturating_add(self.store_bytes);
@@ -308,4 +329,32 @@ fn cache_view(vm: &Vm) -> Option<CacheView> {
         hits: disk.hits,
         disabled: disk.disabled,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::folded;
+
+    #[test]
+    fn warnings_of_one_kind_are_told_of_five_vms_and_counted_of_the_others() {
+        let names: Vec<String> = (100..300).map(|number| format!("vm{number}")).collect();
+        let silent = |name: &String| {
+            format!(
+                "the balloon of VM {name} cannot be queried; the last known value is kept: {name}.sock: no answer"
+            )
+        };
+        let mut warnings: Vec<_> = names.iter().map(|name| (name, silent(name))).collect();
+        warnings.push((&names[7], "its RAM is locked".to_owned()));
+        let told = folded(
+            warnings
+                .iter()
+                .map(|(name, warning)| (name.as_str(), warning.as_str())),
+        );
+        assert_eq!(told.len(), 7, "{told:#?}");
+        assert_eq!(told[4], format!("vm104: {}", silent(&names[4])));
+        assert_eq!(told[5], "vm107: its RAM is locked");
+        let rest =
+            "195 more VMs: the balloon of the VM cannot be queried; the last known value is kept";
+        assert_eq!(told[6], rest);
+    }
 }
