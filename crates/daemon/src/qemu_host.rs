@@ -199,11 +199,10 @@ impl Host for QemuHost {
         for failure in &failures {
             tracing::warn!("VM {}: {}", found.vm, with_causes(failure));
         }
-        if found.libvirt && config.libvirt.is_none() && config.mode != Mode::Observe {
-            tracing::warn!(
-                "VM {}: its memory cannot be changed: it is libvirt's, and libvirt.uri is not set",
-                found.vm
-            );
+        if let Some(why) = why_fixed(found.libvirt, &endpoints)
+            && config.mode != Mode::Observe
+        {
+            tracing::warn!("VM {}: its own memory cannot be changed: {why}", found.vm);
         }
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {
@@ -268,6 +267,17 @@ impl Host for QemuHost {
     }
 }
 
+/// Why nothing leads to a VM's balloon, if nothing does.
+fn why_fixed(is_of_libvirt: bool, endpoints: &Endpoints) -> Option<&'static str> {
+    if is_of_libvirt {
+        let is_unset = endpoints.libvirt_uri.is_none();
+        return is_unset.then_some("it is libvirt's, and libvirt.uri is not set");
+    }
+    endpoints.monitors.is_empty().then_some(
+        "no QMP monitor of it is a socket with a path; the one that libvirt made belongs to libvirt, of which only the system's is used, not one of a user's session",
+    )
+}
+
 /// The control groups of VMs, without those in which there are other VMs, or this process.
 fn groups_of(vms: &[Arc<QemuVm>]) -> BTreeMap<ProcessId, ControlGroup> {
     let group_of = |vm: &Arc<QemuVm>| Some((vm.process(), ControlGroup::of_vm(vm.pid)?));
@@ -317,6 +327,27 @@ fn tracer_program(config: &Config) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_to_whose_balloon_nothing_leads_is_told() {
+        let monitors = vec![PeerSocket {
+            path: "/run/vm/qmp".into(),
+            root: None,
+            listener: Listener::Users(AllowedUsers::of_ids([0])),
+        }];
+        let endpoints = |uri: Option<&str>, monitors: &[PeerSocket]| Endpoints {
+            monitors: monitors.to_vec(),
+            libvirt_uri: uri.map(str::to_owned),
+            ..Endpoints::default()
+        };
+        let system = Some("qemu:///system");
+        assert_eq!(why_fixed(true, &endpoints(system, &[])), None);
+        assert_eq!(why_fixed(false, &endpoints(None, &monitors)), None);
+        let unset = why_fixed(true, &endpoints(None, &monitors)).unwrap();
+        assert!(unset.contains("libvirt.uri is not set"));
+        let of_session = why_fixed(false, &endpoints(Some("qemu:///session"), &[])).unwrap();
+        assert!(of_session.contains("session"));
+    }
 
     #[test]
     fn a_vm_keeps_its_name_when_the_one_that_had_it_first_ends() {
