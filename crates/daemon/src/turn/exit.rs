@@ -168,6 +168,21 @@ impl<H: Host> Turns<H> {
     /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
     fn resized(&self) -> Vec<(String, Holding, Holding)> {
         // An earlier VM of its name is not the one that has its size now.
+    /// Warns of VMs that a decision shrunk and that may not be resized since: nobody returns what they had.
+    pub(super) fn warn_of_unreturned(&mut self) {
+        for (name, vm) in &mut self.vms {
+            let lacks = vm.size_bytes() + SAME_BYTES < vm.first_bytes;
+            if lacks && !vm.settings().managed && self.history.was_resized(name, vm.found.process())
+            {
+                vm.warnings.push(format!(
+                    "it is not managed, so it does not get back what a decision took: it has {} MiB of {} MiB",
+                    vm.size_bytes() >> 20,
+                    vm.first_bytes >> 20
+                ));
+            }
+        }
+    }
+
         let was_resized = |name: &str, vm: &Vm| self.history.was_resized(name, vm.found.process());
         let moves = self.vms.iter().filter_map(|(name, vm)| {
             let from = vm.status.holding();

@@ -313,6 +313,7 @@ impl<H: Host> Turns<H> {
             }
         }
         self.recognise_restored();
+        self.warn_of_unreturned();
         self.observe_groups();
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {

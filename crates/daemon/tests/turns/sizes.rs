@@ -277,6 +277,38 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
 }
 
 #[test]
+fn a_vm_that_is_not_managed_any_more_is_said_to_lack_what_it_had() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let has = rig.mib("scan");
+    let warned = |rig: &Rig| {
+        let warnings = rig.snapshot().host.warnings.clone();
+        warnings
+            .into_iter()
+            .find(|line| line.contains("not managed"))
+    };
+    assert_eq!(warned(&rig), None);
+    let alone = SettingsChange {
+        managed: Some(false),
+        ..SettingsChange::default()
+    };
+    rig.ask(|reply| Command::Set("scan".to_owned(), alone, reply))
+        .unwrap();
+    rig.pass(10);
+    let end = format!("it has {has} MiB of 512 MiB");
+    let warning = warned(&rig).unwrap();
+    assert!(
+        warning.starts_with("scan: ") && warning.ends_with(&end),
+        "{warning}"
+    );
+    // That is what it keeps.
+    rig.turns.begin_return(rig.now);
+    rig.pass(30);
+    assert_eq!((rig.mib("web"), rig.mib("scan")), (512, has));
+}
+
+#[test]
 fn a_vm_that_is_paused_when_the_daemon_ends_gets_its_memory_when_it_goes_on() {
     let mut rig = Rig::of_three(config(Mode::Act));
     divided(&mut rig);
@@ -349,8 +381,41 @@ fn a_vm_that_is_restored_in_another_process_gets_back_what_it_had() {
     later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
     // One that booted meanwhile has the size that it was started with.
     let (host, history) = shrunk();
+    let has = host.vm("scan").unwrap().size_bytes();
+    let boot = |host: &SimulatedHost, rig: &mut Rig| {
+        host.change("scan", |vm| {
+            vm.pid += 1000;
+            vm.follows = BalloonBehaviour::Boots;
+        });
+        rig.pass(10);
+        host.change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
+        rig.pass(10);
+    };
+    let mut later = Rig::with(config(Mode::Observe), host.clone(), Arc::clone(&history));
+    boot(&host, &mut later);
+    later.turns.begin_return(later.now);
+    later.pass(30);
+    assert_eq!(later.mib("scan"), has / MIB);
+    // After that life, and while no daemon ran, the saved state was restored after all.
+    host.change("scan", |vm| vm.pid += 1000);
+    let mut later = Rig::with(config(Mode::Observe), host, history);
+    later.pass(10);
+    later.turns.begin_return(later.now);
+    later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
+}
+
+/// A process that waits for its state has an empty balloon, and no driver.
+#[test]
+fn a_vm_that_is_found_while_its_saved_state_is_read_gets_back_what_it_had() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
+    let saved = host.vm("scan").unwrap();
     host.change("scan", |vm| {
         vm.pid += 1000;
+        vm.receives = true;
+        vm.direct_bytes = vm.ram_bytes;
         vm.follows = BalloonBehaviour::Boots;
     });
     let mut later = Rig::with(config(Mode::Observe), host.clone(), history);
@@ -410,41 +475,8 @@ fn nothing_is_taken_from_vms_if_only_the_move_shows_that_the_way_back_cannot_be_
     let process = ProcessId {
         pid: scan.pid,
         start_ticks: scan.start_ticks,
-    let has = host.vm("scan").unwrap().size_bytes();
-    let boot = |host: &SimulatedHost, rig: &mut Rig| {
-        host.change("scan", |vm| {
-            vm.pid += 1000;
-            vm.follows = BalloonBehaviour::Boots;
-        });
-        rig.pass(10);
-        host.change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
-        rig.pass(10);
-    };
-    let mut later = Rig::with(config(Mode::Observe), host.clone(), Arc::clone(&history));
-    boot(&host, &mut later);
-    later.turns.begin_return(later.now);
-    later.pass(30);
-    assert_eq!(later.mib("scan"), has / MIB);
-    // After that life, and while no daemon ran, the saved state was restored after all.
-    host.change("scan", |vm| vm.pid += 1000);
-    let mut later = Rig::with(config(Mode::Observe), host, history);
-    later.pass(10);
-    later.turns.begin_return(later.now);
-    later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
-}
-
-/// A process that waits for its state has an empty balloon, and no driver.
-#[test]
-fn a_vm_that_is_found_while_its_saved_state_is_read_gets_back_what_it_had() {
-    let mut rig = Rig::of_three(config(Mode::Act));
-    divided(&mut rig);
-    rig.until("it ends", |rig| rig.newest().state.has_ended());
-    let (host, history) = (rig.host.clone(), Arc::clone(&rig.shared.history));
-    let saved = host.vm("scan").unwrap();
     };
     assert!(!history.was_resized("scan", process));
-        vm.receives = true;
-        vm.direct_bytes = vm.ram_bytes;
 }
 
 #[test]
