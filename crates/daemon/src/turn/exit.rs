@@ -8,9 +8,10 @@ use plimsoll_protocol::decision::{Initiator, Kind};
 use super::discover::poll_all;
 use super::{CACHE_LEAST_BYTES, Move, PendingMove, SAME_BYTES, STORE, Turns};
 use crate::host::Host;
+use crate::moves::is_fresh;
 use crate::vm::Vm;
 
-/// Longest time for it: systemd waits for 30 s.
+/// Time after which nothing more is begun: systemd waits for 60 s, and monitors or a libvirt that hang take some of it.
 const RETURN_MAX: Duration = Duration::from_secs(20);
 /// Time within which a process that has just begun finds VMs, and their monitors answer it: another client may hold one.
 const DISCOVERY_MAX: Duration = Duration::from_secs(3);
@@ -123,7 +124,9 @@ impl<H: Host> Turns<H> {
 
     fn return_to_vms(&mut self, now: Instant) {
         poll_all(self.vms.values_mut());
-        let moves = self.resized();
+        let mut moves = self.resized();
+        // Each request to one that does not answer would be waited for.
+        moves.retain(|(name, ..)| is_fresh(&self.vms[name].status.direct));
         if moves.is_empty() {
             return;
         }
@@ -165,9 +168,6 @@ impl<H: Host> Turns<H> {
         (first < self.store_bytes && self.store_bytes <= lent).then_some(first)
     }
 
-    /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
-    fn resized(&self) -> Vec<(String, Holding, Holding)> {
-        // An earlier VM of its name is not the one that has its size now.
     /// Warns of VMs that a decision shrunk and that may not be resized since: nobody returns what they had.
     pub(super) fn warn_of_unreturned(&mut self) {
         for (name, vm) in &mut self.vms {
@@ -183,6 +183,9 @@ impl<H: Host> Turns<H> {
         }
     }
 
+    /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
+    fn resized(&self) -> Vec<(String, Holding, Holding)> {
+        // An earlier VM of its name is not the one that has its size now.
         let was_resized = |name: &str, vm: &Vm| self.history.was_resized(name, vm.found.process());
         let moves = self.vms.iter().filter_map(|(name, vm)| {
             let from = vm.status.holding();

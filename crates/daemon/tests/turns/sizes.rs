@@ -277,6 +277,32 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
 }
 
 #[test]
+fn a_vm_that_does_not_answer_when_the_daemon_ends_is_not_waited_for_and_asked_again() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let had = rig.mib("scan");
+    rig.host.change("scan", |vm| vm.answers = false);
+    rig.turns.begin_return(rig.now);
+    assert_eq!(rig.newest().kind, Kind::GiveBack);
+    let is_asked = |rig: &Rig| rig.newest().steps.iter().any(|step| step.vm == "scan");
+    assert!(!is_asked(&rig), "{:?}", rig.newest());
+    for _ in 0..20 {
+        rig.host.pass(TICK);
+        rig.now += TICK;
+        rig.turns.goes_on_returning(rig.now);
+    }
+    assert_eq!(rig.mib("scan"), had);
+    rig.host.change("scan", |vm| vm.answers = true);
+    rig.turns.end_return(rig.now);
+    assert!(is_asked(&rig));
+    for _ in 0..20 {
+        rig.host.pass(TICK);
+    }
+    assert_eq!(rig.mib("scan"), 512);
+}
+
+#[test]
 fn a_vm_that_is_not_managed_any_more_is_said_to_lack_what_it_had() {
     let mut rig = Rig::of_three(config(Mode::Act));
     divided(&mut rig);
