@@ -199,28 +199,36 @@ pub fn libvirt_names() -> BTreeMap<u32, String> {
     names.collect()
 }
 
-/// The virtio-mem devices in a VM's description. libvirt's maximum has all of them, its balloon none.
+/// The memory devices in a VM's description that libvirt's maximum has and its balloon has not: all but DIMMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct VirtioMem {
-    /// Memory that they can have.
+struct MemoryDevices {
+    /// Sizes of all of them: memory that virtio-mem can have, and what is no RAM, as persistent memory and that of enclaves.
     size_bytes: u64,
-    /// Memory that they have.
-    current_bytes: u64,
+    /// Whether there is virtio-mem among them, and memory that it has.
+    has_virtio_mem: bool,
+    plugged_bytes: u64,
 }
 
-impl VirtioMem {
+impl MemoryDevices {
     fn of_description(description: &str) -> Self {
         let mut sum = Self::default();
-        for device in description.split("<memory model='virtio-mem'").skip(1) {
+        for device in description.split("<memory model='").skip(1) {
             let device = device.split("</memory>").next().unwrap_or(device);
             let bytes = |tag: &str| {
                 let (_, rest) = device.split_once(&format!("<{tag} unit='KiB'>"))?;
                 let (kib, _) = rest.split_once('<')?;
                 kib.parse::<u64>().ok()?.checked_mul(1024)
             };
-            let (size, current) = (bytes("size"), bytes("current"));
-            sum.size_bytes = sum.size_bytes.saturating_add(size.unwrap_or(0));
-            sum.current_bytes = sum.current_bytes.saturating_add(current.unwrap_or(0));
+            if device.starts_with("dimm'") {
+                continue;
+            }
+            let size_bytes = bytes("size").unwrap_or(0);
+            sum.size_bytes = sum.size_bytes.saturating_add(size_bytes);
+            if device.starts_with("virtio-mem'") {
+                sum.has_virtio_mem = true;
+                let plugged_bytes = bytes("current").unwrap_or(0);
+                sum.plugged_bytes = sum.plugged_bytes.saturating_add(plugged_bytes);
+            }
         }
         sum
     }
@@ -279,7 +287,7 @@ pub struct Domain {
     max_bytes: u64,
     /// libvirt's maximum; `None` until it is known.
     libvirt_max_bytes: Option<u64>,
-    virtio_mem: VirtioMem,
+    devices: MemoryDevices,
     /// Interval of the guest's statistics; `None` until it is known.
     interval_s: Option<u64>,
     stats_interval: StatsInterval,
@@ -300,7 +308,7 @@ impl Domain {
             virsh,
             max_bytes: info.memory_bytes,
             libvirt_max_bytes: None,
-            virtio_mem: VirtioMem::default(),
+            devices: MemoryDevices::default(),
             info,
             interval_s: None,
             stats_interval: StatsInterval::new(settings.stats_interval_s),
@@ -349,15 +357,20 @@ impl Domain {
     /// Takes its maximum, of which only what is plugged can be used.
     fn follow_maximum(&mut self) {
         if let Some(maximum) = self.libvirt_max_bytes {
-            let unplugged = self.virtio_mem.size_bytes;
-            let plugged = self.virtio_mem.current_bytes;
-            self.max_bytes = maximum.saturating_sub(unplugged).saturating_add(plugged);
+            let MemoryDevices {
+                size_bytes,
+                plugged_bytes,
+                ..
+            } = self.devices;
+            self.max_bytes = maximum
+                .saturating_sub(size_bytes)
+                .saturating_add(plugged_bytes);
         }
     }
 
     fn read_description(&mut self) -> Result<String, VirshError> {
         let description = self.run(&["dumpxml"])?;
-        self.virtio_mem = VirtioMem::of_description(&description);
+        self.devices = MemoryDevices::of_description(&description);
         self.follow_maximum();
         Ok(description)
     }
@@ -378,7 +391,7 @@ impl Domain {
             self.tracker.see(self.max_bytes, now);
             return Ok(None);
         };
-        let actual_bytes = actual_bytes.saturating_add(self.virtio_mem.current_bytes);
+        let actual_bytes = actual_bytes.saturating_add(self.devices.plugged_bytes);
         // The maximum was queried some time ago.
         self.max_bytes = self.max_bytes.max(actual_bytes);
         self.tracker.see(actual_bytes, now);
@@ -434,7 +447,7 @@ impl MemoryPart for Domain {
             self.follow_maximum();
             // The first description is read with the interval of the statistics.
             let changed = before.is_some_and(|before| before != maximum);
-            if changed || self.virtio_mem.size_bytes > 0 {
+            if changed || self.devices.has_virtio_mem {
                 // What has not answered is asked again soon.
                 let _ = self.read_description();
             }
@@ -468,7 +481,7 @@ impl MemoryPart for Domain {
     /// `virsh setmem --live`.
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes / 4096 * 4096;
-        let plugged = self.virtio_mem.current_bytes;
+        let plugged = self.devices.plugged_bytes;
         let least = plugged.saturating_add(4096);
         if !(least..=self.max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
@@ -541,21 +554,37 @@ mod tests {
     }
 
     #[test]
-    fn virtio_mem_is_read_from_a_description() {
+    fn memory_devices_are_read_from_a_description() {
         let device = |size: &str, current: &str| {
             format!(
                 "<memory model='virtio-mem'><target><size unit='KiB'>{size}</size><node>0</node>\
                  <requested unit='KiB'>8</requested><current unit='KiB'>{current}</current></target></memory>"
             )
         };
-        let dimm = "<memory model='dimm'><target><size unit='KiB'>64</size></target></memory>";
-        let both = format!("{}{dimm}{}", device("512", "128"), device("256", "x"));
-        let expected = VirtioMem {
-            size_bytes: 768 << 10,
-            current_bytes: 128 << 10,
+        let fixed = |model: &str| {
+            format!(
+                "<memory model='{model}' access='shared'><target><size unit='KiB'>64</size><node>0</node></target></memory>"
+            )
         };
-        assert_eq!(VirtioMem::of_description(&both), expected);
-        assert_eq!(VirtioMem::of_description(dimm), VirtioMem::default());
+        let dimm = fixed("dimm");
+        let both = format!("{}{dimm}{}", device("512", "128"), device("256", "x"));
+        let expected = MemoryDevices {
+            size_bytes: 768 << 10,
+            has_virtio_mem: true,
+            plugged_bytes: 128 << 10,
+        };
+        assert_eq!(MemoryDevices::of_description(&both), expected);
+        let none = MemoryDevices::default();
+        assert_eq!(MemoryDevices::of_description(&dimm), none);
+        // libvirt counts persistent memory, and that of enclaves, as memory of the VM.
+        for model in ["nvdimm", "virtio-pmem", "sgx-epc"] {
+            let expected = MemoryDevices {
+                size_bytes: 64 << 10,
+                ..none
+            };
+            let of_both = MemoryDevices::of_description(&(fixed(model) + &dimm));
+            assert_eq!(of_both, expected, "{model}");
+        }
     }
 
     #[test]
@@ -593,7 +622,7 @@ mod tests {
         #[test]
         fn no_output_makes_it_panic(text in "((Domain: ')?(balloon.current)?[=' \\n0-9a-z]{0,9}){0,9}") {
             let _ = uuid_of(&text, &text, None);
-            let _ = VirtioMem::of_description(&text);
+            let _ = MemoryDevices::of_description(&text);
             let _ = MemoryStats(&text).guest(1);
             let _ = period_of(&text);
         }
