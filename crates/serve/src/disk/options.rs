@@ -154,9 +154,9 @@ pub struct CacheArgs {
     /// What to do when storage refuses a write [default: report]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub write_error: Option<WriteError>,
-    /// QMP socket of the VM, to pause it for --write-error [default of `run`: that of QEMU's -qmp]
-    #[arg(long, value_name = "SOCKET")]
-    pub monitor: Option<PathBuf>,
+    /// QMP socket of the VM, to pause it for --write-error; repeatable: the first that no other client holds is used [default of `run`: those of QEMU's -qmp and -mon]
+    #[arg(long = "monitor", value_name = "SOCKET")]
+    pub monitors: Vec<PathBuf>,
     /// Directory on tmpfs where delayed writes survive the daemon [default: /run/plimsoll/NAME]
     #[arg(long, value_name = "DIRECTORY")]
     pub state: Option<PathBuf>,
@@ -245,7 +245,7 @@ impl CacheArgs {
 
     /// Checks that a VM that is to be paused can be.
     pub(crate) fn check_monitor(&self) -> anyhow::Result<()> {
-        if self.write_error() != WriteError::Report && self.monitor.is_none() {
+        if self.write_error() != WriteError::Report && self.monitors.is_empty() {
             bail_usage!(
                 "--write-error pauses the VM by its monitor: name its QMP socket with --monitor"
             );
@@ -346,7 +346,9 @@ impl CacheArgs {
         add("--dirty-age", self.dirty_age.and_then(|v| value(&v)));
         let write_error = self.write_error.and_then(|v| v.to_possible_value());
         add("--write-error", write_error.map(possible));
-        add("--monitor", self.monitor.clone().map(Into::into));
+        for monitor in &self.monitors {
+            add("--monitor", Some(monitor.into()));
+        }
         add("--state", self.state.clone().map(Into::into));
         add("--ghost", self.ghost.and_then(|v| value(&v)));
         add("--hcache", self.hcache.clone().map(Into::into));
@@ -500,7 +502,7 @@ mod tests {
     #[test]
     fn arguments_made_from_options_are_read_as_the_same_options() {
         let line = "--cache 96M --cache-max 1G --cache-mode from-storage --write delayed --dirty 1/3 \
-                    --dirty-age 1500ms --write-error enospc --monitor /m --state /s --ghost 0 --hcache /h --record /r --verify";
+                    --dirty-age 1500ms --write-error enospc --monitor /m --monitor /n --state /s --ghost 0 --hcache /h --record /r --verify";
         let given = parsed(line.split_whitespace().map(Into::into).collect());
         let again = parsed(given.arguments());
         assert_eq!(format!("{given:?}"), format!("{again:?}"));

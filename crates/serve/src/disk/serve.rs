@@ -224,11 +224,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         None => (None, None),
     };
-    let pause = args
-        .cache
-        .monitor
-        .as_deref()
-        .map(|monitor| Pause::new(monitor, state.as_deref()));
+    let monitors = &args.cache.monitors;
+    let pause = (!monitors.is_empty()).then(|| Pause::new(monitors, state.as_deref()));
     let options = MachineOptions {
         disks,
         control: args.control.clone().map(Socket::Path),

@@ -75,10 +75,10 @@ pub(super) fn counts(disk: &DiskStats) -> String {
     )
 }
 
-/// Pauses the VM by its monitor while its writes cannot be stored.
+/// Pauses the VM by one of its monitors while its writes cannot be stored.
 #[derive(Debug)]
 pub(super) struct Pause {
-    monitor: PathBuf,
+    monitors: Vec<PathBuf>,
     /// Says to the next daemon that the VM was paused by this one.
     marker: Option<PathBuf>,
     paused: bool,
@@ -86,14 +86,14 @@ pub(super) struct Pause {
 }
 
 impl Pause {
-    /// For the VM of this monitor; an earlier daemon with the same state directory may have paused it.
-    pub(super) fn new(monitor: &Path, state: Option<&Path>) -> Self {
+    /// For the VM of these monitors; an earlier daemon with the same state directory may have paused it.
+    pub(super) fn new(monitors: &[PathBuf], state: Option<&Path>) -> Self {
         let marker = state.map(|state| state.join("paused"));
         let mark = marker
             .as_ref()
             .and_then(|path| fs::read_to_string(path).ok());
         Self {
-            monitor: monitor.to_owned(),
+            monitors: monitors.to_owned(),
             paused: mark.is_some() && mark == boot_id().ok(),
             marker,
             try_at: None,
@@ -106,7 +106,7 @@ impl Pause {
         if wants == self.paused || self.try_at.is_some_and(|at| now < at) {
             return None;
         }
-        let connected = Qmp::connect(&self.monitor, MONITOR_TIMEOUT);
+        let connected = self.connect();
         let done = if wants {
             connected.and_then(|mut monitor| self.pause(&mut monitor))
         } else {
@@ -131,6 +131,25 @@ impl Pause {
                 Some(format!("disk: the VM cannot be {what}: {error}; {state}"))
             }
         }
+    }
+
+    /// Connects to the first monitor that can be used, each in its share of the time.
+    fn connect(&self) -> Result<Qmp, VmError> {
+        let share = MONITOR_TIMEOUT / u32::try_from(self.monitors.len().max(1)).unwrap_or(u32::MAX);
+        let mut failures = Vec::new();
+        for monitor in &self.monitors {
+            match Qmp::connect(monitor, share) {
+                Ok(mut monitor) => {
+                    monitor.set_timeout(MONITOR_TIMEOUT);
+                    return Ok(monitor);
+                }
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(match failures.len() {
+            1 => failures.remove(0),
+            _ => VmError::NoFreeMonitor(failures),
+        })
     }
 
     fn pause(&mut self, monitor: &mut Qmp) -> Result<bool, VmError> {
@@ -216,7 +235,7 @@ mod tests {
         let received = monitor(&socket, true);
         let now = Instant::now();
         let mut stats = MachineStats::default();
-        let mut pause = Pause::new(&socket, Some(folder.path()));
+        let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
         assert_eq!(pause.follow(&stats, now), None);
         stats.engine.wants_pause = true;
         assert_eq!(pause.follow(&stats, now).unwrap(), "disk: the VM is paused");
@@ -224,13 +243,13 @@ mod tests {
         assert_eq!(received.recv().unwrap(), "stop");
         // This daemon dies, and the next one's writes succeed.
         stats.engine.wants_pause = false;
-        let mut pause = Pause::new(&socket, Some(folder.path()));
+        let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
         assert_eq!(
             pause.follow(&stats, now).unwrap(),
             "disk: the VM is resumed"
         );
         assert_eq!(received.recv().unwrap(), "cont");
-        let mut pause = Pause::new(&socket, Some(folder.path()));
+        let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
         assert_eq!(pause.follow(&stats, now), None);
         // What an operator paused is not resumed.
         Qmp::connect(&socket, MONITOR_TIMEOUT)
@@ -252,7 +271,7 @@ mod tests {
         let received = monitor(&socket, false);
         let mut stats = MachineStats::default();
         stats.engine.wants_pause = true;
-        let mut pause = Pause::new(&socket, None);
+        let mut pause = Pause::new(std::slice::from_ref(&socket), None);
         let line = pause.follow(&stats, Instant::now()).unwrap();
         assert!(line.starts_with("disk: the VM is being paused"), "{line}");
         assert_eq!(received.recv().unwrap(), "stop");
@@ -263,11 +282,26 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_is_paused_by_the_monitor_that_no_other_client_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let [taken, free] = ["taken", "free"].map(|name| folder.path().join(name));
+        // It accepts, and greets nobody.
+        let _listener = UnixListener::bind(&taken).unwrap();
+        let received = monitor(&free, true);
+        let mut stats = MachineStats::default();
+        stats.engine.wants_pause = true;
+        let mut pause = Pause::new(&[taken, free], None);
+        let line = pause.follow(&stats, Instant::now()).unwrap();
+        assert_eq!(line, "disk: the VM is paused");
+        assert_eq!(received.recv().unwrap(), "stop");
+    }
+
+    #[test]
     fn a_monitor_that_does_not_answer_is_told_and_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut stats = MachineStats::default();
         stats.engine.wants_pause = true;
-        let mut pause = Pause::new(&folder.path().join("none"), None);
+        let mut pause = Pause::new(&[folder.path().join("none")], None);
         let now = Instant::now();
         let line = pause.follow(&stats, now).unwrap();
         assert!(

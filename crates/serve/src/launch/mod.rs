@@ -185,8 +185,8 @@ fn daemon_arguments(
     arguments.extend(["--admin".into(), socket("admin.sock")?.into()]);
     let mut cache = args.cache.clone();
     cache.state = Some(directory);
-    if cache.write_error() != WriteError::Report && cache.monitor.is_none() {
-        cache.monitor = CommandLine::parse(line).qmp_sockets.into_iter().next();
+    if cache.write_error() != WriteError::Report && cache.monitors.is_empty() {
+        cache.monitors = CommandLine::parse(line).qmp_sockets;
     }
     cache.check_monitor()?;
     arguments.extend(cache.arguments());
