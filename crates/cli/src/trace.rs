@@ -8,9 +8,8 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _};
@@ -24,7 +23,7 @@ use serde::Serialize;
 use crate::trace_args::{TraceArgs, format_parser, is_same_file, parse_page_size, reading_bar};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{
-    Cell as _, TextFormatArg, bail_usage, printable_path, stop_flag, write_file,
+    Cell as _, TextFormatArg, bail_usage, printable_path, remove_at_signals, write_file,
 };
 
 /// Inspect, convert and generate traces.
@@ -256,7 +255,6 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let mut trace = args.open()?;
     let mut bar = reading_bar(trace.progress());
-    let stop = stop_flag()?;
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
@@ -266,7 +264,6 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
             printable_path(&args.out)
         )
     })? {
-        go_on(&stop, &args.out)?;
         writer.write(&batch)?;
         references += batch.len() as u64;
         bar.update(references);
@@ -296,27 +293,15 @@ fn generate(args: &GenerateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(path) = &args.out else {
         return Ok(());
     };
-    let stop = stop_flag()?;
     let mut writer = trace_writer(path, args.to, args.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     while source.next_batch(&mut batch)? {
-        go_on(&stop, path)?;
         writer.write(&batch)?;
     }
     Ok(writer.finish()?)
 }
 
-/// Refuses to go on if the command was interrupted: what was written of the trace is then removed.
-fn go_on(stop: &AtomicBool, path: &Path) -> anyhow::Result<()> {
-    let name = printable_path(path);
-    ensure!(
-        !stop.load(Ordering::Relaxed),
-        "interrupted: no whole trace was written to '{name}'"
-    );
-    Ok(())
-}
-
-/// Opens a trace for writing, which is `out` if its path is `-`.
+/// Opens a trace for writing, which is `out` if its path is `-`. A signal that ends the command leaves nothing of it.
 fn trace_writer<'a>(
     path: &Path,
     format: Option<Format>,
@@ -333,12 +318,14 @@ fn trace_writer<'a>(
     } else {
         create(path, format, page_size)
     };
-    writer.map_err(|error| match error {
+    let writer = writer.map_err(|error| match error {
         SourceError::NotWritten { .. }
         | SourceError::CompressionNotWritten { .. }
         | SourceError::NotCompressed { .. } => UsageError(error.to_string()).into(),
-        error => error.into(),
-    })
+        error => anyhow::Error::from(error),
+    })?;
+    writer.temporary().map_or(Ok(()), remove_at_signals)?;
+    Ok(writer)
 }
 
 fn curve_csv(curve: &MissRatioCurve) -> String {

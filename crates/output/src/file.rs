@@ -33,6 +33,24 @@ pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     file.persist()
 }
 
+/// Removes the temporary file at `path` if SIGINT or SIGTERM ends the process; it still ends at once, also while it waits for input.
+///
+/// # Errors
+///
+/// The system's, if no handler can be installed.
+pub fn remove_at_signals(path: &Path) -> io::Result<()> {
+    let path = path.to_owned();
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            // It is not there any more if the file has its name.
+            let _ = fs::remove_file(&path);
+            let _ = emulate_default_handler(signal);
+        }
+    });
+    Ok(())
+}
+
 /// A file being written, which takes its name when it is complete; until then an older one keeps it.
 #[derive(Debug)]
 pub struct AtomicFile {
@@ -84,19 +102,10 @@ impl AtomicFile {
     ///
     /// The system's, if no handler can be installed.
     pub fn remove_at_signals(&self) -> io::Result<()> {
-        let Target::Temporary(file, _) = &self.target else {
-            return Ok(());
-        };
-        let path = file.path().to_owned();
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                // It is not there any more if the file has its name.
-                let _ = fs::remove_file(&path);
-                let _ = emulate_default_handler(signal);
-            }
-        });
-        Ok(())
+        match &self.target {
+            Target::Temporary(file, _) => remove_at_signals(file.path()),
+            Target::Direct(_) => Ok(()),
+        }
     }
 
     /// Gives the file its name.

@@ -78,8 +78,9 @@ impl PartialArgs {
             UsageError(error)
         })?;
         let mut source = trace.open()?;
+        let file = create(path)?;
         read(&mut source, |batch| partial.observe(batch.pages()))?;
-        write(partial, path)
+        write(partial, file, path)
     }
 
     /// Merges partial states, and prints the curve of the whole or writes the merged state.
@@ -98,7 +99,7 @@ impl PartialArgs {
             with_bytes(path, |bytes| merged.append(Partial::parse(bytes)?))?;
         }
         if let Some(path) = &self.partial {
-            return write(merged, path);
+            return write(merged, create(path)?, path);
         }
         let trace = TraceArgs {
             page_bytes: merged.page_size(),
@@ -137,9 +138,16 @@ fn with_bytes<T>(
     f(&bytes).with_context(|| format!("'{name}'"))
 }
 
-fn write(partial: Partial, path: &Path) -> anyhow::Result<()> {
+/// Begins a file of which nothing is left if a signal ends the command before it is whole.
+fn create(path: &Path) -> anyhow::Result<AtomicFile> {
+    let file = AtomicFile::create(path)?;
+    file.remove_at_signals()?;
+    Ok(file)
+}
+
+fn write(partial: Partial, file: AtomicFile, path: &Path) -> anyhow::Result<()> {
     let not_written = || format!("cannot write '{}'", printable_path(path));
-    let mut file = BufWriter::new(AtomicFile::create(path)?);
+    let mut file = BufWriter::new(file);
     partial.write(&mut file).with_context(not_written)?;
     let file = file.into_inner().map_err(IntoInnerError::into_error);
     file.with_context(not_written)?.persist()
