@@ -21,7 +21,7 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_output::{Format, OutputArgs, csv as csv_line};
 use plimsoll_protocol::curve_json::SCHEMA;
-use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup, program};
+use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup, cpu_time, program};
 use plimsoll_serve::disk::admin::report;
 use plimsoll_serve::hcache::Report as StoreReport;
 use plimsoll_vm::ConsoleEvent;
@@ -438,12 +438,7 @@ fn status(told: &GuestOutput) -> BTreeMap<String, u64> {
 /// CPU time that the VM's process has used.
 fn cpu_seconds(guest: &mut DiskGuest) -> anyhow::Result<f64> {
     let pid = guest.guest().context("the guest has ended")?.pid();
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // After the name, which may hold anything: fields 14 and 15 of proc(5).
-    let (_, fields) = stat.rsplit_once(')').context("no name in its stat")?;
-    let mut ticks = fields.split_ascii_whitespace().skip(11);
-    let mut next = || -> anyhow::Result<f64> { Ok(ticks.next().context("no CPU time")?.parse()?) };
-    Ok((next()? + next()?) / rustix::param::clock_ticks_per_second() as f64)
+    Ok(cpu_time(pid)?.as_secs_f64())
 }
 
 fn ensure_right(told: &GuestOutput) -> anyhow::Result<()> {

@@ -31,7 +31,7 @@ pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestD
 pub use host::median;
 pub use image::{GuestImage, ProgramsImage};
 pub use programs::ProgramGuest;
-pub use server::{Server, has_ended, program, send};
+pub use server::{Server, cpu_time, has_ended, program, send};
 pub use subject::{ConsoleLog, PATIENCE, Round, Subject};
 pub use traces::Footprint;
 pub use wait::{POLL, try_wait_for, wait_for};

@@ -148,6 +148,30 @@ pub fn send(pid: u32, signal: Signal) -> anyhow::Result<()> {
         .with_context(|| format!("no signal to process {}", pid.as_raw_nonzero()))
 }
 
+/// CPU time that all threads of a process have used, to 10 ms.
+///
+/// # Errors
+///
+/// If there is no such process.
+pub fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = fs::read_to_string(&path).with_context(|| format!("cannot read '{path}'"))?;
+    // proc(5): utime is field 14, stime 15; the name before them may hold anything.
+    let fields = stat
+        .rsplit_once(')')
+        .map_or("", |(_, fields)| fields)
+        .split_ascii_whitespace();
+    let mut ticks = fields.skip(11).map(str::parse::<u64>);
+    let mut next = || {
+        ticks
+            .next()
+            .with_context(|| format!("no CPU time in '{path}'"))
+    };
+    let ticks = next()?? + next()??;
+    let second = u32::try_from(rustix::param::clock_ticks_per_second())?;
+    Ok(Duration::from_secs(ticks) / second)
+}
+
 /// Whether a process has ended, even if its parent has not waited for it yet.
 #[must_use]
 pub fn has_ended(pid: u32) -> bool {
@@ -180,6 +204,7 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait_for;
 
     #[test]
     fn a_server_is_ended_and_its_part_of_the_log_is_its_own() {
@@ -208,5 +233,22 @@ mod tests {
         let text = format!("{refused:#}");
         assert!(text.contains("no such disk"), "{text}");
         assert!(text.contains("has ended (exit status: 1)"), "{text}");
+    }
+
+    #[test]
+    fn the_cpu_time_of_a_process_grows_while_it_works() {
+        let before = cpu_time(std::process::id()).unwrap();
+        wait_for("work", Duration::from_secs(60), || {
+            std::hint::black_box(
+                (0..1_000_000_u64).fold(0, |sum, one| sum ^ std::hint::black_box(one)),
+            );
+            (cpu_time(std::process::id()).unwrap() >= before + Duration::from_millis(50))
+                .then_some(())
+        });
+        let error = cpu_time(u32::MAX).unwrap_err();
+        assert!(
+            error.to_string().contains("/proc/4294967295/stat"),
+            "{error}"
+        );
     }
 }

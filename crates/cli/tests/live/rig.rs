@@ -8,12 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use plimsoll_flow::Accelerator;
 use plimsoll_rig::{
-    AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, has_ended, host, median, send,
-    wait_for,
+    AcceleratorChoice, GuestConfig, GuestImage, PATIENCE, Subject, cpu_time, has_ended, host,
+    median, send, wait_for,
 };
 use plimsoll_skip::{Lack, guests_wanted, skip};
 use plimsoll_vm::detect;
@@ -241,22 +241,11 @@ impl Attach {
         children.split_whitespace().next()?.parse().ok()
     }
 
-    /// Processor time that it has used so far, by the kernel's account.
-    pub fn processor_time(&self) -> Duration {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        // proc(5): utime is field 14, stime 15; the name before them may have blanks.
-        let after_name = stat.rsplit_once(") ").unwrap().1;
-        let fields: Vec<_> = after_name.split(' ').collect();
-        let ticks = [14, 15].map(|field| fields[field - 3].parse::<u64>().unwrap());
-        let second = rustix::param::clock_ticks_per_second();
-        Duration::from_secs(ticks.iter().sum()) / u32::try_from(second).unwrap()
-    }
-
     /// Takes as many lines as that; beside them the share of one processor that the tracer used meanwhile.
     pub fn lines_and_share(&self, count: usize) -> (Vec<Line>, f64) {
-        let (from, before) = (Instant::now(), self.processor_time());
+        let (from, before) = (Instant::now(), cpu_time(self.pid()).unwrap());
         let lines = (0..count).map(|_| self.next()).collect();
-        let used = self.processor_time() - before;
+        let used = cpu_time(self.pid()).unwrap() - before;
         (lines, used.as_secs_f64() / from.elapsed().as_secs_f64())
     }
 

@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_disk::EngineStats;
 use plimsoll_flow::MissRatioCurve;
-use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup};
+use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup, cpu_time};
 use plimsoll_serve::disk::admin::{Request, ask, report};
 use plimsoll_vm::ConsoleEvent;
 use serde::{Deserialize, Serialize};
@@ -109,6 +109,12 @@ pub(super) struct Cost {
     pub(super) disk_reads: u64,
     /// Pages read from and written to storage.
     pub(super) storage: u64,
+    /// Files its programs read or wrote, the requests of \[LS07\].
+    pub(super) visits: u64,
+    /// Reads and writes of storage.
+    pub(super) operations: u64,
+    /// CPU time of the disk daemon in us: a process of the host, which is not emulated.
+    pub(super) daemon_us: u64,
     /// Share of the reads that would miss, by size of guest and cache together.
     #[serde(skip)]
     pub(super) curve: Option<MissRatioCurve>,
@@ -178,17 +184,21 @@ pub(super) fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
         guest.listen(
             PATIENCE,
             |event| matches!(event, ConsoleEvent::Phase { name, .. } if name == wanted),
-        )?;
-        report(&guest.admin(), true)
+        )
     };
-    let before = at_phase(&mut guest, "measured")?;
+    at_phase(&mut guest, "measured")?;
+    let before = report(&guest.admin(), true)?;
     // A list that becomes longer restarts its counts.
     let cache_bytes = before.machine.engine.cache_bytes;
     if cache_bytes > 0 {
         let cache_bytes = cache_bytes + GROWTH_BYTES;
         ask::<()>(&guest.admin(), Request::Resize { cache_bytes })?;
     }
-    let after = at_phase(&mut guest, "end")?;
+    // Without the reports, which are not the guest's requests.
+    let daemon_before = cpu_time(guest.daemon_pid())?;
+    at_phase(&mut guest, "end")?;
+    let daemon_time = cpu_time(guest.daemon_pid())? - daemon_before;
+    let after = report(&guest.admin(), true)?;
     let told = guest.finish(PATIENCE)?;
     guest.check_image()?;
     ensure_right(&told, &after.machine.engine)?;
@@ -196,12 +206,16 @@ pub(super) fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
     let (was, is) = (&before.machine.engine, &after.machine.engine);
     let missed = (is.read_blocks + is.read_parts) - (was.read_blocks + was.read_parts);
     let bytes = |of: &EngineStats| of.storage_read_bytes + of.storage_written_bytes;
+    let operations = |of: &EngineStats| of.storage_reads + of.storage_writes;
     Ok(Cost {
         memory: told.number("machine", None, "memory_kib")? / 4,
         asked: of_files("reads")? + of_files("writes")?,
         missed,
         disk_reads: missed - (is.hits - was.hits),
         storage: (bytes(is) - bytes(was)) / 4096,
+        visits: of_files("visits")?,
+        operations: operations(is) - operations(was),
+        daemon_us: u64::try_from(daemon_time.as_micros())?,
         curve: after.curve.map(|curve| curve.to_curve()).transpose()?,
     })
 }

@@ -127,7 +127,10 @@ pub enum Unit {
     /// Bytes, shown in MiB.
     Bytes,
     Seconds,
+    Microseconds,
     Count,
+    /// A mean of counts, shown with two digits.
+    Mean,
     /// A small ratio, shown with an exponent.
     Ratio,
     /// A value relative to another, shown with two digits: 1.00 is no change.
@@ -149,9 +152,10 @@ impl Unit {
             Self::Percent => format!("{:.2} %", value * 100.0),
             Self::Bytes => format!("{:.1} MiB", value / f64::from(1 << 20)),
             Self::Seconds => format!("{value:.2} s"),
+            Self::Microseconds => format!("{} us", plimsoll_output::grouped(value.round())),
             Self::Count => plimsoll_output::grouped(value.round()),
             Self::Ratio => format!("{value:.2e}"),
-            Self::Factor => format!("{value:.2}"),
+            Self::Mean | Self::Factor => format!("{value:.2}"),
         }
     }
 }

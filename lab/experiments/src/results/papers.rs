@@ -72,8 +72,8 @@ pub const ITEMS: [PaperItem; 46] = [
     ),
     item(
         "LS07 fig. 7",
-        "throughput by share of memory in the cache",
-        Answer::Missing("times of emulated guests say nothing about it"),
+        "throughput by share of memory in the cache, as I/O and CPU counts",
+        Answer::Kept,
     ),
     item(
         "LS07 fig. 8",
@@ -83,9 +83,7 @@ pub const ITEMS: [PaperItem; 46] = [
     item(
         "LS07 fig. 9",
         "CPU by share of memory in the cache",
-        Answer::Missing(
-            "the daemon's CPU time for a request is in docs/disk-measured.md; not by split",
-        ),
+        Answer::Kept,
     ),
     item(
         "LS07 fig. 10",
