@@ -1,12 +1,18 @@
 #!/bin/sh
-# Makes the guest of real programs: target/guest/debian-programs, a Debian with the programs (once, a few minutes), and
-# target/guest/debian-programs.img, an ext4 file system of it with our jobs and the marker.
+# Makes the guest of real programs: target/guest/debian-programs, a Debian with the programs and databases (once, a few minutes),
+# and target/guest/debian-programs.img, an ext4 file system of it with our jobs and the marker.
 set -eu
 
 cd "$(dirname "$0")/../.."
 debian=target/guest/debian-programs
 packages='busybox ccache dmsetup gcc glpk-utils hmmer hpcc libc6-dev libvips-tools make nginx-light perl postgresql povray
     quantlib-examples redis-server redis-tools sqlite3 stockfish stress-ng sysbench wrk x264 xapian-omega xapian-tools xsltproc xz-utils'
+
+# TPC-H's data is made by tpchgen-cli (of Python's index), TPC-C's by go-tpc, which also runs its transactions; Debian's Go, too
+# old for it, fetches a newer one.
+tpch='tpchgen-cli==4.0.0'
+tpcc='github.com/pingcap/go-tpc/cmd/go-tpc@v1.0.12'
+toolchain='golang.org/toolchain@v0.0.1-go1.21.13.linux-amd64'
 
 say() { printf '    %s\n' "$*" >&2; }
 die() {
@@ -32,6 +38,27 @@ install() {
     chroot "$1" apt-get clean
 }
 
+# databases FOLDER: the data of TPC-H at scale 0.02 and of TPC-C with one warehouse, a file for each table, and go-tpc.
+databases() {
+    work=$PWD/target/guest/databases
+    rm -rf "$work" "$1/tpch" "$1/tpcc"
+    python3 -m venv "$work/python"
+    "$work/python/bin/pip" install -q --disable-pip-version-check "$tpch"
+    "$work/python/bin/tpchgen-cli" csv -q -s 0.02 -o "$1/tpch"
+    (
+        export GOMODCACHE="$work/modules" GOCACHE="$work/cache" GOFLAGS=-modcacherw CGO_ENABLED=0
+        go mod download "$toolchain"
+        chmod -R a+x "$GOMODCACHE/$toolchain/bin" "$GOMODCACHE/$toolchain/pkg/tool"
+        GOTOOLCHAIN=local GOBIN=$PWD/$1/usr/bin "$GOMODCACHE/$toolchain/bin/go" install -trimpath "$tpcc"
+    )
+    "$1/usr/bin/go-tpc" tpcc prepare -d postgres --warehouses 1 --output-type csv --output-dir "$1/tpcc"
+    for file in "$1"/tpcc/test.*.0.csv; do
+        table=${file#*/test.}
+        mv "$file" "$1/tpcc/${table%.0.csv}.csv"
+    done
+    rm -rf "$work"
+}
+
 if [ "$(cat "$debian/packages" 2>/dev/null)" != "$packages" ]; then
     [ "$(id -u)" = 0 ] || die "only root can make $debian (debootstrap)"
     mirror=$(mirror)
@@ -43,11 +70,17 @@ if [ "$(cat "$debian/packages" 2>/dev/null)" != "$packages" ]; then
     echo "$packages" >"$debian.part/packages"
     mv "$debian.part" "$debian"
 fi
-if [ ! -f "$debian.img" ] || [ -n "$(find lab/programs/init.sh lab/programs/jobs lab/programs/mark.c lab/programs/build.sh -newer "$debian.img")" ]; then
+if [ "$(cat "$debian/databases" 2>/dev/null)" != "$tpch $tpcc" ]; then
+    say "making the databases of $debian"
+    rm -f "$debian.img"
+    databases "$debian" >"$debian.log" 2>&1 || die "no databases: $(tail -n 3 "$debian.log")"
+    echo "$tpch $tpcc" >"$debian/databases"
+fi
+if [ ! -f "$debian.img" ] || [ -n "$(find lab/programs -newer "$debian.img" ! -name README.md -type f)" ]; then
     gcc -O2 -Wall -Werror -static -o "$debian/usr/bin/mark" lab/programs/mark.c
     cp lab/programs/init.sh "$debian/init.sh"
-    rm -rf "$debian/jobs"
-    cp -r lab/programs/jobs "$debian/jobs"
+    rm -rf "$debian/jobs" "$debian/postgresql"
+    cp -r lab/programs/jobs lab/programs/postgresql "$debian"
     rm -f "$debian.img"
     # Blocks of a page each: others are not cached.
     truncate -s 2560M "$debian.img.part"
