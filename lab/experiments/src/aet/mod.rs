@@ -40,6 +40,9 @@ pub struct Args {
     /// Number of seeds, each of which traces every program anew [default: 3; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
+    /// Only the programs, without the rules for the tracking rate and the program in steps; kept as `aet-programs`
+    #[arg(long)]
+    only_programs: bool,
     /// Two programs and few periods: whether everything works
     #[arg(long)]
     quick: bool,
@@ -102,7 +105,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut progress = Progress::begin(
         &args.state,
         &lengths.text(),
-        (programs.len() + 3) * usize::try_from(seeds)? + 2,
+        (programs.len() + if args.only_programs { 0 } else { 3 }) * usize::try_from(seeds)? + 2,
     )?;
     let conditions = progress.step("begin", || Conditions::begin("tcg", guest))?;
     let mut all = set::Measured::default();
@@ -111,6 +114,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let name = format!("{program}-{seed}");
             all.programs
                 .push(progress.step(&name, || measure::program(&image, program, seed, lengths))?);
+        }
+        if args.only_programs {
+            continue;
         }
         let name = format!("rate-{}-{seed}", args.rate_program);
         all.rates.push(progress.step(&name, || {

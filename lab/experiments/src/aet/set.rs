@@ -100,9 +100,13 @@ pub fn of(
     };
     errors(&mut rows);
     costs(&mut rows);
-    rate_rules(&mut rows, &all.rates);
-    fixed_settings(&mut rows, all);
-    stepping(&mut rows, &all.steps);
+    let only_programs = all.steps.is_empty();
+    if !only_programs {
+        rate_rules(&mut rows, &all.rates);
+        fixed_settings(&mut rows, all);
+        stepping(&mut rows, &all.steps);
+    }
+    let names = rows.programs.join(",");
     let mut charts = vec![
         ("curves", curves(measured)),
         (
@@ -113,23 +117,36 @@ pub fn of(
                     .map(|one| (one.program.as_str(), &one.published.periods[..])),
             ),
         ),
+    ];
+    charts.extend(all.steps.first().map(|one| {
+        let of = [("", &one.periods[..])];
         (
             "steps",
-            working_sets(
-                "Working sets of a program in steps",
-                all.steps.first().map(|one| ("", &one.periods[..])),
-            ),
-        ),
-    ];
+            working_sets("Working sets of a program in steps", of),
+        )
+    }));
     charts.extend(all.rates.first().map(|one| ("rate", rate_chart(one))));
+    let (name, title, command) = if only_programs {
+        (
+            "aet-programs",
+            format!("AET on more real programs: {names}"),
+            format!("./dev lab aet --only-programs --programs {names}"),
+        )
+    } else {
+        (
+            "aet",
+            "AET on real programs".to_owned(),
+            "./dev lab aet".to_owned(),
+        )
+    };
     let set = ResultSet {
-        title: "AET on real programs".to_owned(),
+        title,
         method: METHOD.to_owned(),
-        command: "./dev lab aet".to_owned(),
+        command,
         measurements: rows.made,
         limits: LIMITS.map(str::to_owned).to_vec(),
         raw: serde_json::to_value(all)?,
-        ..ResultSet::new("aet", conditions, (seeds, Repetition::Seed))
+        ..ResultSet::new(name, conditions, (seeds, Repetition::Seed))
     };
     Ok((set, charts))
 }
