@@ -130,7 +130,7 @@ pub fn of(
         (
             "aet-programs",
             format!("AET on more real programs: {names}"),
-            format!("./dev lab aet --only-programs --programs {names}"),
+            format!("./dev lab aet --only-programs --programs {names} --seeds {seeds}"),
         )
     } else {
         (
