@@ -20,12 +20,12 @@ use crate::host::Host;
 use crate::shared::Snapshot;
 use crate::vm::{Vm, bytes, pages, why_unpredicted};
 
-/// Maximum number of VMs whose warnings of one kind are told; the others are counted.
+/// Maximum number of VMs whose warnings of one kind are shown; the others are counted.
 const WARNED: usize = 5;
 
 /// Warnings of VMs, each with the VM's name. Those that differ only in the VM, or after their first colon, are of one kind.
 fn folded<'a>(of_vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
-    let (mut told, mut counts) = (Vec::new(), BTreeMap::<String, usize>::new());
+    let (mut shown, mut counts) = (Vec::new(), BTreeMap::<String, usize>::new());
     for (name, warning) in of_vms {
         let kind = warning.replace(&format!("VM {name}"), "the VM");
         let kind = kind
@@ -34,12 +34,12 @@ fn folded<'a>(of_vms: impl Iterator<Item = (&'a str, &'a str)>) -> Vec<String> {
         let count = counts.entry(kind.to_owned()).or_default();
         *count += 1;
         if *count <= WARNED {
-            told.push(format!("{name}: {warning}"));
+            shown.push(format!("{name}: {warning}"));
         }
     }
     let more = counts.iter().filter(|(_, count)| **count > WARNED);
-    told.extend(more.map(|(kind, count)| format!("{} more VMs: {kind}", count - WARNED)));
-    told
+    shown.extend(more.map(|(kind, count)| format!("{} more VMs: {kind}", count - WARNED)));
+    shown
 }
 
 impl<H: Host> Turns<H> {
@@ -336,7 +336,7 @@ mod tests {
     use super::folded;
 
     #[test]
-    fn warnings_of_one_kind_are_told_of_five_vms_and_counted_of_the_others() {
+    fn warnings_of_one_kind_are_shown_of_five_vms_and_counted_of_the_others() {
         let names: Vec<String> = (100..300).map(|number| format!("vm{number}")).collect();
         let silent = |name: &String| {
             format!(
@@ -345,16 +345,16 @@ mod tests {
         };
         let mut warnings: Vec<_> = names.iter().map(|name| (name, silent(name))).collect();
         warnings.push((&names[7], "its RAM is locked".to_owned()));
-        let told = folded(
+        let shown = folded(
             warnings
                 .iter()
                 .map(|(name, warning)| (name.as_str(), warning.as_str())),
         );
-        assert_eq!(told.len(), 7, "{told:#?}");
-        assert_eq!(told[4], format!("vm104: {}", silent(&names[4])));
-        assert_eq!(told[5], "vm107: its RAM is locked");
+        assert_eq!(shown.len(), 7, "{shown:#?}");
+        assert_eq!(shown[4], format!("vm104: {}", silent(&names[4])));
+        assert_eq!(shown[5], "vm107: its RAM is locked");
         let rest =
             "195 more VMs: the balloon of the VM cannot be queried; the last known value is kept";
-        assert_eq!(told[6], rest);
+        assert_eq!(shown[6], rest);
     }
 }
