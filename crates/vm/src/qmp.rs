@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -86,6 +86,26 @@ impl Qmp {
     /// [`VmError::NoMonitor`] without sockets. Those of [`connect`](Self::connect); [`VmError::QmpConnect`] also if another process
     /// listens there. [`VmError::NoFreeMonitor`] if several sockets have such errors.
     pub fn connect_to(sockets: &mut [PeerSocket], timeout: Duration) -> Result<Self, VmError> {
+        let connect = |socket: &PeerSocket, share| socket.connect(share).map(|(stream, _)| stream);
+        Self::first_usable(sockets, timeout, connect, |socket| &socket.path)
+    }
+
+    /// As [`connect_to`](Self::connect_to), whoever listens there.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`connect_to`](Self::connect_to).
+    pub fn connect_any(sockets: &mut [PathBuf], timeout: Duration) -> Result<Self, VmError> {
+        let connect = |socket: &PathBuf, share| connect_within(socket, share);
+        Self::first_usable(sockets, timeout, connect, |socket| socket)
+    }
+
+    fn first_usable<T>(
+        sockets: &mut [T],
+        timeout: Duration,
+        connect: impl Fn(&T, Duration) -> io::Result<UnixStream>,
+        path: impl Fn(&T) -> &Path,
+    ) -> Result<Self, VmError> {
         let end = Instant::now() + timeout;
         let mut failures = Vec::new();
         for (tried, left) in (1..=sockets.len()).rev().enumerate() {
@@ -93,8 +113,7 @@ impl Qmp {
                 / u32::try_from(left).unwrap_or(u32::MAX);
             let socket = &sockets[tried];
             let deadline = Instant::now() + share;
-            let stream = socket.connect(share).map(|(stream, _)| stream);
-            match Self::greet(stream, &socket.path, deadline, timeout) {
+            match Self::greet(connect(socket, share), path(socket), deadline, timeout) {
                 Ok(qmp) => {
                     sockets[..=tried].rotate_right(1);
                     return Ok(qmp);

@@ -106,7 +106,7 @@ impl Pause {
         if wants == self.paused || self.try_at.is_some_and(|at| now < at) {
             return None;
         }
-        let connected = self.connect();
+        let connected = Qmp::connect_any(&mut self.monitors, MONITOR_TIMEOUT);
         let done = if wants {
             connected.and_then(|mut monitor| self.pause(&mut monitor))
         } else {
@@ -131,25 +131,6 @@ impl Pause {
                 Some(format!("disk: the VM cannot be {what}: {error}; {state}"))
             }
         }
-    }
-
-    /// Connects to the first monitor that can be used, each in its share of the time.
-    fn connect(&self) -> Result<Qmp, VmError> {
-        let share = MONITOR_TIMEOUT / u32::try_from(self.monitors.len().max(1)).unwrap_or(u32::MAX);
-        let mut failures = Vec::new();
-        for monitor in &self.monitors {
-            match Qmp::connect(monitor, share) {
-                Ok(mut monitor) => {
-                    monitor.set_timeout(MONITOR_TIMEOUT);
-                    return Ok(monitor);
-                }
-                Err(error) => failures.push(error),
-            }
-        }
-        Err(match failures.len() {
-            1 => failures.remove(0),
-            _ => VmError::NoFreeMonitor(failures),
-        })
     }
 
     fn pause(&mut self, monitor: &mut Qmp) -> Result<bool, VmError> {
