@@ -129,7 +129,7 @@ pub fn of(
     let (name, title, command) = if only_programs {
         (
             "aet-programs",
-            format!("AET on more real programs: {names}"),
+            format!("AET on more real programs: {}", rows.programs.join(", ")),
             format!("./dev lab aet --only-programs --programs {names} --seeds {seeds}"),
         )
     } else {
