@@ -57,7 +57,7 @@ pub enum SeriesStyle {
     Line,
     /// The values only, unconnected.
     Dots,
-    /// The reference for the other series: dashed grey steps.
+    /// The reference for the other series: dashed grey steps, with other dashes for each of several that have names.
     Truth,
 }
 
@@ -156,9 +156,17 @@ impl Series {
     }
 }
 
+/// What a series is drawn with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pen {
+    color: &'static str,
+    /// An attribute, or nothing.
+    dashes: &'static str,
+}
+
 /// An entry of the legend.
 enum Key<'a> {
-    Series(&'a Series, &'static str),
+    Series(&'a Series, Pen),
     Shade(&'a str),
 }
 
@@ -173,7 +181,11 @@ impl Key<'_> {
 
 const SHADE: &str = "#efefef";
 const TRUTH: &str = "#444444";
-const DASHES: &str = " stroke-dasharray=\"6 4\"";
+const DASHES: [&str; 3] = [
+    " stroke-dasharray=\"6 4\"",
+    " stroke-dasharray=\"2 3\"",
+    " stroke-dasharray=\"10 3 2 3\"",
+];
 const SWATCH: f64 = 24.0;
 
 impl Chart {
@@ -282,11 +294,11 @@ impl Chart {
             top - 3.0, right - left + 3.0, PLOT_HEIGHT + 4.0,
             top - 3.0, right - left + 3.0, PLOT_HEIGHT + 4.0,
         ));
-        for (series, color) in self.colored() {
-            draw_band(&mut svg, series, color, &x, &y);
+        for (series, pen) in self.drawn() {
+            draw_band(&mut svg, series, pen.color, &x, &y);
         }
-        for (series, color) in self.colored() {
-            draw_series(&mut svg, series, color, &x, &y);
+        for (series, pen) in self.drawn() {
+            draw_series(&mut svg, series, pen, &x, &y);
         }
         svg.put(format_args!("</svg>"));
         for place in &markers_at {
@@ -308,23 +320,37 @@ impl Chart {
         svg.finish()
     }
 
-    /// The series with their colours: the palette in order, grey for [`SeriesStyle::Truth`].
-    fn colored(&self) -> impl Iterator<Item = (&Series, &'static str)> {
+    /// The series with their pens: the palette in order, grey dashes for [`SeriesStyle::Truth`]; one without a name continues
+    /// the one before it.
+    fn drawn(&self) -> impl Iterator<Item = (&Series, Pen)> {
         let mut palette = PALETTE.into_iter().cycle();
+        let mut patterns = DASHES.into_iter().cycle();
+        let mut last = DASHES[0];
         self.series.iter().map(move |series| {
-            let color = match series.look {
-                SeriesStyle::Truth => TRUTH,
-                _ => palette.next().unwrap_or(TRUTH),
+            let pen = match series.look {
+                SeriesStyle::Truth => {
+                    if !series.name.is_empty() {
+                        last = patterns.next().unwrap_or(last);
+                    }
+                    Pen {
+                        color: TRUTH,
+                        dashes: last,
+                    }
+                }
+                _ => Pen {
+                    color: palette.next().unwrap_or(TRUTH),
+                    dashes: "",
+                },
             };
-            (series, color)
+            (series, pen)
         })
     }
 
     fn keys(&self) -> Vec<Key<'_>> {
         let mut keys: Vec<_> = self
-            .colored()
+            .drawn()
             .filter(|(series, _)| !series.name.is_empty())
-            .map(|(series, color)| Key::Series(series, color))
+            .map(|(series, pen)| Key::Series(series, pen))
             .collect();
         for shade in &self.shades {
             if !shade.label.is_empty() && keys.iter().all(|key| key.label() != shade.label) {
@@ -395,7 +421,7 @@ fn legend_places(keys: &[Key<'_>], left: f64, right: f64) -> Vec<(f64, f64)> {
 
 fn draw_key(svg: &mut Svg, key: &Key<'_>, left: f64, middle: f64) {
     match *key {
-        Key::Series(series, color) => {
+        Key::Series(series, Pen { color, dashes }) => {
             if series.has_band() {
                 svg.put(format_args!(
                     "<rect x=\"{left:.1}\" y=\"{:.1}\" width=\"{SWATCH}\" height=\"12\" fill=\"{color}\" fill-opacity=\"0.18\"/>",
@@ -405,7 +431,7 @@ fn draw_key(svg: &mut Svg, key: &Key<'_>, left: f64, middle: f64) {
             let (from, to) = ((left, middle), (left + SWATCH, middle));
             match series.look {
                 SeriesStyle::Steps | SeriesStyle::Line => svg.line(from, to, (2.0, color), ""),
-                SeriesStyle::Truth => svg.line(from, to, (1.6, color), DASHES),
+                SeriesStyle::Truth => svg.line(from, to, (1.6, color), dashes),
                 SeriesStyle::Dots => draw_dot(svg, left + SWATCH / 2.0, middle, color),
             }
         }
@@ -503,15 +529,16 @@ fn draw_band(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) 
     ));
 }
 
-fn draw_series(svg: &mut Svg, series: &Series, color: &str, x: &Scale, y: &Scale) {
+fn draw_series(svg: &mut Svg, series: &Series, pen: Pen, x: &Scale, y: &Scale) {
+    let Pen { color, dashes } = pen;
     let points = series.finite().map(|point| (x.at(point.x), y.at(point.y)));
-    let (width, dashes) = match series.look {
+    let width = match series.look {
         SeriesStyle::Dots => {
             points.for_each(|(x, y)| draw_dot(svg, x, y, color));
             return;
         }
-        SeriesStyle::Truth => (1.6, DASHES),
-        SeriesStyle::Steps | SeriesStyle::Line => (2.0, ""),
+        SeriesStyle::Truth => 1.6,
+        SeriesStyle::Steps | SeriesStyle::Line => 2.0,
     };
     let path = path(points, series.look != SeriesStyle::Line);
     svg.put(format_args!(
@@ -579,8 +606,17 @@ mod tests {
         let series = [SeriesStyle::Truth, SeriesStyle::Steps, SeriesStyle::Dots]
             .map(|look| Series::new("", look, [(0.0, 0.0)]));
         let chart = chart(series.to_vec());
-        let colors: Vec<_> = chart.colored().map(|(_, color)| color).collect();
+        let colors: Vec<_> = chart.drawn().map(|(_, pen)| pen.color).collect();
         assert_eq!(colors, [TRUTH, PALETTE[0], PALETTE[1]]);
+    }
+
+    #[test]
+    fn truths_with_names_differ_in_their_dashes() {
+        let series =
+            ["one", "", "two", ""].map(|name| Series::new(name, SeriesStyle::Truth, [(0.0, 0.0)]));
+        let chart = chart(series.to_vec());
+        let dashes: Vec<_> = chart.drawn().map(|(_, pen)| pen.dashes).collect();
+        assert_eq!(dashes, [DASHES[0], DASHES[0], DASHES[1], DASHES[1]]);
     }
 
     #[test]

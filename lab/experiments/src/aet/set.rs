@@ -106,18 +106,18 @@ pub fn of(
         fixed_settings(&mut rows, all);
         stepping(&mut rows, &all.steps);
     }
-    let names = rows.programs.join(",");
-    let mut charts = vec![
-        ("curves", curves(measured)),
-        (
+    let mut charts = vec![("curves", curves(measured))];
+    let periods = first_of_each(measured).map(|one| (&*one.program, &*one.published.periods));
+    // Nothing is compared where a model has no working set in any period.
+    if periods.clone().any(|(_, rows)| {
+        rows.iter()
+            .any(|row| matches!(row.working_sets, [Some(_), Some(_), _]))
+    }) {
+        charts.push((
             "working-sets",
-            working_sets(
-                "Working sets of programs",
-                first_of_each(measured)
-                    .map(|one| (one.program.as_str(), &one.published.periods[..])),
-            ),
-        ),
-    ];
+            working_sets("Working sets of programs", periods),
+        ));
+    }
     charts.extend(all.steps.first().map(|one| {
         let of = [("", &one.periods[..])];
         (
@@ -127,6 +127,7 @@ pub fn of(
     }));
     charts.extend(all.rates.first().map(|one| ("rate", rate_chart(one))));
     let (name, title, command) = if only_programs {
+        let names = rows.programs.join(",");
         (
             "aet-programs",
             format!("AET on more real programs: {}", rows.programs.join(", ")),
@@ -506,7 +507,7 @@ fn working_sets<'a>(
 }
 
 /// The programs with the first seed.
-fn first_of_each(measured: &[ProgramResult]) -> impl Iterator<Item = &ProgramResult> {
+fn first_of_each(measured: &[ProgramResult]) -> impl Iterator<Item = &ProgramResult> + Clone {
     let is_first = |(at, one): &(usize, &ProgramResult)| {
         measured[..*at]
             .iter()

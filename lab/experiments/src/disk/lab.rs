@@ -113,7 +113,7 @@ pub(super) struct Cost {
     pub(super) visits: u64,
     /// Reads and writes of storage.
     pub(super) operations: u64,
-    /// CPU time of the disk daemon in us: a process of the host, which is not emulated.
+    /// CPU time of the disk daemon in µs: a process of the host, which is not emulated.
     pub(super) daemon_us: u64,
     /// Share of the reads that would miss, by size of guest and cache together.
     #[serde(skip)]

@@ -100,11 +100,14 @@ impl Split {
     }
 
     fn text(&self) -> String {
+        let cache = match self.mode {
+            Mode::None => Mode::None.text().to_owned(),
+            _ => format!("{} % in the cache", self.cache.0),
+        };
         format!(
-            "{}, {} % writes, {} % in the cache",
+            "{}, {} % writes, {cache}",
             self.order.text(),
-            self.write_percent,
-            self.cache.0
+            self.write_percent
         )
     }
 
@@ -249,9 +252,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .collect(),
         limits: vec![
             "The guests are emulated, so their times and throughput say nothing and are not shown; the daemon is a native process, so its CPU time does. \
-             Its unit is us per request; the paper's is the share of a CPU that its hypervisor used more."
+             Its unit is µs per request; the paper's is the share of a CPU that its hypervisor used more."
                 .to_owned(),
-            "The daemon's CPU time is counted in 10 ms by the kernel, 11 us for each of 896 requests; it contains what the daemon does between requests, \
+            "The daemon's CPU time is counted in 10 ms by the kernel, 11 µs for each of 896 requests; it contains what the daemon does between requests, \
              which lasts longer with a slower guest, and other users of the machine lengthen it, as the spread of the seeds shows."
                 .to_owned(),
             "The workloads are our own, of the orders that the paper's microbenchmarks have; its four services are not among them."
@@ -331,12 +334,7 @@ fn costs(figures: &[Figure], seeds: u64, measured: &BTreeMap<String, Cost>) -> V
         }
     }
     let of = |split: Split| match split.mode {
-        Mode::None => format!(
-            "{}, {} % writes, {}",
-            split.order.text(),
-            split.write_percent,
-            split.mode.text()
-        ),
+        Mode::None => split.text(),
         mode => format!("{}, {}", split.text(), mode.text()),
     };
     let rows = REQUEST_COSTS

@@ -152,7 +152,7 @@ impl Unit {
             Self::Percent => format!("{:.2} %", value * 100.0),
             Self::Bytes => format!("{:.1} MiB", value / f64::from(1 << 20)),
             Self::Seconds => format!("{value:.2} s"),
-            Self::Microseconds => format!("{} us", plimsoll_output::grouped(value.round())),
+            Self::Microseconds => format!("{} µs", plimsoll_output::grouped(value.round())),
             Self::Count => plimsoll_output::grouped(value.round()),
             Self::Ratio => format!("{value:.2e}"),
             Self::Mean | Self::Factor => format!("{value:.2}"),
