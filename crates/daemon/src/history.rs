@@ -526,13 +526,13 @@ impl History {
         let state = self.state();
         let record = state.vms.get(state.id(vm));
         let resized = record.and_then(|record| record.resized);
-        resized == Some((process.pid, process.start_ticks))
+        resized == Some(kept(process))
     }
 
     /// Whether a process of a VM may continue another one, which was resized: neither was it resized itself, nor did it begin anew.
     #[must_use]
     pub fn may_continue(&self, vm: &str, process: ProcessId) -> bool {
-        let process = Some((process.pid, process.start_ticks));
+        let process = Some(kept(process));
         let state = self.state();
         let record = state.vms.get(state.id(vm));
         record.is_some_and(|record| {
@@ -542,7 +542,7 @@ impl History {
 
     /// Stores that this process of a VM began anew. What was resized before is kept: a state that was saved then may still be restored.
     pub fn put_began_anew(&self, vm: &str, process: ProcessId) -> Persistence {
-        let process = Some((process.pid, process.start_ticks));
+        let process = Some(kept(process));
         self.state().change_vm(vm, |kept| kept.began_anew = process)
     }
 
@@ -566,7 +566,7 @@ impl History {
 
     /// Stores that this process of a VM was resized, and had so much cache at most.
     pub fn put_resized(&self, vm: &str, process: ProcessId, cache_bytes: u64) -> Persistence {
-        let resized = Some((process.pid, process.start_ticks));
+        let resized = Some(kept(process));
         self.state().change_vm(vm, |kept| {
             kept.resized = resized;
             kept.cache_bytes = Some(cache_bytes);
@@ -868,6 +868,11 @@ fn is_uuid(id: &str) -> bool {
         && id
             .bytes()
             .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
+}
+
+/// A process as records keep it.
+const fn kept(process: ProcessId) -> (u32, u64) {
+    (process.pid, process.start_ticks)
 }
 
 /// The key of a VM or of a control group: names may be long. Names of VMs are assigned by the host, not a guest. The path of a group

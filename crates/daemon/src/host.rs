@@ -35,7 +35,8 @@ pub struct DiscoveredVm {
     pub backends: Vec<BackendView>,
     /// Why the host would not get what its balloon takes.
     pub held: Option<HeldRam>,
-    /// Whether it was started to receive a saved state or a migration, and has not run since: its balloon is not yet what it will be.
+    /// Whether it was started to receive a saved state or a migration, and had not run when it was found, before its balloon was
+    /// asked, which is not yet what it will be.
     pub receives: bool,
 }
 

@@ -274,7 +274,7 @@ fn why_fixed(is_of_libvirt: bool, endpoints: &Endpoints) -> Option<&'static str>
         return is_unset.then_some("it is libvirt's, and libvirt.uri is not set");
     }
     endpoints.monitors.is_empty().then_some(
-        "no QMP monitor of it is a socket with a path; the one that libvirt made belongs to libvirt, of which only the system's is used, not one of a user's session",
+        "it has no QMP socket that plimsolld may use, and no libvirt of the system has it; VMs of a user's libvirt session cannot be resized",
     )
 }
 
@@ -329,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_to_whose_balloon_nothing_leads_is_told() {
+    fn a_vm_to_whose_balloon_nothing_leads_is_warned_of() {
         let monitors = vec![PeerSocket {
             path: "/run/vm/qmp".into(),
             root: None,
