@@ -37,13 +37,19 @@ fn listener(folder: &Path) -> (UnixListener, PathBuf) {
     (UnixListener::bind(&path).unwrap(), path)
 }
 
+/// A ring, and the files of it that a client gets.
+fn shared() -> (Region, [OwnedFd; 2]) {
+    let (region, memory) = Region::create(Geometry::new(ENTRIES, SLOTS).unwrap()).unwrap();
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    (region, [memory, bell])
+}
+
 /// A connection to a server that welcomed its client as it should.
 fn liar() -> Liar {
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = listener(folder.path());
-    let (region, memory) = Region::create(Geometry::new(ENTRIES, SLOTS).unwrap()).unwrap();
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let server = thread::spawn(move || welcome(&listener, &[memory, bell]));
+    let (region, files) = shared();
+    let server = thread::spawn(move || welcome(&listener, &files));
     let options = ConnectOptions {
         entries: ENTRIES,
         slots: SLOTS - 1,
@@ -114,7 +120,7 @@ fn a_completion_has_the_user_data_that_was_submitted_whatever_the_server_writes(
 fn the_c_client_has_its_user_data_whatever_the_server_writes() {
     let folder = tempfile::tempdir().unwrap();
     let (listener, path) = listener(folder.path());
-    let (region, memory) = Region::create(Geometry::new(ENTRIES, SLOTS).unwrap()).unwrap();
+    let (region, files) = shared();
     let completion = RawCompletion {
         user_data: u64::MAX,
         sequence: 1,
@@ -127,8 +133,7 @@ fn the_c_client_has_its_user_data_whatever_the_server_writes() {
         .arg("liar")
         .spawn()
         .unwrap();
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let mut stream = welcome(&listener, &[memory, bell]);
+    let mut stream = welcome(&listener, &files);
     while region.word(Word::SubmissionTail).load(SeqCst) == 0
         && client.try_wait().unwrap().is_none()
     {
