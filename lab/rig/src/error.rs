@@ -27,6 +27,12 @@ pub enum GuestError {
         /// The missing item, and where it was searched for.
         what: String,
     },
+    /// The disk of real programs is not there.
+    #[error("no guest of real programs: {} does not exist; lab/programs/build.sh makes it, as root", disk.display())]
+    NoPrograms {
+        /// Where it was searched for.
+        disk: PathBuf,
+    },
     /// Invalid settings of a guest; nothing was started.
     #[error("guest cannot be started with {what}")]
     GuestConfig {

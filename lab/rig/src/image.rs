@@ -53,7 +53,7 @@ impl ProgramsImage {
     ///
     /// # Errors
     ///
-    /// [`GuestError::NoImage`] if there is none.
+    /// [`GuestError::NoImage`] without the kernel, [`GuestError::NoPrograms`] without the disk.
     pub fn locate(kernel: GuestKernel) -> Result<Self, GuestError> {
         let folder = folder().ok_or_else(no_folder)?;
         let kernel = folder.join(kernel.series()).join("vmlinuz");
@@ -62,12 +62,7 @@ impl ProgramsImage {
         }
         let disk = folder.join("debian-programs.img");
         if !disk.is_file() {
-            return Err(GuestError::NoImage {
-                what: format!(
-                    "{} does not exist, which lab/programs/build.sh makes (as root)",
-                    disk.display()
-                ),
-            });
+            return Err(GuestError::NoPrograms { disk });
         }
         Ok(Self { kernel, disk })
     }
