@@ -95,7 +95,8 @@ async function newPage(options = {}) {
 async function open(view = "host", base = board) {
     if (page.url() === "about:blank") await page.goto(base.url.href);
     await page.goto(new URL(`#/${view}`, base.url).href);
-    await page.locator("main .view").waitFor();
+    // Not the view that was there before.
+    await page.waitForFunction((asked) => document.querySelector("main:has(.view)")?.key.startsWith(asked), `${view}/`);
 }
 
 /** Changes the daemon's answers to `path` on their way. */
@@ -459,11 +460,10 @@ test("decisions show predicted beside measured", async () => {
 });
 
 test("a decision shows the promised number of misses and the waiting as well", async () => {
-    let changed;
+    const { decisions } = await board.api("/v1/decisions?limit=30");
+    const { id, checks } = decisions.find((decision) => decision.checks.length);
     await rewrite("/v1/decisions", (answer) => {
-        const decision = answer.decisions.find(({ checks }) => checks.length);
-        const check = decision.checks[0];
-        changed = { id: decision.id, vm: check.vm };
+        const check = answer.decisions.find((decision) => decision.id === id).checks[0];
         check.misses = {
             predicted_per_second: 12.25,
             predicted_high_per_second: 15,
@@ -474,7 +474,8 @@ test("a decision shows the promised number of misses and the waiting as well", a
         return answer;
     });
     await open("decisions");
-    const row = page.locator(`#decision-${changed?.id} .checks tr[data-vm="${changed?.vm}"]`);
+    const row = page.locator(`#decision-${id} .checks tr[data-vm="${checks[0].vm}"]`);
+    await row.waitFor();
     const lines = (cell) => row.locator(`td:nth-child(${cell}) div`).allTextContents();
     assert.deepEqual((await lines(3)).slice(1), ["12/s", "waiting"]);
     assert.deepEqual((await lines(4)).slice(1), ["–", "2.1 %"]);
