@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::hash::BuildHasher as _;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, PoisonError};
@@ -24,7 +25,8 @@ pub const E2FSCK: (&str, &str) = ("e2fsck", "-V");
 
 /// Names a file to which each test that uses guests appends how long it took.
 const TIMES_VARIABLE: &str = "PLIMSOLL_TEST_TIMES";
-/// Names the process below which `./dev` runs other work beside the tests.
+/// Names the folder of the work that `./dev` runs beside the tests: `pid` is the process above it, and its own tests hold a
+/// lock of `quiet`.
 const ASIDE_VARIABLE: &str = "PLIMSOLL_ASIDE";
 /// Tests that run beside each other, where there are as many CPUs.
 const SHARED_MAX: usize = 2;
@@ -41,6 +43,8 @@ pub struct Turn {
     began: Instant,
     /// Processes that go on after it.
     stopped: Vec<Pid>,
+    /// Keeps tests from beginning beside it.
+    quiet: Option<File>,
 }
 
 /// Waits until no other test of this program uses guests: for tests that measure times, costs or rates, which depend on
@@ -50,11 +54,22 @@ pub fn turn() -> Turn {
 }
 
 /// The same, and the work that `./dev` runs beside the tests stands still: for tests that compare times with each other.
+///
+/// # Panics
+///
+/// If the folder of that work is not what `./dev` makes of it.
 pub fn quiet_turn() -> Turn {
     let mut turn = turn();
-    let aside = env::var(ASIDE_VARIABLE).ok();
-    if let Some(pid) = aside.and_then(|pid| Pid::from_raw(pid.parse().ok()?)) {
-        stop_tree(pid, &mut turn.stopped);
+    if let Some(folder) = env::var_os(ASIDE_VARIABLE).map(PathBuf::from) {
+        let quiet = File::create(folder.join("quiet")).unwrap();
+        // A test there has deadlines, and comes to its end first.
+        quiet.lock().unwrap();
+        turn.quiet = Some(quiet);
+        let pid = fs::read_to_string(folder.join("pid")).unwrap();
+        stop_tree(
+            Pid::from_raw(pid.trim().parse().unwrap()).unwrap(),
+            &mut turn.stopped,
+        );
     }
     turn
 }
@@ -95,6 +110,7 @@ impl Turn {
             cpus,
             began: Instant::now(),
             stopped: Vec::new(),
+            quiet: None,
         }
     }
 }
@@ -105,6 +121,7 @@ impl Drop for Turn {
             // Stopped, it has not ended by itself.
             let _ = kill_process(pid, Signal::CONT);
         }
+        drop(self.quiet.take());
         *IN_USE.lock().unwrap_or_else(PoisonError::into_inner) -= self.cpus;
         ENDED.notify_all();
         let Some(times) = env::var_os(TIMES_VARIABLE) else {

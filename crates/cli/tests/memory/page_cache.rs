@@ -140,25 +140,31 @@ fn counts(lines: &[String], from: &str) -> [f64; 2] {
 fn misses_in_less_memory_are_those_of_the_curve() {
     let patterns = ["uniform", "zipf"];
     let mut script = V2.to_owned();
-    let mut of_each = |text: &dyn Fn(&str) -> String| {
+    let of_each = |script: &mut String, text: &dyn Fn(&str) -> String| {
         script.extend(patterns.iter().map(|pattern| text(pattern)));
     };
-    of_each(&|pattern| format!("file {pattern}\n"));
-    of_each(&|pattern| format!("emptied\nreads {pattern} {pattern} {pattern}\n$b sleep 8\n"));
-    of_each(&|pattern| {
+    of_each(&mut script, &|pattern| format!("file {pattern}\n"));
+    of_each(&mut script, &|pattern| {
+        format!("emptied\nreads {pattern} {pattern} {pattern}\n$b sleep 8\n")
+    });
+    of_each(&mut script, &|pattern| {
         format!("curve {pattern} {pattern} --period 10s --periods 2 --budget 20%\n")
     });
     for limit in LIMITS_MIB {
-        of_each(&|pattern| format!("echo {limit}M > /cg/{pattern}/memory.max\n"));
-        of_each(&|_| "$b sleep 3\n".to_owned());
-        of_each(&|pattern| {
+        of_each(&mut script, &|pattern| {
+            format!("echo {limit}M > /cg/{pattern}/memory.max\n")
+        });
+        script.push_str("$b sleep 4\n");
+        of_each(&mut script, &|pattern| {
             format!(
                 "counts {pattern}{limit}-from {pattern}
 echo {pattern}{limit}-size $($b grep '^file ' /cg/{pattern}/memory.stat)\n"
             )
         });
-        of_each(&|_| "$b sleep 5\n".to_owned());
-        of_each(&|pattern| format!("counts {pattern}{limit}-to {pattern}\n"));
+        script.push_str("$b sleep 6\n");
+        of_each(&mut script, &|pattern| {
+            format!("counts {pattern}{limit}-to {pattern}\n")
+        });
     }
     let Some(lines) = run(GuestKernel::V6_12, "limits", &script) else {
         return;
