@@ -104,6 +104,15 @@ pub fn group_id(path: &str) -> String {
     format!("{GROUP}{path}")
 }
 
+/// What is stored of a VM before it is resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResizeMark {
+    /// The process that is resized; `None` if none was.
+    pub process: Option<ProcessId>,
+    /// The most that its cache has in that decision.
+    pub cache_bytes: Option<u64>,
+}
+
 /// A VM or a control group at the end of a turn.
 #[derive(Debug, Clone, Copy)]
 pub struct TurnRecord<'a> {
@@ -546,11 +555,6 @@ impl History {
         self.state().change_vm(vm, |kept| kept.began_anew = process)
     }
 
-    /// Forgets that a process of a VM was resized.
-    pub fn forget_resized(&self, vm: &str) -> Persistence {
-        self.state().change_vm(vm, |kept| kept.resized = None)
-    }
-
     /// The most that a VM's cache had in the last decision about the VM, in bytes.
     #[must_use]
     pub fn cache(&self, vm: &str) -> Option<u64> {
@@ -564,13 +568,17 @@ impl History {
             .change_vm(vm, |kept| kept.cache_bytes = Some(cache_bytes))
     }
 
-    /// Stores that this process of a VM was resized, and had so much cache at most.
-    pub fn put_resized(&self, vm: &str, process: ProcessId, cache_bytes: u64) -> Persistence {
-        let resized = Some(kept(process));
-        self.state().change_vm(vm, |kept| {
-            kept.resized = resized;
-            kept.cache_bytes = Some(cache_bytes);
-        })
+    /// What was stored before a VM was last resized.
+    #[must_use]
+    pub fn mark(&self, vm: &str) -> ResizeMark {
+        let state = self.state();
+        let record = state.vms.get(state.id(vm));
+        record.map(VmRecord::mark).unwrap_or_default()
+    }
+
+    /// Stores that a VM is about to be resized.
+    pub fn put_mark(&self, vm: &str, mark: ResizeMark) -> Persistence {
+        self.state().change_vm(vm, |kept| kept.put_mark(mark))
     }
 
     fn key(&self, vm: &str) -> u64 {

@@ -3,7 +3,10 @@
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
+use plimsoll_vm::ProcessId;
 use serde::{Deserialize, Serialize};
+
+use super::{ResizeMark, kept};
 
 /// Version of all forms in the store.
 pub(super) const SCHEMA: u32 = 1;
@@ -241,6 +244,22 @@ impl VmRecord {
         self.settings = (*change != SettingsChange::default()).then(|| Settings::of(change));
         self.max_misses_per_second = change.max_misses_per_second;
         self.max_stall = change.max_stall;
+    }
+
+    /// What was stored before it was last resized.
+    pub(super) fn mark(&self) -> ResizeMark {
+        ResizeMark {
+            process: self
+                .resized
+                .map(|(pid, start_ticks)| ProcessId { pid, start_ticks }),
+            cache_bytes: self.cache_bytes,
+        }
+    }
+
+    /// Stores `mark` in place of that.
+    pub(super) fn put_mark(&mut self, mark: ResizeMark) {
+        self.resized = mark.process.map(kept);
+        self.cache_bytes = mark.cache_bytes;
     }
 }
 

@@ -12,6 +12,7 @@ use super::discover::poll_now;
 use super::{
     ActiveDecision, CACHE_LEAST_BYTES, PendingMove, SAME_BYTES, STORE, Stage, Turns, WarmUp,
 };
+use crate::history::ResizeMark;
 use crate::host::Host;
 use crate::moves::{self, Move, MoveProgress};
 use crate::vm::Vm;
@@ -83,22 +84,27 @@ impl<H: Host> Turns<H> {
         self.advance(now);
     }
 
-    /// Stores that VMs are about to be resized, and how much cache they have at most; returns those that were not marked so.
-    pub(super) fn mark_resized(&self, moves: &[(String, Holding, Holding)]) -> Vec<String> {
-        let mut marked = Vec::new();
+    /// Stores that VMs are about to be resized; returns what was stored before of those of which that is something else.
+    pub(super) fn mark_resized(
+        &self,
+        moves: &[(String, Holding, Holding)],
+    ) -> Vec<(String, ResizeMark)> {
+        let mut earlier = Vec::new();
         for (name, from, to) in moves {
             let Some(vm) = self.vms.get(name) else {
                 continue;
             };
-            let process = vm.found.process();
-            let cache_bytes = from.cache_bytes.max(to.cache_bytes);
-            let was_resized = self.history.was_resized(name, process);
-            if !was_resized || self.history.cache(name) != Some(cache_bytes) {
-                let _ = self.history.put_resized(name, process, cache_bytes);
+            let before = self.history.mark(name);
+            let mark = ResizeMark {
+                process: Some(vm.found.process()),
+                cache_bytes: Some(from.cache_bytes.max(to.cache_bytes)),
+            };
+            if mark != before {
+                let _ = self.history.put_mark(name, mark);
+                earlier.push((name.clone(), before));
             }
-            marked.extend((!was_resized).then(|| name.clone()));
         }
-        marked
+        earlier
     }
 
     /// Sets targets to the present size: of balloons that have had no command since this daemon began, and of balloons and

@@ -171,14 +171,14 @@ impl<H: Host> Turns<H> {
             return false;
         }
         // That the disk is full shows when something is written.
-        let marked = match self.history.warnings().is_empty() {
+        let earlier = match self.history.warnings().is_empty() {
             true => self.mark_resized(&pending.moves),
             false => Vec::new(),
         };
         let is_lost = !self.history.warnings().is_empty();
         if is_lost {
-            for name in marked {
-                let _ = self.history.forget_resized(&name);
+            for (name, mark) in earlier {
+                let _ = self.history.put_mark(&name, mark);
             }
             let why = "nothing is taken from VMs until history is on disk again: after a crash they would not get it back";
             self.warnings.push(why.to_owned());

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use plimsoll_output::exit::with_causes;
 
 use super::{SAME_BYTES, STORE, Stage, Turns};
+use crate::history::ResizeMark;
 use crate::host::{DiscoveredVm, Host};
 use crate::vm::Vm;
 
@@ -94,8 +95,11 @@ impl<H: Host> Turns<H> {
             let is_small = vm.size_bytes() + SAME_BYTES < vm.first_bytes;
             let is_restored = vm.first_is_kept && is_small && !vm.is_driverless();
             if is_restored {
-                let cache_bytes = self.history.cache(name).unwrap_or(0);
-                let _ = self.history.put_resized(name, process, cache_bytes);
+                let mark = ResizeMark {
+                    process: Some(process),
+                    ..self.history.mark(name)
+                };
+                let _ = self.history.put_mark(name, mark);
             } else if !vm.found.receives {
                 let _ = self.history.put_began_anew(name, process);
             }

@@ -505,6 +505,56 @@ fn nothing_is_taken_from_vms_if_only_the_move_shows_that_the_way_back_cannot_be_
     assert!(!history.was_resized("scan", process));
 }
 
+/// As above, with a VM that was saved while it was shrunk and has been started anew since.
+#[test]
+fn a_move_that_is_not_begun_leaves_a_saved_vm_its_way_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("history.redb");
+    let anew = |history: History| {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        let host = rig.host.clone();
+        rig = Rig::with(config(Mode::Act), host.clone(), Arc::new(history));
+        divided(&mut rig);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        assert!(rig.mib("scan") < 200);
+        let (saved, history) = (host.vm("scan").unwrap(), Arc::clone(&rig.shared.history));
+        host.change("scan", |vm| {
+            vm.pid += 1000;
+            vm.direct_bytes = 512 * MIB;
+            vm.target_bytes = None;
+        });
+        (saved, Rig::with(config(Mode::Act), host, history))
+    };
+    let (_, mut rig) = anew(History::nowhere());
+    let before = rig.decisions().len();
+    let mut seconds = 0;
+    while rig.decisions().len() == before {
+        rig.pass(1);
+        seconds += 1;
+        assert!(seconds < 600);
+    }
+    let limits = Limits::of(&config(Mode::Act));
+    let (saved, mut rig) = anew(History::open(&path, limits).unwrap().0);
+    rig.pass(seconds - 1);
+    let history = Arc::clone(&rig.shared.history);
+    assert!(history.warnings().is_empty());
+    std::fs::remove_file(&path).unwrap();
+    rig.pass(10);
+    assert!(!history.warnings().is_empty());
+    assert_eq!(rig.mib("scan"), 512);
+    // Its saved state is restored.
+    let host = rig.host.clone();
+    host.change("scan", |vm| {
+        vm.pid += 1000;
+        vm.direct_bytes = saved.direct_bytes;
+    });
+    let mut later = Rig::with(config(Mode::Observe), host, history);
+    later.pass(10);
+    assert!(later.mib("scan") < 200);
+    later.turns.begin_return(later.now);
+    later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
+}
+
 #[test]
 fn vms_get_back_what_they_had_also_if_that_is_more_than_was_to_be_allocated() {
     // The host has all of it, then 100 MiB of it.
