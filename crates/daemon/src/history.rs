@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use plimsoll_actuator::Holding;
 use plimsoll_flow::MissRatioCurve;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
@@ -34,6 +35,7 @@ use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::Config;
+use crate::moves::SAME_BYTES;
 use form::{Heat, Turn, VmRecord};
 use store::{Failure, Store};
 
@@ -111,6 +113,39 @@ pub struct ResizeMark {
     pub process: Option<ProcessId>,
     /// The most that its cache has in that decision.
     pub cache_bytes: Option<u64>,
+    /// The most that it has above its baseline in that decision; `None` if an earlier version stored the mark.
+    pub decided_above_bytes: Option<u64>,
+    /// How far above its baseline somebody else had set it when it was last resized.
+    pub others_above_bytes: Option<u64>,
+}
+
+impl ResizeMark {
+    /// The mark before a process with this baseline is resized, after this one.
+    #[must_use]
+    pub fn next(self, process: ProcessId, baseline_bytes: u64, from: Holding, to: Holding) -> Self {
+        let above = |holding: Holding| holding.bytes().saturating_sub(baseline_bytes);
+        // Another process has what it was started with.
+        let others_above_bytes = match self.process == Some(process) {
+            true => self.kept_above_bytes(process, above(from)),
+            false => 0,
+        };
+        Self {
+            process: Some(process),
+            cache_bytes: Some(from.cache_bytes.max(to.cache_bytes)),
+            decided_above_bytes: Some(above(from).max(above(to))),
+            others_above_bytes: Some(others_above_bytes),
+        }
+    }
+
+    /// How much of what a process has above its baseline no decision gave it.
+    #[must_use]
+    pub fn kept_above_bytes(&self, process: ProcessId, above_bytes: u64) -> u64 {
+        let decided = self.decided_above_bytes.unwrap_or(u64::MAX);
+        match self.process == Some(process) && above_bytes <= decided.saturating_add(SAME_BYTES) {
+            true => self.others_above_bytes.unwrap_or(0).min(above_bytes),
+            false => above_bytes,
+        }
+    }
 }
 
 /// A VM or a control group at the end of a turn.

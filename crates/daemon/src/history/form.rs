@@ -223,11 +223,13 @@ pub(super) struct VmRecord {
     pub(super) cache_bytes: Option<u64>,
     /// The last process that was found to have begun anew since then.
     pub(super) began_anew: Option<(u32, u64)>,
+    decided_above_bytes: Option<u64>,
+    others_above_bytes: Option<u64>,
 }
 
 impl VmRecord {
-    /// What the last six fields are without values. Records of earlier versions end before some of them.
-    pub(super) const NOTHING_MORE: [u8; 6] = [0; 6];
+    /// What the last eight fields are without values. Records of earlier versions end before some of them.
+    pub(super) const NOTHING_MORE: [u8; 8] = [0; 8];
 
     /// The settings changed by hand.
     pub(super) fn change(&self) -> SettingsChange {
@@ -253,6 +255,8 @@ impl VmRecord {
                 .resized
                 .map(|(pid, start_ticks)| ProcessId { pid, start_ticks }),
             cache_bytes: self.cache_bytes,
+            decided_above_bytes: self.decided_above_bytes,
+            others_above_bytes: self.others_above_bytes,
         }
     }
 
@@ -260,6 +264,8 @@ impl VmRecord {
     pub(super) fn put_mark(&mut self, mark: ResizeMark) {
         self.resized = mark.process.map(kept);
         self.cache_bytes = mark.cache_bytes;
+        self.decided_above_bytes = mark.decided_above_bytes;
+        self.others_above_bytes = mark.others_above_bytes;
     }
 }
 

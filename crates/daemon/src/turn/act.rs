@@ -95,10 +95,7 @@ impl<H: Host> Turns<H> {
                 continue;
             };
             let before = self.history.mark(name);
-            let mark = ResizeMark {
-                process: Some(vm.found.process()),
-                cache_bytes: Some(from.cache_bytes.max(to.cache_bytes)),
-            };
+            let mark = before.next(vm.found.process(), vm.first_bytes, *from, *to);
             if mark != before {
                 let _ = self.history.put_mark(name, mark);
                 earlier.push((name.clone(), before));

@@ -183,25 +183,31 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// VMs that a decision resized and that do not have what they had: their present and their first holdings.
+    /// What a VM has above what it had when it was first found, and no decision gave it.
+    pub(super) fn kept_above_bytes(&self, name: &str, vm: &Vm) -> u64 {
+        let above_bytes = vm.size_bytes().saturating_sub(vm.first_bytes);
+        let mark = self.history.mark(name);
+        mark.kept_above_bytes(vm.found.process(), above_bytes)
+    }
+
+    /// VMs that a decision resized and that do not have what they had: their present and their first holdings. What somebody else
+    /// gave a VM above that stays.
     fn resized(&self) -> Vec<(String, Holding, Holding)> {
         // An earlier VM of its name is not the one that has its size now.
         let was_resized = |name: &str, vm: &Vm| self.history.was_resized(name, vm.found.process());
         let moves = self.vms.iter().filter_map(|(name, vm)| {
             let from = vm.status.holding();
+            let own_bytes = vm.first_bytes + self.kept_above_bytes(name, vm);
             let least = from.cache_bytes.min(CACHE_LEAST_BYTES);
-            let direct_bytes = vm.first_bytes.saturating_sub(least).min(vm.ram_bytes());
+            let direct_bytes = own_bytes.saturating_sub(least).min(vm.ram_bytes());
             // Without a cache all of it is the VM's own.
             let direct_bytes = match vm.status.cache {
                 Some(_) => direct_bytes,
-                None => vm.first_bytes.min(vm.ram_bytes()),
+                None => own_bytes.min(vm.ram_bytes()),
             };
             let to = Holding {
                 direct_bytes,
-                cache_bytes: vm
-                    .first_bytes
-                    .saturating_sub(direct_bytes)
-                    .min(from.cache_bytes),
+                cache_bytes: own_bytes.saturating_sub(direct_bytes).min(from.cache_bytes),
             };
             let differs = |has: u64, had: u64| has.abs_diff(had) >= SAME_BYTES;
             let is_other = differs(from.direct_bytes, to.direct_bytes)

@@ -602,6 +602,19 @@ impl Rules {
         is_all.then_some(indices)
     }
 
+    /// The daemon gives back what VMs had: what those have above that which it never resized stays theirs, and counts beside what is
+    /// allocated.
+    pub fn return_begins(&mut self) {
+        let kept = self
+            .running()
+            .filter(|(index, _)| !self.guests[*index].is_resized);
+        let kept = kept.map(|(index, vm)| {
+            let first = self.first(&self.names[index], &vm);
+            vm.size_bytes().saturating_sub(first)
+        });
+        self.limit_bytes += kept.sum::<u64>();
+    }
+
     fn lacks(&self, guest: usize) -> Option<String> {
         let name = &self.names[guest];
         let vm = self.host.vm(name)?;

@@ -202,6 +202,7 @@ impl<'a> Run<'a> {
         };
         drop(self.ask(Command::Pause)?);
         drop(self.ask(Command::Resume)?);
+        self.rules.return_begins();
         let now = self.now;
         self.daemon().turns.begin_return(now);
         self.rules.judge(false)?;

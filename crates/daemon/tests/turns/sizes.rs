@@ -277,6 +277,48 @@ fn vms_get_back_what_they_had_when_the_daemon_ends() {
 }
 
 #[test]
+fn a_vm_that_somebody_else_raised_above_its_baseline_keeps_that_when_the_daemon_ends() {
+    let ended = || {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        divided(&mut rig);
+        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        assert!(rig.mib("scan") < 200 && rig.mib("search") > 520);
+        rig
+    };
+    let raise = |rig: &Rig, name: &str, mib: u64| {
+        rig.host.change(name, |vm| {
+            vm.direct_bytes = mib * MIB;
+            vm.target_bytes = Some(mib * MIB);
+        });
+    };
+    // Whether a decision took from it or gave it memory before.
+    for raised in ["scan", "search"] {
+        let mut rig = ended();
+        raise(&rig, raised, 1000);
+        rig.pass(1);
+        rig.turns.begin_return(rig.now);
+        rig.pass(20);
+        let expected = |name: &str| if name == raised { 1000 } else { 512 };
+        for name in VMS {
+            assert_eq!(rig.mib(name), expected(name), "{name} of {raised}");
+        }
+    }
+    // The next decision takes some of it.
+    let mut rig = ended();
+    raise(&rig, "search", 1000);
+    let before = rig.newest().id;
+    rig.until("it is resized", |rig| {
+        let newest = rig.newest();
+        newest.id > before && newest.state.has_ended()
+    });
+    let has = rig.mib("search");
+    assert!((600..1000).contains(&has), "{has}");
+    rig.turns.begin_return(rig.now);
+    rig.pass(20);
+    assert_eq!(rig.mib("search"), has);
+}
+
+#[test]
 fn a_vm_that_does_not_answer_when_the_daemon_ends_is_not_waited_for_and_asked_again() {
     let mut rig = Rig::of_three(config(Mode::Act));
     divided(&mut rig);
