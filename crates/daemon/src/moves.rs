@@ -32,6 +32,8 @@ const FAILURES_MAX: u32 = 5;
 const HELD_MAX: Duration = Duration::from_secs(6);
 /// Age from which a size is not that of the last poll: the poll failed.
 const SIZE_AGE_MS: u64 = 1000;
+/// Time after which nothing more is requested at once: each VM whose monitor hangs, or whose libvirt does, is waited for.
+pub const REQUESTS_MAX: Duration = Duration::from_secs(5);
 /// Smallest change of a target for a floor that has changed.
 const FLOOR_STEP_BYTES: u64 = 1 << 20;
 
@@ -163,7 +165,8 @@ impl Move {
     }
 
     /// Does what can be done now; `divided_bytes` is all memory. To be called about once a second, after a poll of the VMs
-    /// whose parts have not ended. A monitor that hangs takes its time; `progress` is called between the VMs.
+    /// whose parts have not ended. Requests to monitors that hang take a few seconds in all; what is left is requested the next
+    /// time. `progress` is called between the VMs.
     pub fn advance(
         &mut self,
         vms: &mut BTreeMap<String, MovableVm<'_>>,
@@ -172,6 +175,7 @@ impl Move {
         progress: &mut dyn FnMut(),
     ) -> MoveProgress {
         self.divided_bytes = divided_bytes;
+        let until = Instant::now() + REQUESTS_MAX;
         for part in &mut self.parts {
             if part.state.has_ended() {
                 continue;
@@ -186,12 +190,19 @@ impl Move {
         }
         let mut free_bytes = self.free_bytes(vms);
         for part in self.parts.iter_mut().filter(|part| part.is_owed) {
+            if Instant::now() >= until {
+                break;
+            }
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.give_back(held, &mut free_bytes);
                 progress();
             }
         }
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
+            part.is_pending = Instant::now() >= until;
+            if part.is_pending {
+                continue;
+            }
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.shrink(held);
                 progress();
@@ -204,6 +215,10 @@ impl Move {
         });
         let mut free_bytes = self.free_bytes(vms).saturating_sub(kept_back.sum());
         for part in self.parts.iter_mut().filter(|part| !part.state.has_ended()) {
+            if Instant::now() >= until {
+                part.is_pending = true;
+                continue;
+            }
             if let Some(held) = vms.get_mut(&part.vm) {
                 part.grow(held, &mut free_bytes);
                 progress();
@@ -260,14 +275,24 @@ impl Move {
         vms: &mut BTreeMap<String, MovableVm<'_>>,
         progress: &mut dyn FnMut(),
     ) {
-        for index in 0..self.parts.len() {
+        let until = Instant::now() + REQUESTS_MAX;
+        let is_held =
+            |part: &Part| !matches!(part.state, StepState::Done | StepState::Gone) && which(part);
+        let parts = self.parts.iter().enumerate();
+        let mut indices: Vec<_> = parts.filter(|(_, part)| is_held(part)).collect();
+        poll(vms, |vm| indices.iter().any(|(_, part)| part.vm == vm));
+        // The time is for those that answer first.
+        let answers = |vm: &str| {
+            vms.get(vm)
+                .is_some_and(|held| is_fresh(&held.status.direct))
+        };
+        indices.sort_by_key(|(_, part)| !answers(&part.vm));
+        let indices: Vec<_> = indices.into_iter().map(|(index, _)| index).collect();
+        for index in indices {
             let free_bytes = self.free_bytes(vms);
             let part = &mut self.parts[index];
-            if matches!(part.state, StepState::Done | StepState::Gone) || !which(part) {
-                continue;
-            }
             if let Some(held) = vms.get_mut(&part.vm) {
-                part.hold(held, free_bytes);
+                part.hold(held, free_bytes, Instant::now() < until);
                 progress();
             }
         }
@@ -286,6 +311,15 @@ impl Move {
         };
         self.parts.iter().map(step).collect()
     }
+}
+
+/// Polls VMs at once.
+fn poll(vms: &mut BTreeMap<String, MovableVm<'_>>, which: impl Fn(&str) -> bool) {
+    std::thread::scope(|scope| {
+        for (_, held) in vms.iter_mut().filter(|(name, _)| which(name)) {
+            scope.spawn(|| *held.status = held.actuator.poll());
+        }
+    });
 }
 
 /// Whether it answered the last poll, so that its size is the present one.
@@ -411,18 +445,8 @@ impl Part {
             .saturating_add(back)
             .min(self.from.direct_bytes)
             .max(has);
-        match held.actuator.set_direct(target) {
-            Ok(()) => {
-                self.told.direct_bytes = target;
-                self.is_owed = false;
-            }
-            Err(error) => {
-                self.failed(&error);
-                self.is_owed = self.failures <= FAILURES_MAX;
-            }
-        }
+        self.is_owed = !self.request(held, target) && self.failures <= FAILURES_MAX;
         *free_bytes = free_bytes.saturating_sub(target - has);
-        *held.status = held.actuator.poll();
         self.now = held.status.holding();
     }
 
@@ -481,7 +505,6 @@ impl Part {
 
     /// Releases its excess memory.
     fn shrink(&mut self, held: &mut MovableVm<'_>) {
-        self.is_pending = false;
         self.correct(held.status.holding());
         let floor = guard::floor_bytes(held.status, held.swap_bytes);
         let least = self.to.direct_bytes.max(floor);
@@ -499,10 +522,7 @@ impl Part {
             && target != self.told.direct_bytes;
         let cache = self.to.cache_bytes < self.told.cache_bytes;
         if direct {
-            match held.actuator.set_direct(target) {
-                Ok(()) => self.told.direct_bytes = target,
-                Err(error) => self.failed(&error),
-            }
+            self.request(held, target);
         }
         if cache {
             match held.actuator.set_cache(self.to.cache_bytes) {
@@ -511,10 +531,10 @@ impl Part {
                 Err(error) => self.failed(&error),
             }
         }
-        if direct || cache {
+        if cache {
             *held.status = held.actuator.poll();
-            self.is_pending = true;
         }
+        self.is_pending = direct || cache;
     }
 
     /// Takes from the free memory, never beyond its new size.
@@ -524,11 +544,7 @@ impl Part {
             && let Some(target) = held.status.direct.target_bytes
         {
             // A target that may have been set is set again, and nothing more until that is settled.
-            match held.actuator.set_direct(target) {
-                Ok(()) => self.told.direct_bytes = target,
-                Err(error) => self.failed(&error),
-            }
-            *held.status = held.actuator.poll();
+            self.request(held, target);
             return;
         }
         let mut room = self
@@ -557,10 +573,7 @@ impl Part {
         if let Some(bytes) = direct {
             // Whatever the answer: the request may have arrived.
             *free_bytes -= bytes - has.direct_bytes;
-            match held.actuator.set_direct(bytes) {
-                Ok(()) => self.told.direct_bytes = bytes,
-                Err(error) => self.failed(&error),
-            }
+            self.request(held, bytes);
         }
         if let Some(bytes) = cache {
             *free_bytes -= bytes - has.cache_bytes;
@@ -570,11 +583,10 @@ impl Part {
                 Err(error) => self.failed(&error),
             }
         }
-        if direct.is_some() || cache.is_some() {
-            // Its status before the request is no evidence of the new target.
+        if cache.is_some() {
             *held.status = held.actuator.poll();
-            self.is_pending = true;
         }
+        self.is_pending |= direct.is_some() || cache.is_some();
     }
 
     /// Reports its present size.
@@ -620,17 +632,35 @@ impl Part {
         };
     }
 
+    /// Requests a size of its own memory. One that did not answer its last poll is not waited for again, and polled with all
+    /// others. Returns whether the request succeeded.
+    fn request(&mut self, held: &mut MovableVm<'_>, target_bytes: u64) -> bool {
+        if !is_fresh(&held.status.direct) {
+            self.failures += 1;
+            let failures = held.status.failures.iter();
+            self.error = failures.map(|error| with_causes(error)).next();
+            return false;
+        }
+        let outcome = held.actuator.set_direct(target_bytes);
+        match &outcome {
+            Ok(()) => self.told.direct_bytes = target_bytes,
+            Err(error) => self.failed(error),
+        }
+        // Its status before the request is no evidence of the new target.
+        *held.status = held.actuator.poll();
+        outcome.is_ok()
+    }
+
     fn failed(&mut self, error: &ActuatorError) {
         self.failures += 1;
         self.error = Some(with_causes(error));
     }
 
-    /// Sets its target to its present size.
+    /// Sets its target to its present size, by the last poll, unless the time for that is over.
     ///
     /// Memory that it freed for its own cache, and that did not get there, is returned: a VM that was to keep its size
     /// does, as far as that memory is free.
-    fn hold(&mut self, held: &mut MovableVm<'_>, free_bytes: u64) {
-        *held.status = held.actuator.poll();
+    fn hold(&mut self, held: &mut MovableVm<'_>, free_bytes: u64, is_in_time: bool) {
         let has = held.status.holding();
         let gets_back = self.state.has_ended() && self.told.direct_bytes > has.direct_bytes;
         if gets_back && self.to.direct_bytes < self.from.direct_bytes {
@@ -651,21 +681,29 @@ impl Part {
             let own = own.min(reserved.direct_bytes.saturating_add(free_bytes));
             direct_bytes = direct_bytes.max(own);
         }
+        let direct = in_force != direct_bytes || held.status.direct.in_doubt;
+        let cache = self.told.cache_bytes != has.cache_bytes;
+        self.now = has;
         let mut failure = None;
-        if in_force != direct_bytes || held.status.direct.in_doubt {
+        if direct && is_in_time {
             failure = held.actuator.set_direct(direct_bytes).err();
         }
-        if self.told.cache_bytes != has.cache_bytes {
+        if cache {
             failure = failure.or(held.actuator.set_cache(has.cache_bytes).err());
         }
-        // What it may take now is given to nobody else.
-        *held.status = held.actuator.poll();
-        self.now = has;
-        if let Some(error) = failure {
-            let error = with_causes(&error);
-            self.error = Some(format!(
-                "its target could not be reset to its size: {error}"
-            ));
+        if (direct && is_in_time) || cache {
+            // What it may take now is given to nobody else.
+            *held.status = held.actuator.poll();
+        }
+        let why = match failure {
+            Some(error) => Some(with_causes(&error)),
+            None if direct && !is_in_time => {
+                Some("VMs before it did not answer in time".to_owned())
+            }
+            None => None,
+        };
+        if let Some(why) = why {
+            self.error = Some(format!("its target could not be reset to its size: {why}"));
         } else if self.state == StepState::Waiting {
             self.error = Some("the memory that it was to get was not freed".to_owned());
         }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::history::ResizeMark;
 use crate::host::Host;
-use crate::moves::{self, Move, MoveProgress};
+use crate::moves::{self, Move, MoveProgress, REQUESTS_MAX};
 use crate::vm::Vm;
 
 /// Change of a VM's size that is kept while it goes on.
@@ -122,7 +122,12 @@ impl<H: Host> Turns<H> {
             }
         }
         poll_now(vms.iter_mut().map(|(_, vm, ..)| &mut **vm));
+        let until = Instant::now() + REQUESTS_MAX;
         for (name, vm, is_old, in_doubt) in &mut vms {
+            // What is left is reset before the next move.
+            if Instant::now() >= until {
+                break;
+            }
             let (direct, cache) = (vm.status.direct, vm.status.cache);
             let mut failures = Vec::new();
             if *is_old && moves::is_fresh(&direct) {

@@ -196,6 +196,8 @@ pub struct SimulatedVm {
     pub follows: BalloonBehaviour,
     /// How long its monitor blocks a query without an answer.
     pub silence: Duration,
+    /// The same of requests to set its balloon, which then may or may not have arrived.
+    pub set_silence: Duration,
     /// Whether its monitor answers; a target that is set although it does not may arrive.
     pub answers: bool,
     /// Whether the daemon of its disk answers.
@@ -252,6 +254,7 @@ impl SimulatedVm {
             references_per_second: 1000,
             follows: BalloonBehaviour::Pace(64 << 20),
             silence: Duration::ZERO,
+            set_silence: Duration::ZERO,
             answers: true,
             disk_answers: true,
             used_bytes: 16 << 20,
@@ -882,6 +885,13 @@ impl MemoryPart for SimulatedPart {
         let Some(vm) = vm else {
             return Err(failed(Delivery::No, "the process has ended"));
         };
+        if !vm.set_silence.is_zero() && !self.is_cache {
+            drop(inner);
+            std::thread::sleep(vm.set_silence);
+            let error = failed(Delivery::Maybe, "no answer");
+            self.tracker.tell(target_bytes, false, now);
+            return Err(error);
+        }
         if self.max_bytes.is_some_and(|most| target_bytes > most)
             || target_bytes == 0 && !self.is_cache
         {

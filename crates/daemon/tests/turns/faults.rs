@@ -5,9 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_daemon::config::Workflow;
+use plimsoll_daemon::history::ResizeMark;
 use plimsoll_daemon::shared::Command;
+use plimsoll_daemon::turn::TICK;
 use plimsoll_protocol::decision::{Mode, Phase, State, StepState};
 use plimsoll_protocol::request::{Choice, RefusalKind};
+use plimsoll_vm::ProcessId;
 
 use crate::rig::{MIB, Rig, config, web};
 use crate::simulated::BalloonBehaviour;
@@ -378,4 +381,61 @@ fn a_process_id_that_is_used_again_is_another_vm() {
     let vms = rig.snapshot().host.vms.clone();
     let web = vms.iter().find(|vm| vm.vm == "web").unwrap();
     assert_eq!(web.target_bytes, None);
+}
+
+#[test]
+fn requests_to_many_silent_monitors_keep_a_move_and_its_stop_waiting_for_some_seconds_only() {
+    const SILENCE: Duration = Duration::from_millis(500);
+    let mut rig = Rig::new(config(Mode::Observe));
+    let names: Vec<String> = (0..30).map(|index| format!("vm-{index}")).collect();
+    for (name, pid) in names.iter().zip(500..) {
+        rig.add(pid, name, web());
+    }
+    rig.pass(10);
+    // What an earlier daemon took of them.
+    for name in &names {
+        let vm = rig.host.vm(name).unwrap();
+        let process = ProcessId {
+            pid: vm.pid,
+            start_ticks: vm.start_ticks,
+        };
+        let mark = ResizeMark {
+            process: Some(process),
+            ..ResizeMark::default()
+        };
+        let _ = rig.shared.history.put_mark(name, mark);
+    }
+    let change = |rig: &Rig, silence: Duration, set_silence: Duration| {
+        for name in &names {
+            rig.host.change(name, |vm| {
+                vm.direct_bytes = 256 * MIB;
+                vm.silence = silence;
+                vm.set_silence = set_silence;
+            });
+        }
+    };
+    let took = |rig: &mut Rig, step: &dyn Fn(&mut Rig)| {
+        let began = Instant::now();
+        step(rig);
+        rig.host.pass(TICK);
+        rig.now += TICK;
+        began.elapsed()
+    };
+    // They fall silent after their last answer.
+    change(&rig, Duration::ZERO, SILENCE);
+    let begin = took(&mut rig, &|rig| rig.turns.begin_return(rig.now));
+    assert!(begin < Duration::from_secs(13), "{begin:?}");
+    change(&rig, SILENCE, SILENCE);
+    let tick = took(&mut rig, &|rig| {
+        rig.turns.goes_on_returning(rig.now);
+    });
+    assert!(tick < Duration::from_secs(3), "{tick:?}");
+    let stop = took(&mut rig, &|rig| drop(rig.ask(Command::Pause)));
+    assert!(stop < Duration::from_secs(9), "{stop:?}");
+    assert_eq!(rig.newest().state, State::Stopped);
+    change(&rig, Duration::ZERO, Duration::ZERO);
+    rig.turns.begin_return(rig.now);
+    rig.until("all is back", |rig| {
+        names.iter().all(|vm| rig.mib(vm) == 512)
+    });
 }
