@@ -20,7 +20,7 @@ use plimsoll_daemon::qemu_host::QemuHost;
 use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
-use plimsoll_output::exit::with_causes;
+use plimsoll_output::exit::{PartialResult, code_of, with_causes};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::own_program;
 use sd_notify::NotifyState;
@@ -47,7 +47,7 @@ struct Args {
     #[arg(long)]
     dry_run: bool,
     /// Only give the VMs that were resized what they had when first found, if the configuration wants that at the
-    /// daemon's end; for ExecStopPost= of the unit
+    /// daemon's end; for ExecStopPost= of the unit. Ends with 5 and names the VMs if some do not have it after 20 s
     #[arg(long)]
     give_back: bool,
     /// The same once standard input ends without a word: the daemon was killed
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("plimsolld: {}", with_causes(error.as_ref()));
-            ExitCode::FAILURE
+            code_of(&error)
         }
     }
 }
@@ -274,10 +274,15 @@ fn give_back(args: &Args) -> anyhow::Result<()> {
     let host = QemuHost::new(&config, args.dry_run);
     let reload = Box::new(|| Err("it only gives memory back".to_owned()));
     let mut turns = Turns::new(config, reload, host, shared, Instant::now());
-    if !turns.give_back_and_end() {
-        tracing::warn!("some VMs do not have what they had");
+    let lacks = turns.give_back_and_end();
+    match lacks.as_slice() {
+        [] => Ok(()),
+        lacks => Err(PartialResult(format!(
+            "not all VMs have what they had: {}",
+            lacks.join("; ")
+        ))
+        .into()),
     }
-    Ok(())
 }
 
 /// Starts this program as a process that gives memory back if this one is killed. It outlives signals to this one's

@@ -92,7 +92,9 @@ impl<W: Write> Output<W> {
     }
 }
 
-fn code_of(error: &anyhow::Error) -> ExitCode {
+/// The exit code of a run that ends with this error.
+#[must_use]
+pub fn code_of(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<UsageError>().is_some() {
         ExitCode::from(2)
     } else if error.downcast_ref::<Unreachable>().is_some() {

@@ -7,7 +7,7 @@ use plimsoll_protocol::vm::VmSummary;
 use rustix::process::Signal;
 
 use crate::rig::{
-    Daemon, DaemonDirectory, MIB, alone, balloon_to, beside_another, boot, with_balloon,
+    Daemon, DaemonDirectory, MIB, alone, balloon_to, beside_another, boot, signal, with_balloon,
 };
 
 /// One guest has more than its rule allows, until that is changed by hand.
@@ -137,7 +137,12 @@ fn a_configuration_with_which_no_daemon_starts_keeps_no_memory_from_a_guest() {
              [tcp]\nlisten = \"0.0.0.0:7373\"\ntoken_file = \"/nonexistent\"\n",
         );
         place.refused();
-        let said = place.give_back();
+        // One that does not answer is named, and gets it the next time.
+        signal(rich.guest.pid(), Signal::STOP);
+        let said = place.give_back(5);
+        signal(rich.guest.pid(), Signal::CONT);
+        assert!(said.contains("rich: its monitor, or libvirt,"), "{said}");
+        let said = place.give_back(0);
         for error in ["unknown key 'turn_intervall'", "in plain text"] {
             assert!(said.contains(error), "{said}");
         }

@@ -22,8 +22,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 impl<H: Host> Turns<H> {
     /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
-    /// and ends. Returns whether every VM has it.
-    pub fn give_back_and_end(&mut self) -> bool {
+    /// and ends. Returns what they lack after that, a sentence for each VM.
+    pub fn give_back_and_end(&mut self) -> Vec<String> {
         let begin = Instant::now();
         loop {
             self.discover();
@@ -45,14 +45,14 @@ impl<H: Host> Turns<H> {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        let done = self.return_memory();
+        let lacks = self.return_memory();
         self.want_statistics(false);
         let _ = self.history.flush();
-        done
+        lacks
     }
 
-    /// Gives the VMs that were resized what they had; waits for them, at most 20 s.
-    pub(super) fn return_memory(&mut self) -> bool {
+    /// Gives the VMs that were resized what they had; waits for them, at most 20 s. Returns what they lack then.
+    pub(super) fn return_memory(&mut self) -> Vec<String> {
         let until = Instant::now() + RETURN_MAX;
         self.begin_return(Instant::now());
         loop {
@@ -73,13 +73,37 @@ impl<H: Host> Turns<H> {
                 (self.store_bytes - first) >> 20
             );
         }
-        for (name, _) in self.vms.iter().filter(|(_, vm)| !vm.is_known()) {
-            tracing::warn!(
-                vm = name,
-                "its monitor, or libvirt, does not answer: it keeps what it has"
-            );
+        let lacks = self.lacks();
+        for lack in &lacks {
+            tracing::warn!("{lack}");
         }
-        !self.is_any_unknown() && self.resized().is_empty()
+        lacks
+    }
+
+    /// What VMs that were resized, and are managed, lack of what they had.
+    pub fn lacks(&self) -> Vec<String> {
+        let resized = self.vms.iter().filter(|(name, vm)| {
+            self.history.was_resized(name, vm.found.process()) && vm.settings().managed
+        });
+        let lacks = resized.filter_map(|(name, vm)| {
+            if !vm.is_known() {
+                return Some(format!(
+                    "{name}: its monitor, or libvirt, does not answer: it keeps what it has, which may be less than it had"
+                ));
+            }
+            let (has, had) = (vm.size_bytes(), vm.first_bytes);
+            let lacks_bytes = had.saturating_sub(has);
+            let follows = vm.status.direct.target_bytes.is_some_and(|target| target > vm.status.direct.actual_bytes);
+            (vm.first_is_kept && lacks_bytes >= SAME_BYTES).then(|| {
+                format!(
+                    "{name}: it lacks {} MiB of the {} MiB that it had{}",
+                    lacks_bytes >> 20,
+                    had >> 20,
+                    if follows { ", and gets them when its balloon follows" } else { "" }
+                )
+            })
+        });
+        lacks.collect()
     }
 
     /// Ends giving memory back. A VM that is paused, or slow, keeps its target, and so gets its memory when it follows: no daemon will

@@ -392,6 +392,11 @@ fn a_vm_that_is_paused_when_the_daemon_ends_gets_its_memory_when_it_goes_on() {
     }
     rig.turns.end_return(rig.now);
     assert_eq!((rig.mib("web"), rig.mib("scan")), (512, had));
+    let lacks = format!(
+        "scan: it lacks {} MiB of the 512 MiB that it had, and gets them when its balloon follows",
+        512 - had
+    );
+    assert_eq!(rig.turns.lacks(), [lacks]);
     host.change("scan", |vm| vm.follows = BalloonBehaviour::Pace(64 * MIB));
     for _ in 0..20 {
         host.pass(TICK);
