@@ -30,7 +30,7 @@ pub use error::GuestError;
 pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use host::median;
 pub use image::{GuestImage, ProgramsImage};
-pub use programs::ProgramGuest;
+pub use programs::{JOBS, ProgramGuest};
 pub use server::{Server, cpu_time, has_ended, program, send};
 pub use subject::{ConsoleLog, PATIENCE, Round, Subject};
 pub use traces::Footprint;

@@ -10,6 +10,31 @@ use crate::{Guest, GuestConfig, ProgramsImage};
 /// Longest time that an emulated guest takes to make a job's input, on a busy host.
 const PREPARATION_MAX: Duration = Duration::from_secs(600);
 
+/// The jobs of lab/programs.
+pub const JOBS: [&str; 21] = [
+    "gcc",
+    "glpsol",
+    "hmmer",
+    "linpack",
+    "nginx",
+    "perl",
+    "postgresql",
+    "povray",
+    "quantlib",
+    "redis",
+    "sqlite",
+    "stockfish",
+    "stress",
+    "sysbench",
+    "tpcc",
+    "tpch",
+    "vips",
+    "x264",
+    "xapian",
+    "xsltproc",
+    "xz",
+];
+
 /// A guest with a real program, which it runs until it is ended.
 #[derive(Debug)]
 pub struct ProgramGuest {
@@ -105,6 +130,16 @@ impl ProgramGuest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_job_is_a_file_and_every_file_is_a_job() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../programs/jobs");
+        let files = std::fs::read_dir(folder).unwrap();
+        let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, JOBS);
+    }
 
     #[test]
     fn lines_of_a_job_are_distinguished_from_others() {

@@ -8,7 +8,8 @@ mod set;
 use std::io::Write;
 use std::path::PathBuf;
 
-use plimsoll_rig::{GuestImage, GuestKernel, ProgramsImage};
+use clap::builder::PossibleValuesParser;
+use plimsoll_rig::{GuestImage, GuestKernel, JOBS, ProgramsImage};
 
 use crate::results::{Conditions, KeepArgs, Progress};
 
@@ -32,10 +33,10 @@ const PROGRAMS: [&str; 12] = [
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Jobs of lab/programs
-    #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(str::to_owned))]
+    #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(str::to_owned), value_parser = PossibleValuesParser::new(JOBS))]
     programs: Vec<String>,
     /// Program on which rules for the tracking rate, hot sets and rates are compared
-    #[arg(long, default_value = "xz")]
+    #[arg(long, default_value = "xz", value_parser = PossibleValuesParser::new(JOBS))]
     rate_program: String,
     /// Number of seeds, each of which traces every program anew [default: 3; 1 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -131,4 +132,28 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let (set, charts) = set::of(progress.step("end", || conditions.ended())?, seeds, &all)?;
     args.keep.keep(set, charts, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: super::Args,
+    }
+
+    #[test]
+    fn a_program_that_does_not_exist_is_a_usage_error_that_names_those_that_do() {
+        let parsed = |words: &[&str]| Command::try_parse_from([&["aet"], words].concat());
+        assert!(parsed(&["--programs", "tpcc,xz"]).is_ok());
+        for option in ["--programs", "--rate-program"] {
+            let error = parsed(&[option, "nosuch"]).unwrap_err().to_string();
+            assert!(
+                error.contains("nosuch") && error.contains("xsltproc"),
+                "{error}"
+            );
+        }
+    }
 }
