@@ -16,7 +16,7 @@ use plimsoll_flow::{PageCount, PageSize, Period};
 use plimsoll_trap::{
     Backend, BackendRow, Observation, Refusal, Sink, TouchCost, Toucher, TraceConfig, TrapError,
 };
-use plimsoll_vm::{HostMemory, RamState, Target, Transfer, TransferWatch, VmError};
+use plimsoll_vm::{HostMemory, MemoryGroup, RamState, Target, Transfer, TransferWatch, VmError};
 
 use crate::{group_of, pid_of, process_target, target_of};
 
@@ -30,6 +30,8 @@ const INTERVAL: Duration = Duration::from_millis(40);
 const INSPECTION_MAX: Duration = Duration::from_secs(5);
 /// Time limit after a failed call for the VM to end or for its change to become visible.
 const CHANGE_MAX: Duration = Duration::from_secs(2);
+/// Longest wait in a period for the removal of a control group whose last process has ended.
+const REMOVAL_MAX: Duration = Duration::from_secs(1);
 /// Number of changes of a process's memory while a backend attaches to it.
 const CHANGES_MAX: u32 = 5;
 
@@ -166,7 +168,8 @@ impl Follower {
             (Target::Group(now), Target::Group(group)) => now.inodes != group.inodes,
             _ => true,
         };
-        if changed {
+        // The processes of a group may be others without a change of what is observed.
+        if changed || matches!(now, Target::Group(_)) {
             self.target = now;
         }
         changed
@@ -271,6 +274,22 @@ impl Follower {
     }
 }
 
+/// Whether a group was removed. If the last of its processes has ended, that may follow: it is waited for, `patience` in all.
+fn is_removed(group: &MemoryGroup, patience: &mut Duration) -> bool {
+    loop {
+        match group.refreshed() {
+            Err(_) => return true,
+            Ok(now) if !now.processes.is_empty() || group.processes.is_empty() => return false,
+            Ok(_) if patience.is_zero() => return false,
+            Ok(_) => {
+                let pause = INTERVAL.min(*patience);
+                thread::sleep(pause);
+                *patience -= pause;
+            }
+        }
+    }
+}
+
 impl Backend for Follower {
     fn run_period(&mut self, stop: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
         self.check_transfer()?;
@@ -303,11 +322,14 @@ impl Backend for Follower {
         let (watch, target) = (&mut self.watch, &self.target);
         // A group that is removed gave its memory back before: samples of it then do not show what it used.
         let mut has_ended = false;
+        let mut removal_max = REMOVAL_MAX;
         let mut observe = |seen: &Observation<'_>| {
-            has_ended = matches!(
-                (target, seen),
-                (Target::Group(_), Observation::FirstTouches { .. })
-            ) && target.refreshed().is_err();
+            has_ended = match (target, seen) {
+                (Target::Group(group), Observation::FirstTouches { .. }) => {
+                    is_removed(group, &mut removal_max)
+                }
+                _ => false,
+            };
             if !has_ended {
                 sink(seen);
             }
@@ -362,7 +384,7 @@ mod tests {
 
     use plimsoll_flow::{FirstTouches, ReferenceBatch, Timestamp};
     use plimsoll_trap::BACKENDS;
-    use plimsoll_vm::{CgroupVersion, MemoryGroup};
+    use plimsoll_vm::CgroupVersion;
 
     use super::*;
 
@@ -371,16 +393,27 @@ mod tests {
         toucher: Toucher::Thread,
     };
 
-    /// A backend that samples a control group, which may be removed meanwhile.
+    /// A backend that samples a control group, which may be removed before or, with a pause, after that.
     #[derive(Debug)]
     struct Sampler {
-        removed: Option<PathBuf>,
+        removed: Option<(PathBuf, Duration)>,
+        /// Its list of processes, of which the last one ends.
+        members: Option<PathBuf>,
     }
 
     impl Backend for Sampler {
         fn run_period(&mut self, _: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
-            if let Some(directory) = &self.removed {
-                fs::remove_dir(directory).unwrap();
+            if let Some(members) = &self.members {
+                fs::write(members, "").unwrap();
+            }
+            let remover = self.removed.take().map(|(directory, pause)| {
+                thread::spawn(move || {
+                    thread::sleep(pause);
+                    fs::remove_dir_all(directory).unwrap();
+                })
+            });
+            while self.members.is_none() && remover.as_ref().is_some_and(|it| !it.is_finished()) {
+                thread::yield_now();
             }
             let time = Timestamp {
                 vm: Duration::ZERO,
@@ -396,6 +429,9 @@ mod tests {
                 },
                 touched: &ReferenceBatch::default(),
             });
+            if let Some(remover) = remover {
+                remover.join().unwrap();
+            }
             Err(TrapError::Refused(Refusal::Locked))
         }
 
@@ -414,7 +450,15 @@ mod tests {
 
     #[test]
     fn the_samples_of_a_group_that_was_removed_are_not_what_it_used() {
-        for is_removed in [false, true] {
+        let later = Duration::from_millis(300);
+        // With a process that has ended, the removal is waited for.
+        for (removed_after, had_process) in [
+            (None, false),
+            (None, true),
+            (Some(Duration::ZERO), false),
+            (Some(later), true),
+        ] {
+            let is_removed = removed_after.is_some();
             let root = tempfile::tempdir().unwrap();
             let directory = root.path().join("web");
             fs::create_dir(&directory).unwrap();
@@ -426,8 +470,13 @@ mod tests {
                 inodes: vec![inode],
                 processes: Vec::new(),
             });
+            let members = had_process.then(|| directory.join("cgroup.procs"));
+            if let Some(members) = &members {
+                fs::write(members, "1\n").unwrap();
+            }
             let backend = Sampler {
-                removed: is_removed.then_some(directory),
+                removed: removed_after.map(|after| (directory, after)),
+                members,
             };
             let mut follower = Follower {
                 target,
