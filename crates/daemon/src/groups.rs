@@ -30,6 +30,8 @@ const NAMED: usize = 10;
 
 /// Why the group of a container's monitor is not watched.
 const MONITOR: &str = "it holds the monitor of a container (conmon)";
+/// Why the group of a pod's own container is not watched.
+const PAUSE_CONTAINER: &str = "it holds nothing but a pod's namespaces (pause)";
 /// Why one of two groups is not watched.
 const NESTED: &str = "it contains a group that is watched, or lies in one";
 
@@ -119,6 +121,8 @@ impl Selection {
             };
             let why = if GroupName::is_monitor(&group.path) {
                 MONITOR.to_owned()
+            } else if group.is_pause() {
+                PAUSE_CONTAINER.to_owned()
             } else if chosen.iter().any(is_nested) {
                 NESTED.to_owned()
             } else if chosen.len() as u64 >= self.settings.max {
@@ -188,7 +192,9 @@ fn contains(outer: &str, inner: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+    use std::process::{Child, Command};
 
     use plimsoll_flow::GroupKind;
     use plimsoll_vm::{CgroupVersion, GroupFault, GroupPattern};
@@ -283,6 +289,55 @@ mod tests {
         let mut selection = Selection::new(selection.settings);
         let found = selection.select(listing(&[groups.to_vec(), vec![root]].concat()));
         assert_eq!(names(&found), ["/"]);
+    }
+
+    #[test]
+    fn the_container_that_keeps_the_namespaces_of_a_pod_is_not_watched() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("pause");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut children = [Path::new("/bin/sleep"), &program].map(|program| {
+            let sleeper = Command::new(program).arg("60").spawn();
+            sleeper.unwrap()
+        });
+        let name = |child: &Child| fs::read_to_string(format!("/proc/{}/comm", child.id()));
+        while name(&children[1]).is_ok_and(|name| name != "pause\n") {
+            std::thread::yield_now();
+        }
+        let [app, pause] = [children[0].id(), children[1].id()];
+        let id = "4f0c2b7a91d8".repeat(6);
+        let pod = "/kubepods.slice/kubepods-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-";
+        let group = |inode: u64, path: String, members: &str| {
+            let directory = folder.path().join(inode.to_string());
+            fs::create_dir(&directory).unwrap();
+            fs::write(directory.join("cgroup.procs"), members).unwrap();
+            ListedGroup {
+                directory,
+                ..listed(&path, inode, 0, 1)
+            }
+        };
+        let of_pod = |inode: u64| format!("{pod}{inode}{}.scope", &id[..63]);
+        let groups = [
+            group(1, of_pod(1), &format!("{pause}\n")),
+            group(2, of_pod(2), &format!("{app}\n")),
+            group(3, of_pod(3), &format!("{app}\n{pause}\n")),
+            // Of no pod.
+            group(4, format!("/docker/{}", &id[..64]), &format!("{pause}\n")),
+        ];
+        let found = selection(&["**"], 9).select(listing(&groups));
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let mut inodes: Vec<_> = found
+            .watched
+            .iter()
+            .map(|group| group.listed.inode)
+            .collect();
+        inodes.sort_unstable();
+        assert_eq!(inodes, [2, 3, 4]);
+        let left_out = (found.left_out[0].count, &*found.left_out[0].why);
+        assert_eq!(left_out, (1, PAUSE_CONTAINER));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use plimsoll_flow::GroupKind;
 use wildmatch::WildMatch;
 
 use crate::VmError;
@@ -127,6 +128,24 @@ pub struct ListedGroup {
     pub charged_bytes: Option<u64>,
     /// Its limit of memory, in bytes; `None` without one.
     pub limit_bytes: Option<u64>,
+}
+
+impl ListedGroup {
+    /// Whether it holds nothing but the process that keeps the namespaces of a Kubernetes pod, `pause`.
+    #[must_use]
+    pub fn is_pause(&self) -> bool {
+        let GroupName { name, kind } = GroupName::of_path(&self.path);
+        if kind != GroupKind::Container || !name.starts_with("pod") {
+            return false;
+        }
+        let members = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
+        let mut lines = members.lines();
+        let (Some(process), None) = (lines.next(), lines.next()) else {
+            return false;
+        };
+        let name = fs::read_to_string(format!("/proc/{process}/comm"));
+        name.is_ok_and(|name| name == "pause\n")
+    }
 }
 
 /// Why a group that matches a pattern cannot be observed.
