@@ -15,6 +15,7 @@ use plimsoll_flow::VmId;
 use plimsoll_vm::{BlockReads, GuestStats, StatsClock};
 
 use crate::endpoints::{ActuatorRow, Role};
+use crate::guest_need::STATS_AGE_MAX_S;
 use crate::progress::{Absence, Part, Tracker};
 use crate::stats_interval::StatsInterval;
 use crate::{ActuatorError, BalloonSettings, Delivery, MemoryPart, Observation};
@@ -48,7 +49,7 @@ pub(crate) static ROW: ActuatorRow = ActuatorRow {
 const OUTPUT_BYTES_MAX: u64 = 16 << 20;
 /// Interval of polling whether `virsh` has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Minimum interval between queries for a VM's maximum and the reads of its disks.
+/// Minimum interval between queries for a VM's maximum and the reads of its disks, and for an interval of statistics that are stale.
 const DOMSTATS_INTERVAL: Duration = Duration::from_secs(10);
 /// Directory in which the system's libvirt stores the process ids of its VMs.
 const PID_FOLDER: &str = "/run/libvirt/qemu";
@@ -288,8 +289,8 @@ pub struct Domain {
     /// libvirt's maximum; `None` until it is known.
     libvirt_max_bytes: Option<u64>,
     devices: MemoryDevices,
-    /// Interval of the guest's statistics; `None` until it is known.
-    interval_s: Option<u64>,
+    /// Interval of the guest's statistics, and when it was read; `None` until it is known.
+    interval_s: Option<(u64, Instant)>,
     stats_interval: StatsInterval,
     absence: Option<Absence>,
     tracker: Tracker,
@@ -377,7 +378,7 @@ impl Domain {
 
     fn exchange(&mut self) -> Result<Option<GuestStats>, VirshError> {
         let interval_s = match self.interval_s {
-            Some(interval_s) => interval_s,
+            Some((interval_s, _)) => interval_s,
             None => self.begin_stats()?,
         };
         let text = self.run(&["dommemstat"])?;
@@ -398,6 +399,10 @@ impl Domain {
         let mut guest = stats.guest(interval_s);
         if let Some(guest) = &mut guest {
             self.stats_clock.measure(guest);
+            // Somebody else may have turned them off.
+            let is_stale = guest.age_s > STATS_AGE_MAX_S.max(2 * interval_s);
+            self.interval_s
+                .take_if(|(_, read)| is_stale && now.duration_since(*read) >= DOMSTATS_INTERVAL);
         }
         let silent = guest.is_none() && actual_bytes == self.max_bytes;
         self.absence = silent.then_some(Absence::NoDriver);
@@ -425,7 +430,7 @@ impl Domain {
                 }
             }
         }
-        self.interval_s = Some(interval_s);
+        self.interval_s = Some((interval_s, Instant::now()));
         Ok(interval_s)
     }
 }

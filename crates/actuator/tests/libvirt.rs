@@ -155,6 +155,14 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
         assert!(free_bytes.is_some_and(|free| free > 0), "{status:?}");
     }
     assert_eq!(period(), "1");
+    // Somebody turns them off.
+    assert!(virsh(&["dommemstat", &name, "--period", "0", "--live"]));
+    let is_stale = |status: &plimsoll_actuator::MemoryStatus| {
+        status.guest.is_some_and(|guest| guest.age_s > 5)
+    };
+    until(&mut memory, &is_stale);
+    until(&mut memory, &|status| !is_stale(status));
+    assert_eq!(period(), "1");
     memory.want_statistics(false).unwrap();
     assert_eq!(period(), "3");
     let error = memory.set_direct(193 * MIB).unwrap_err();
