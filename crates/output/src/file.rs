@@ -4,9 +4,9 @@
 //! never sees half of it and a failed run leaves the old one. An existing path
 //! that is no regular file (a pipe, `/dev/stdout`) is written directly.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -83,10 +83,13 @@ impl AtomicFile {
                 // A file that this user may not write must not be replaced.
                 File::options().write(true).open(&target)?;
             }
+            let mode = old.map_or(0o666, |old| old.mode());
+            let mut options = File::options();
+            options.write(true).create_new(true).mode(mode);
+            // Errors of its own files name them.
             let file = tempfile::Builder::new()
                 .prefix(".plimsoll-")
-                .permissions(old.unwrap_or_else(|_| Permissions::from_mode(0o666)))
-                .tempfile_in(directory_of(&target))?;
+                .make_in(directory_of(&target), |path| options.open(path))?;
             Ok(Target::Temporary(file, target))
         };
         Ok(Self {
@@ -115,8 +118,8 @@ impl AtomicFile {
     /// The cause with the file's name; an older file of that name is then as it was.
     pub fn persist(self) -> anyhow::Result<()> {
         if let Target::Temporary(file, target) = self.target {
-            file.persist(target)
-                .with_context(|| cannot_write(&self.path))?;
+            let persisted = file.persist(target).map_err(|failure| failure.error);
+            persisted.with_context(|| cannot_write(&self.path))?;
         }
         Ok(())
     }
@@ -125,14 +128,14 @@ impl AtomicFile {
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match &mut self.target {
-            Target::Temporary(file, _) => file.write(bytes),
+            Target::Temporary(file, _) => file.as_file_mut().write(bytes),
             Target::Direct(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         match &mut self.target {
-            Target::Temporary(file, _) => file.flush(),
+            Target::Temporary(file, _) => file.as_file_mut().flush(),
             Target::Direct(file) => file.flush(),
         }
     }
@@ -166,6 +169,33 @@ pub fn directory_of(path: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+
+    #[test]
+    fn an_error_names_the_file_and_nothing_hidden() {
+        let directory = tempfile::tempdir().unwrap();
+        let said = |outcome: anyhow::Result<()>| format!("{:#}", outcome.unwrap_err());
+        let expected = |path: &Path, why: &str| format!("cannot write '{}': {why}", path.display());
+        let path = directory.path().join("nowhere/curve.csv");
+        let none = expected(&path, "No such file or directory (os error 2)");
+        assert_eq!(said(write_file(&path, b"x")), none);
+        let path = directory.path().join("curve.csv");
+        let file = AtomicFile::create(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        let taken = expected(&path, "Is a directory (os error 21)");
+        assert_eq!(said(file.persist()), taken);
+        // A disk that is full.
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let (_, hidden) = NamedTempFile::new_in(directory.path())
+            .unwrap()
+            .into_parts();
+        let mut file = AtomicFile {
+            target: Target::Temporary(NamedTempFile::from_parts(full, hidden), path.clone()),
+            path,
+        };
+        let error = file.write_all(b"x").unwrap_err();
+        assert_eq!(error.to_string(), "No space left on device (os error 28)");
+    }
 
     #[test]
     fn a_file_is_replaced_whole_and_leaves_nothing_beside_it() {

@@ -5,9 +5,9 @@
 //! crash of the machine the file may be incomplete.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use flate2::write::GzEncoder;
@@ -113,10 +113,10 @@ pub fn create(
 fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
     // A symbolic link is kept: its target is replaced.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let mut permissions = Permissions::from_mode(0o666);
+    let mut mode = 0o666;
     match path.metadata() {
         Ok(there) if !there.is_file() => return Ok((File::create(&path)?, None)),
-        Ok(there) => permissions = there.permissions(),
+        Ok(there) => mode = there.permissions().mode(),
         Err(_) => {}
     }
     if path.exists() {
@@ -127,11 +127,13 @@ fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create_new(true).mode(mode);
+    // Errors of its own files name them.
     let partial = tempfile::Builder::new()
         .prefix(".")
         .suffix(".partial")
-        .permissions(permissions)
-        .tempfile_in(folder)?;
+        .make_in(folder, |path| options.open(path))?;
     let (file, partial) = partial.into_parts();
     Ok((
         file,
@@ -257,6 +259,14 @@ mod tests {
     use crate::{Options, open};
     use plimsoll_flow::Source as _;
     use plimsoll_flow::{AccessKind, PageNumber};
+
+    #[test]
+    fn an_error_names_the_file_and_nothing_hidden() {
+        let path = Path::new("/nonexistent/folder/t.csv");
+        let error = create(path, None, PageSize::default()).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(cause, "No such file or directory (os error 2)");
+    }
 
     #[test]
     fn what_is_written_is_read_in_every_format_and_compression() {
@@ -403,7 +413,7 @@ mod tests {
         let path = folder.path().join("t.ids");
         let link = folder.path().join("link.ids");
         std::fs::write(&path, "1\n").unwrap();
-        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let mut writer = create(&link, None, PageSize::default()).unwrap();
         writer.write(&batch_of(5)).unwrap();
