@@ -23,6 +23,7 @@ use plimsoll_actuator::slack_bytes;
 use plimsoll_daemon::shared::{SharedState, Snapshot};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, State};
 use plimsoll_protocol::vm::Settings;
+use plimsoll_vm::ProcessId;
 
 use crate::plan::{MIB, Plan};
 use crate::simulated::{
@@ -602,16 +603,21 @@ impl Rules {
         is_all.then_some(indices)
     }
 
-    /// The daemon gives back what VMs had: what those have above that which it never resized stays theirs, and counts beside what is
-    /// allocated.
+    /// What a VM has above what it had at first, and no decision gave it: it stays.
+    fn kept(&self, name: &str, vm: &SimulatedVm) -> u64 {
+        let above = vm.size_bytes().saturating_sub(self.first(name, vm));
+        let process = ProcessId {
+            pid: vm.pid,
+            start_ticks: vm.start_ticks,
+        };
+        let mark = self.shared.as_ref().map(|shared| shared.history.mark(name));
+        mark.map_or(0, |mark| mark.kept_above_bytes(process, above))
+    }
+
+    /// The daemon gives back what VMs had: what others gave them above that counts beside what is allocated.
     pub fn return_begins(&mut self) {
-        let kept = self
-            .running()
-            .filter(|(index, _)| !self.guests[*index].is_resized);
-        let kept = kept.map(|(index, vm)| {
-            let first = self.first(&self.names[index], &vm);
-            vm.size_bytes().saturating_sub(first)
-        });
+        let running = self.running();
+        let kept = running.map(|(index, vm)| self.kept(&self.names[index], &vm));
         self.limit_bytes += kept.sum::<u64>();
     }
 
@@ -621,7 +627,7 @@ impl Rules {
         let first = self.first(name, &vm);
         let own = first.min(vm.ram_bytes).saturating_sub(CACHE_LEAST);
         let has_less = vm.direct_bytes + SAME < own;
-        let has_more = vm.size_bytes() > first + CACHE_LEAST + SAME;
+        let has_more = vm.size_bytes() > first + self.kept(name, &vm) + CACHE_LEAST + SAME;
         (has_less || has_more).then(|| format!("{name} had {} MiB: {}", first >> 20, vm_text(&vm)))
     }
 
