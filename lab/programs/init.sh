@@ -1,17 +1,22 @@
 #!/bin/sh
 # A job of real programs, as the guest's process 1; the kernel's words say which and how:
 #   plimsoll.job=NAME       a file of /jobs
-#   plimsoll.repeat=1       its work is done again and again until the guest is ended; otherwise once, between two marks (mark.c)
+#   plimsoll.repeat=1       its work is done again and again until the guest is ended
+#   plimsoll.rounds=N       so many times, after plimsoll.warmup=N times that are not measured, with a pause of plimsoll.pause_ms=N before and after
+#   otherwise               once, between two marks (mark.c)
 # A job's file defines
 #   prepare     makes its input, always the same, and starts its services
 #   work        the work, through in_group; what it prints goes to /run/log
 #   outcome     prints what was computed, the same in every run
-# and may define run_once, if the marks are within the work. Says on the console, a line each:
+# and may define finish, which ends its services so that the disk can be checked, and run_once, if the marks are within the work. Says on the
+# console, a line each:
 #   programs: begin JOB
 #   programs: round N status N           with plimsoll.repeat=1, whenever the work was done
 #   programs: end JOB status N elapsed_ms N cpu_ms N peak_kib N anon_kib N committed_kib N refaults N swapped_in N
 #   programs: result JOB ...             the outcome
 #   programs: done, or programs: error ...
+# and with plimsoll.rounds=N the lines phase, result and done of guest/workload/README.md, so that its disk is measured as that of a workload; the files
+# visited are its rounds, the pages read all that came from disks, the mismatches rounds with another outcome than the first.
 # cpu_ms and peak_kib (page cache included) are those of the job's control group; anon_kib and committed_kib (of the whole
 # guest) the largest that a reading each second found; refaults and pages swapped in are the guest's, between the marks.
 set -u
@@ -112,6 +117,51 @@ repeat() {
     fail $?
 }
 
+finish() { :; }
+
+# work_times N: the work so many times; counts in `wrong` how often its outcome is not the first one.
+work_times() {
+    for _ in $(seq "$1"); do
+        work >/run/log 2>&1 || fail $?
+        : "${first:=$(outcome)}"
+        [ "$(outcome)" = "$first" ] || wrong=$((wrong + 1))
+    done
+}
+
+# phase NAME
+phase() {
+    echo "plimsoll: phase name=$1 pause_ms=$pause_ms"
+    sleep $((pause_ms / 1000))
+}
+
+# read_pages: those that came from disks.
+read_pages() {
+    awk '$1 == "pgpgin" { print int($2 / 4) }' /proc/vmstat
+}
+
+# measured: rounds of work on a disk of which the host reads the counters meanwhile, from a kernel whose complaints are counted.
+measured() {
+    pause_ms=$(word pause_ms)
+    first=
+    wrong=0
+    rounds=$(word rounds)
+    work_times "$(word warmup)"
+    phase measured
+    before=$(read_pages)
+    work_times "$rounds"
+    read=$(($(read_pages) - before))
+    phase end
+    finish >/run/log 2>&1 || fail $?
+    sync
+    mount -o remount,ro / || fail $?
+    echo "plimsoll: result name=machine memory_kib=$(awk '$1 == "MemTotal:" { print $2 }' /proc/meminfo)"
+    echo "plimsoll: result name=files phase=measured reads=$read writes=0 visits=$rounds"
+    dmesg -l emerg,alert,crit,err | sed 's/^/plimsoll: kernel text=/'
+    echo "plimsoll: result name=kernel complaints=$(dmesg -l emerg,alert,crit,err | wc -l)"
+    echo "programs: result $job ${first:-none}"
+    echo "plimsoll: done ops=$rounds ms=0 mismatches=$wrong"
+}
+
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev 2>/dev/null
@@ -134,6 +184,8 @@ prepare >/run/log 2>&1 || {
 }
 if [ "$(word repeat)" = 1 ]; then
     repeat
+elif [ -n "$(word rounds)" ]; then
+    measured
 else
     run_once
     echo "programs: result $job $(outcome)"

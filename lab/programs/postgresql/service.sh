@@ -1,13 +1,22 @@
-# The database of the jobs with PostgreSQL: shared buffers of 64 MiB, one client at a time, on 127.0.0.1 and a socket.
+# The database of the jobs with PostgreSQL: one client at a time, on 127.0.0.1 and a socket.
+shared_buffers=64MB
+bin=$(echo /usr/lib/postgresql/*/bin)
 
-# start_postgresql: makes an empty database `bench` and starts its server.
+# start_postgresql: starts the server of the database in /job/data.
 start_postgresql() {
-    install -d -o postgres -g postgres /job/data /run/postgresql || return
-    bin=$(echo /usr/lib/postgresql/*/bin)
-    as postgres "$bin/initdb" -D /job/data --no-sync || return
+    install -d -o postgres -g postgres /run/postgresql || return
     as postgres "$bin/pg_ctl" -D /job/data -w -t 300 -l /job/data/log \
-        -o '-c shared_buffers=64MB -c fsync=off -c listen_addresses=127.0.0.1 -c autovacuum=off -c jit=off' start || return
-    as postgres createdb bench
+        -o "-c shared_buffers=$shared_buffers -c fsync=off -c listen_addresses=127.0.0.1 -c autovacuum=off -c jit=off" start
+}
+
+# make_postgresql: makes an empty database `bench` and starts its server.
+make_postgresql() {
+    install -d -o postgres -g postgres /job/data || return
+    as postgres "$bin/initdb" -D /job/data --no-sync && start_postgresql && as postgres createdb bench
+}
+
+stop_postgresql() {
+    as postgres "$bin/pg_ctl" -D /job/data -w -t 300 -m fast stop
 }
 
 # sql FILE...: runs statements; the first error ends it.
