@@ -51,6 +51,8 @@ pub struct Setup {
     pub swap_mib: u64,
     /// An image that is there already, in place of one that is made.
     pub image: Option<PathBuf>,
+    /// Whether the image is one of lab/programs, from which the guest boots; the workload is then a job of it.
+    pub boots_image: bool,
     /// An image of programs, which QEMU itself serves as a disk that cannot be written.
     pub tools: Option<PathBuf>,
     /// Whether the daemon may pause the VM.
@@ -79,6 +81,7 @@ impl Setup {
             formatted: true,
             swap_mib: 0,
             image: None,
+            boots_image: false,
             tools: None,
             monitor: false,
             queues: 1,
@@ -221,7 +224,10 @@ impl DiskGuest {
             let monitor = format!("unix:{},server=on,wait=off", monitor.display());
             config.extra_arguments.extend(["-qmp".into(), monitor]);
         }
-        let image = GuestImage::for_guest(&config)?;
+        let image = match self.setup.boots_image {
+            true => GuestImage::with_root_on_disk(config.kernel, self.folder.path())?,
+            false => GuestImage::for_guest(&config)?,
+        };
         self.told = GuestOutput::default();
         self.guest = Some(Guest::start(&image, &config)?);
         Ok(())

@@ -27,6 +27,8 @@ const ORDER: &str = "order";
 const ABSENT: &str = "absent";
 /// The directory of the kernel that tracks idle pages.
 const MEMORY: &str = "memory";
+/// What a guest whose root file system is on its first disk starts.
+const ROOT_ON_DISK: &str = include_str!("../../programs/root.sh");
 /// A static shell with its tools, of Debian's package of this name.
 const BUSYBOX: &str = "/bin/busybox";
 
@@ -216,7 +218,7 @@ impl GuestImage {
         folder: &Path,
     ) -> Result<Self, GuestError> {
         let what = "the kernel that tracks idle pages";
-        Self::of_script(MEMORY, what, init, programs, folder)
+        Self::of_script((MEMORY, what), init, programs, false, folder)
     }
 
     /// The same with a kernel of Debian.
@@ -231,15 +233,27 @@ impl GuestImage {
         folder: &Path,
     ) -> Result<Self, GuestError> {
         let series = kernel.series();
-        Self::of_script(series, &format!("Linux {series}"), init, programs, folder)
+        let what = format!("Linux {series}");
+        Self::of_script((series, &what), init, programs, false, folder)
     }
 
-    /// The kernel in the directory `kernel`, which is `what`, with an initrd that runs a script.
+    /// The same with an initrd that goes on with `/init.sh` of the guest's first disk: an image of lab/programs.
+    ///
+    /// # Errors
+    ///
+    /// As [`tracking_idle_pages`](Self::tracking_idle_pages).
+    pub fn with_root_on_disk(kernel: GuestKernel, folder: &Path) -> Result<Self, GuestError> {
+        let series = kernel.series();
+        let what = format!("Linux {series}");
+        Self::of_script((series, &what), ROOT_ON_DISK, &[], true, folder)
+    }
+
+    /// The kernel in the directory `kernel`, which is `what`, with an initrd that runs a script, with the kernel's modules if wanted.
     fn of_script(
-        kernel: &str,
-        what: &str,
+        (kernel, what): (&str, &str),
         init: &str,
         programs: &[&Path],
+        modules: bool,
         folder: &Path,
     ) -> Result<Self, GuestError> {
         let image = self::folder().ok_or_else(no_folder)?;
@@ -272,6 +286,12 @@ impl GuestImage {
             )?;
             for library in libraries_of(program)? {
                 place(Path::new(&library), &library)?;
+            }
+        }
+        if modules {
+            let modules = own.join(MODULES);
+            for name in modules_of(&modules)? {
+                place(&modules.join(&name), &format!("{MODULES}/{name}"))?;
             }
         }
         let script = root.join("init");
