@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use plimsoll_disk::EngineStats;
-use plimsoll_flow::MissRatioCurve;
+use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_rig::{DiskGuest, GuestKernel, GuestOutput, Setup, cpu_time};
 use plimsoll_serve::disk::admin::{Request, ask, report};
 use plimsoll_vm::ConsoleEvent;
@@ -117,7 +117,7 @@ pub(super) struct Cost {
     pub(super) daemon_us: u64,
     /// Share of the reads that would miss, by size of guest and cache together.
     #[serde(skip)]
-    pub(super) curve: Option<MissRatioCurve>,
+    pub(super) curve: Option<CurveJson>,
 }
 
 /// Pages from disk that a curve expects of a guest of another size.
@@ -133,13 +133,14 @@ impl Cost {
     /// them.
     pub(super) fn expected(&self, memory: u64) -> Option<Expectation> {
         let curve = self.curve.as_ref()?;
-        let points = curve.points();
-        let after = points.partition_point(|point| point.size.0 <= memory);
+        let points = &curve.points;
+        let after = points.partition_point(|point| point.size_pages <= memory);
         let point = points.get(after.checked_sub(1)?)?;
         let next = points.get(after).unwrap_or(point);
-        let share = (memory - point.size.0) as f64 / (next.size.0 - point.size.0).max(1) as f64;
+        let share =
+            (memory - point.size_pages) as f64 / (next.size_pages - point.size_pages).max(1) as f64;
         let ratio = point.miss_ratio + (next.miss_ratio - point.miss_ratio) * share;
-        let reads = |share: f64| share * curve.references() as f64;
+        let reads = |share: f64| share * curve.references as f64;
         Some(Expectation {
             expected: reads(ratio),
             low: reads(point.low),
@@ -172,7 +173,7 @@ impl Lab<'_> {
     }
 }
 
-/// Runs a guest of signed files to its end and returns the cost of its measured rounds.
+/// Runs a guest whose workload says its phases to its end and returns the cost of its measured rounds.
 ///
 /// # Errors
 /// If it did not run to its end, or anything it read was wrong.
@@ -216,7 +217,7 @@ pub(super) fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
         visits: of_files("visits")?,
         operations: operations(is) - operations(was),
         daemon_us: u64::try_from(daemon_time.as_micros())?,
-        curve: after.curve.map(|curve| curve.to_curve()).transpose()?,
+        curve: after.curve,
     })
 }
 
@@ -245,14 +246,15 @@ pub(super) fn ensure_right(told: &GuestOutput, engine: &EngineStats) -> anyhow::
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::{CurvePoint, PageCount};
+    use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 
     #[test]
     fn between_two_points_reads_are_expected_on_the_line() {
         let points = [(10, 1.0), (20, 0.8), (30, 0.5)];
         let points = points.map(|(size, ratio)| CurvePoint::exact(PageCount(size), ratio));
+        let curve = MissRatioCurve::new(points.to_vec(), 200).unwrap();
         let cost = Cost {
-            curve: MissRatioCurve::new(points.to_vec(), 200).ok(),
+            curve: Some(CurveJson::new("vm", PageSize::FOUR_KIB, None, &curve)),
             ..Cost::default()
         };
         let expected = |memory| cost.expected(memory).map(|at| at.expected);

@@ -10,6 +10,7 @@
 
 mod lab;
 mod right;
+pub mod services;
 mod sizes;
 pub mod splits;
 
