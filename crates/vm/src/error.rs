@@ -37,6 +37,11 @@ pub enum VmError {
         /// The directories of control groups.
         looked_in: Vec<String>,
     },
+    /// A control group is named by nothing.
+    #[error(
+        "no control group is named after 'cgroup:' (the command that should print it printed nothing?); 'cgroup:/' is the root, with all groups"
+    )]
+    EmptyGroupName,
     /// Several control groups have this name; use a path.
     #[error(
         "several control groups are named {name:?}: use a path, one of {}",

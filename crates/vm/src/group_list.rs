@@ -282,13 +282,17 @@ impl GroupListing {
 ///
 /// # Errors
 ///
-/// [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`], [`VmError::AmbiguousGroup`]; [`VmError::NotPermitted`] if a directory may
-/// not be read.
+/// [`VmError::EmptyGroupName`], [`VmError::NoSuchGroup`], [`VmError::GroupWithoutMemory`], [`VmError::AmbiguousGroup`];
+/// [`VmError::NotPermitted`] if a directory may not be read.
 pub fn find_group(name: &str) -> Result<MemoryGroup, VmError> {
     find_group_in(name, &CgroupMount::all()?)
 }
 
 fn find_group_in(name: &str, mounts: &[CgroupMount]) -> Result<MemoryGroup, VmError> {
+    // A path below the root that is empty would be the root.
+    if name.is_empty() {
+        return Err(VmError::EmptyGroupName);
+    }
     let absent = match MemoryGroup::find_in(name, mounts) {
         Err(absent @ VmError::NoSuchGroup { .. }) if !name.starts_with('/') => absent,
         found => return found,
@@ -573,6 +577,16 @@ mod tests {
             "one of /system.slice/docker-{id}.scope/system.slice/ssh.service | /system.slice/ssh.service"
         );
         assert!(error.ends_with(&expected), "{error}");
+    }
+
+    #[test]
+    fn no_name_is_not_the_root() {
+        // Of version 2 the root has a memory.stat.
+        let (_root, mounts) = hierarchy(&["", "web"]);
+        let error = find_group_in("", &mounts).unwrap_err();
+        assert!(matches!(error, VmError::EmptyGroupName), "{error}");
+        let root = find_group_in("/", &mounts).unwrap();
+        assert_eq!(root.inodes.len(), 2);
     }
 
     #[test]
