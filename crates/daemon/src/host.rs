@@ -170,6 +170,9 @@ pub trait Host: Send {
     /// The same of a VM's threads; `None` if no control group of the VM alone reports it.
     fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure>;
 
+    /// The least limit of memory that a VM's process is under by its control groups, in bytes; `None` without one.
+    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64>;
+
     /// The capacity of the shared page store in bytes, if there is one.
     fn store(&mut self) -> Option<Result<u64, ActuatorError>>;
 

@@ -15,7 +15,8 @@ use plimsoll_flow::VmId;
 use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
-    AllowedUsers, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket, ProcessId, QemuVm,
+    AllowedUsers, CgroupMount, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket,
+    ProcessId, QemuVm, memory_limit_bytes,
 };
 
 use crate::clock::Clock;
@@ -49,6 +50,8 @@ pub struct QemuHost {
     names: BTreeMap<ProcessId, GivenName>,
     /// Control groups in which they are alone.
     vm_groups: BTreeMap<ProcessId, ControlGroup>,
+    /// Where control groups are mounted.
+    mounts: Vec<CgroupMount>,
     users: AllowedUsers,
     store: Option<Box<dyn MemoryPart>>,
     dry_run: bool,
@@ -74,6 +77,7 @@ impl QemuHost {
             known: Vec::new(),
             names: BTreeMap::new(),
             vm_groups: BTreeMap::new(),
+            mounts: Vec::new(),
             users,
             store: open(Role::Store, &endpoints, &mut Vec::new()),
             dry_run,
@@ -131,6 +135,7 @@ impl Host for QemuHost {
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
         self.vm_groups = groups_of(&self.known);
+        self.mounts = CgroupMount::all().unwrap_or_default();
         let own = self.known.iter();
         let own = own.map(|vm| (vm.process(), vm.id.0.as_str(), vm.uuid.as_deref()));
         name(&mut self.names, own);
@@ -249,6 +254,10 @@ impl Host for QemuHost {
 
     fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure> {
         self.vm_groups.get(&found.process())?.pressure()
+    }
+
+    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64> {
+        memory_limit_bytes(found.pid, &self.mounts)
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {

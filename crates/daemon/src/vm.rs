@@ -23,6 +23,8 @@ use crate::observed::Observations;
 const MIN: (u64, u64) = (4, 64 << 20);
 /// Default weight of a VM.
 const SHARES: u32 = 100;
+/// What remains to QEMU of the limit of its control group: in bytes, and as a share of the VM's RAM, as for page tables.
+const QEMU_OWN: (u64, u64) = (128 << 20, 64);
 /// Floors are rounded up to this, and follow a fall only if it is at least the VM's slack.
 const FLOOR_UNIT_BYTES: u64 = 4 << 20;
 /// Maximum duration of a poll of a VM whose monitor and disk daemon answer.
@@ -68,6 +70,8 @@ pub struct Vm {
     pub oom_kills: Option<u64>,
     /// Number of reported sizes that are impossible.
     pub refused_claims: u64,
+    /// The limit of memory of its control groups, in bytes.
+    pub group_limit_bytes: Option<u64>,
     /// The part of its RAM that the baseline accounts for.
     pub followed_ram_bytes: Option<u64>,
     /// The most that its cache had in the last decision of an earlier daemon.
@@ -122,6 +126,7 @@ impl Vm {
             floor_bytes: has,
             oom_kills: None,
             refused_claims: 0,
+            group_limit_bytes: None,
             followed_ram_bytes: None,
             earlier_cache_bytes: 0,
             unchecked: None,
@@ -209,6 +214,20 @@ impl Vm {
     pub fn ram_bytes(&self) -> u64 {
         let now = self.status.direct.max_bytes.filter(|_| self.is_known());
         now.unwrap_or(self.found.ram_bytes)
+    }
+
+    /// The most memory of its own that it can use: its RAM, as far as the limit of its control group has room for that and for
+    /// QEMU. Above it the kernel would slow it down or kill it. What it has or had is its operator's choice, and not above it.
+    #[must_use]
+    pub fn own_most_bytes(&self) -> u64 {
+        let ram_bytes = self.ram_bytes();
+        let Some(limit_bytes) = self.group_limit_bytes else {
+            return ram_bytes;
+        };
+        let (bytes, of_ram) = QEMU_OWN;
+        let room = limit_bytes.saturating_sub(bytes.saturating_add(ram_bytes / of_ram));
+        let chosen = self.first_bytes.max(self.status.direct.actual_bytes);
+        room.max(chosen).min(ram_bytes)
     }
 
     /// The most that it may hold without a further request.
@@ -365,7 +384,7 @@ impl Vm {
             .or(self.rule.baseline_bytes)
             .unwrap_or(self.first_bytes);
         let min = (baseline_bytes / MIN.0).max(MIN.1).min(baseline_bytes);
-        let max = self.ram_bytes().max(baseline_bytes);
+        let max = self.own_most_bytes().max(baseline_bytes);
         Settings {
             min_bytes: change.min_bytes.or(self.rule.min_bytes).unwrap_or(min),
             max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),
@@ -417,6 +436,16 @@ impl Vm {
         if let Some(held) = self.found.held {
             self.warnings.push(format!(
                 "its size is left as it is: the host would not get what a balloon takes of its RAM, because {held}"
+            ));
+        }
+        if let Some(limit_bytes) = self.group_limit_bytes
+            && self.own_most_bytes() < self.ram_bytes()
+        {
+            self.warnings.push(format!(
+                "its control group limits it to {} MiB, with QEMU: it is given at most {} MiB of its RAM of {} MiB",
+                limit_bytes >> 20,
+                self.own_most_bytes() >> 20,
+                self.ram_bytes() >> 20
             ));
         }
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });

@@ -276,6 +276,47 @@ pub(crate) fn limit_bytes(directory: &Path, version: CgroupVersion) -> Option<u6
     })
 }
 
+/// The least limit of memory that a process is under, in bytes: that of its group or of one above, as far as they are seen from here;
+/// `None` without one. A group of version 2 that is above its `memory.high` is slowed down and loses memory, so that it is a limit too.
+#[must_use]
+pub fn memory_limit_bytes(pid: u32, mounts: &[CgroupMount]) -> Option<u64> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    limit_in(&groups, mounts)
+}
+
+/// The least limit of the groups in the contents of `/proc/PID/cgroup`, and of those above them.
+fn limit_in(groups: &str, mounts: &[CgroupMount]) -> Option<u64> {
+    let limit = |mount: &CgroupMount| {
+        let path = groups.lines().find_map(|line| {
+            let (_, named) = line.split_once(':')?;
+            let (controllers, path) = named.split_once(":/")?;
+            let is_counted = match mount.version {
+                CgroupVersion::V1 => controllers.split(',').any(|name| name == "memory"),
+                CgroupVersion::V2 => controllers.is_empty(),
+            };
+            is_counted.then_some(path)
+        })?;
+        // No name may lead out of the hierarchy.
+        if path.split('/').any(|name| name == "..") {
+            return None;
+        }
+        let files: &[_] = match mount.version {
+            CgroupVersion::V1 => &["memory.limit_in_bytes"],
+            CgroupVersion::V2 => &["memory.max", "memory.high"],
+        };
+        let group = mount.directory.join(path);
+        let groups = group
+            .ancestors()
+            .take_while(|group| group.starts_with(&mount.directory));
+        let limits = groups.flat_map(|group| files.iter().map(|file| bytes_in(&group.join(file))));
+        limits
+            .flatten()
+            .filter(|&bytes| bytes < NO_LIMIT_BYTES)
+            .min()
+    };
+    mounts.iter().filter_map(limit).min()
+}
+
 fn bytes_in(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -396,6 +437,37 @@ malformed - cgroup2
         fs::write(scope.join("memory.max"), "max\n").unwrap();
         add(&mounts, "libpod-1.scope/other", "");
         assert_eq!(limit(), None);
+    }
+
+    #[test]
+    fn a_process_is_under_the_least_limit_of_its_groups() {
+        // As libvirt places QEMU, below a slice that an operator has limited.
+        let path = "machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator";
+        let groups = format!("1:name=systemd:/x\n0::/{path}\n");
+        let (_root, mounts) = hierarchy(CgroupVersion::V2);
+        add(&mounts, path, "7\n");
+        let set = |group: &str, file: &str, text: &str| {
+            let group = Path::new(path).ancestors().find(|at| at.ends_with(group));
+            fs::write(mounts[0].directory.join(group.unwrap()).join(file), text).unwrap();
+        };
+        assert_eq!(limit_in(&groups, &mounts), None);
+        set("libvirt/emulator", "memory.max", "max\n");
+        set("machine.slice", "memory.max", "8192\n");
+        assert_eq!(limit_in(&groups, &mounts), Some(8192));
+        set("libvirt", "memory.high", "4096\n");
+        assert_eq!(limit_in(&groups, &mounts), Some(4096));
+        for other in ["0::/../x", "0::/", "5:memory:/x", ""] {
+            assert_eq!(limit_in(other, &mounts), None, "{other}");
+        }
+
+        let (_root, mounts) = hierarchy(CgroupVersion::V1);
+        add(&mounts, "machine/web", "7\n");
+        let groups = "9:cpu,cpuacct:/\n8:memory:/machine/web\n0::/y\n";
+        let file = mounts[0].directory.join("machine/memory.limit_in_bytes");
+        fs::write(&file, "9223372036854771712\n").unwrap();
+        assert_eq!(limit_in(groups, &mounts), None);
+        fs::write(&file, "4096\n").unwrap();
+        assert_eq!(limit_in(groups, &mounts), Some(4096));
     }
 
     #[test]

@@ -261,8 +261,12 @@ impl<H: Host> Turns<H> {
             && baseline > most_bytes
         {
             return Err(bad(format!(
-                "a baseline of {}: expected at most its RAM, {}",
+                "a baseline of {}: expected at most its RAM{}, {}",
                 ByteSize(baseline),
+                match most_bytes < vm.ram_bytes() {
+                    true => ", as far as its control group's limit leaves it",
+                    false => "",
+                },
                 ByteSize(most_bytes)
             )));
         }

@@ -115,8 +115,8 @@ impl<H: Host> Turns<H> {
     pub(super) fn most(&self, vm: &Vm) -> u64 {
         match &self.config.workflow {
             Workflow::Cache { keep: true, .. } => u64::MAX,
-            _ if vm.status.cache.is_none() => vm.ram_bytes(),
-            _ => vm.ram_bytes().max(vm.settings().baseline_bytes),
+            _ if vm.status.cache.is_none() => vm.own_most_bytes(),
+            _ => vm.own_most_bytes().max(vm.settings().baseline_bytes),
         }
     }
 
@@ -342,7 +342,7 @@ impl<H: Host> Turns<H> {
             has.direct_bytes.min(size_bytes)
         } else if vm.status.cache.is_some() {
             let own = size_bytes.saturating_sub(has.cache_bytes.min(CACHE_LEAST_BYTES));
-            own.min(vm.ram_bytes())
+            own.min(vm.own_most_bytes())
         } else {
             size_bytes
         };
@@ -396,7 +396,7 @@ impl<H: Host> Turns<H> {
             .filter_map(|(name, vm)| {
                 let from = vm.status.holding();
                 let own = from.bytes().saturating_sub(CACHE_LEAST_BYTES);
-                let direct_bytes = own.min(vm.ram_bytes());
+                let direct_bytes = own.min(vm.own_most_bytes());
                 let to = Holding {
                     direct_bytes,
                     cache_bytes: from.bytes() - direct_bytes,

@@ -296,6 +296,7 @@ impl<H: Host> Turns<H> {
         }
         for vm in self.vms.values_mut() {
             vm.feel(self.host.pressure_of(&vm.found), now);
+            vm.group_limit_bytes = self.host.memory_limit_of(&vm.found);
             vm.refresh(&self.config, now);
             if vm.settle(now) {
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);

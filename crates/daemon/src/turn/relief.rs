@@ -179,7 +179,7 @@ impl<H: Host> Turns<H> {
                 continue;
             };
             let from = vm.status.holding();
-            let whole = vm.settings().baseline_bytes.min(vm.ram_bytes());
+            let whole = vm.settings().baseline_bytes.min(vm.own_most_bytes());
             let missing = whole.saturating_sub(from.direct_bytes);
             let wanted = (*wanted_bytes).min(missing);
             let of_cache = from
@@ -234,7 +234,7 @@ fn is_squeezed(vm: &Vm) -> bool {
     let has = vm.status.direct.actual_bytes;
     vm.is_known()
         && vm.can_grow()
-        && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.ram_bytes())
+        && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.own_most_bytes())
 }
 
 #[cfg(test)]

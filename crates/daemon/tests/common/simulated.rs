@@ -229,6 +229,8 @@ pub struct SimulatedVm {
     /// control group of its own.
     pub stalls_below: Option<(u64, f64)>,
     stalled_ms: f64,
+    /// The limit of memory of its control group.
+    pub group_limit_bytes: Option<u64>,
     waited_ms: f64,
     /// Its balloon's target.
     pub target_bytes: Option<u64>,
@@ -271,6 +273,7 @@ impl SimulatedVm {
             counts: Counts::Disk,
             stalls_below: None,
             stalled_ms: 0.0,
+            group_limit_bytes: None,
             waited_ms: 0.0,
             target_bytes: None,
             references: 0,
@@ -724,6 +727,10 @@ impl Host for SimulatedHost {
             some_total: Duration::from_secs_f64(vm.stalled_ms / 1000.0),
             ..MemoryPressure::default()
         })
+    }
+
+    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64> {
+        self.lock().vms.get(&found.vm)?.group_limit_bytes
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {

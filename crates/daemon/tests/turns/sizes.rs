@@ -55,6 +55,52 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
 }
 
 #[test]
+fn a_vm_does_not_grow_beyond_what_the_limit_of_its_control_group_leaves_it() {
+    let start = |limit| {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        rig.host.change("search", |vm| {
+            vm.direct_bytes = 512 * MIB;
+            vm.group_limit_bytes = limit;
+        });
+        rig.host.change("web", |vm| {
+            vm.direct_bytes = 600 * MIB;
+            vm.group_limit_bytes = Some(700 * MIB);
+        });
+        divided(&mut rig);
+        rig.pass(300);
+        rig
+    };
+    assert!(start(None).mib("search") > 656);
+    // 128 MiB and a 64th of its RAM, 16 MiB, remain to QEMU.
+    let mut rig = start(Some(800 * MIB));
+    assert!(
+        (600..=656).contains(&rig.mib("search")),
+        "{}",
+        rig.mib("search")
+    );
+    let vm = |rig: &Rig, name: &str| {
+        let vms = rig.snapshot().host.vms.clone();
+        vms.into_iter().find(|vm| vm.vm == name).unwrap()
+    };
+    let search = vm(&rig, "search");
+    assert_eq!(search.settings.max_bytes, 656 * MIB);
+    let warnings = &rig.snapshot().host.warnings;
+    let known = "its control group limits it to 800 MiB";
+    assert!(
+        warnings.iter().any(|warning| warning.contains(known)),
+        "{warnings:?}"
+    );
+    // What a VM had is not taken from it for that.
+    assert_eq!(vm(&rig, "web").settings.max_bytes, 600 * MIB);
+    let change = SettingsChange {
+        baseline_bytes: Some(700 * MIB),
+        ..SettingsChange::default()
+    };
+    let refusal = rig.ask(|reply| Command::Set("search".to_owned(), change, reply));
+    assert!(refusal.unwrap_err().message.contains("control group"));
+}
+
+#[test]
 fn a_dimm_with_which_a_vm_started_can_be_unplugged() {
     let mut rig = Rig::new(config(Mode::Act));
     rig.add(100, "web", web());
