@@ -11,7 +11,7 @@ use crate::{Guest, GuestConfig, ProgramsImage};
 const PREPARATION_MAX: Duration = Duration::from_secs(600);
 
 /// The jobs of lab/programs.
-pub const JOBS: [&str; 21] = [
+pub const JOBS: [&str; 22] = [
     "gcc",
     "glpsol",
     "hmmer",
@@ -28,6 +28,7 @@ pub const JOBS: [&str; 21] = [
     "sysbench",
     "tpcc",
     "tpch",
+    "tpch-light",
     "vips",
     "x264",
     "xapian",
