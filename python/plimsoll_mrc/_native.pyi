@@ -95,6 +95,15 @@ class Simulation:
 
 @final
 class WorkingSet:
+    def __new__(
+        cls,
+        size_pages: int,
+        bound: str,
+        lower: Optional[int] = None,
+        upper: Optional[int] = None,
+        settled_interval: Optional[int] = None,
+        settled_pages: Optional[int] = None,
+    ) -> Self: ...
     @property
     def size_pages(self) -> int: ...
     @property

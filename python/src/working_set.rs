@@ -3,13 +3,23 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plimsoll_estimator::registry::{Feed, METHODS, Method, OptionValue, method};
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_flow::{PageCount, PageSize, WorkingSetBound};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyType};
 
 use crate::errors::{self, OrRaise as _};
 use crate::options;
 use crate::references;
+
+/// The arguments of a [`WorkingSet`].
+type Fields = (
+    u64,
+    String,
+    Option<u64>,
+    Option<u64>,
+    Option<u64>,
+    Option<u64>,
+);
 
 /// A working-set size in pages.
 ///
@@ -17,10 +27,11 @@ use crate::references;
 /// None for an estimator that does not sample. `settled_interval` is the number of the interval, from 0, at whose end the
 /// size was first constant, and `settled_pages` the size there; None if it has not settled, or the estimator does not
 /// wait for that.
-#[pyclass(frozen, get_all, module = "plimsoll_mrc")]
+#[pyclass(frozen, get_all, eq, module = "plimsoll_mrc")]
+#[derive(PartialEq)]
 pub(crate) struct WorkingSet {
     size_pages: u64,
-    bound: &'static str,
+    bound: String,
     lower: Option<u64>,
     upper: Option<u64>,
     settled_interval: Option<u64>,
@@ -29,6 +40,52 @@ pub(crate) struct WorkingSet {
 
 #[pymethods]
 impl WorkingSet {
+    #[new]
+    #[pyo3(signature = (size_pages, bound, lower=None, upper=None, settled_interval=None, settled_pages=None))]
+    fn new(
+        size_pages: u64,
+        bound: String,
+        lower: Option<u64>,
+        upper: Option<u64>,
+        settled_interval: Option<u64>,
+        settled_pages: Option<u64>,
+    ) -> PyResult<Self> {
+        let bounds = [
+            WorkingSetBound::Estimate,
+            WorkingSetBound::AtLeast,
+            WorkingSetBound::AtMost,
+        ]
+        .map(WorkingSetBound::name);
+        if !bounds.contains(&&*bound) {
+            return Err(errors::option(format!(
+                "bound: {bound:?}: expected {}",
+                bounds.join(", ")
+            )));
+        }
+        Ok(Self {
+            size_pages,
+            bound,
+            lower,
+            upper,
+            settled_interval,
+            settled_pages,
+        })
+    }
+
+    /// For `pickle` and `copy`.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, Fields) {
+        let set = slf.get();
+        let fields = (
+            set.size_pages,
+            set.bound.clone(),
+            set.lower,
+            set.upper,
+            set.settled_interval,
+            set.settled_pages,
+        );
+        (slf.get_type(), fields)
+    }
+
     fn __repr__(&self) -> String {
         let Self {
             size_pages, bound, ..
@@ -135,7 +192,7 @@ impl WorkingSetEstimator {
             let (confidence, settled) = (estimator.confidence(), estimator.settled());
             Some(WorkingSet {
                 size_pages: found.size.0,
-                bound: found.bound.name(),
+                bound: found.bound.name().to_owned(),
                 lower: confidence.map(|(low, _)| low.0),
                 upper: confidence.map(|(_, high)| high.0),
                 settled_interval: settled.map(|settled| settled.step),

@@ -91,10 +91,17 @@ def test_a_curve_is_a_table_for_arrow():
 
 
 @pytest.mark.parametrize("passed", [copy.copy, copy.deepcopy, *(lambda value, protocol=protocol: pickle.loads(pickle.dumps(value, protocol)) for protocol in (0, 2, 5))])
-def test_curves_and_points_are_copied_and_pickled(passed):
+def test_results_are_copied_and_pickled(passed):
     curve = pm.Curve.from_json(pm.mrc(PAGES, "shards", rate=0.5).to_json())
     assert passed(curve) == curve and passed(curve).to_json() == curve.to_json()
     assert passed(curve.at(7)) == curve.at(7)
+    estimator = pm.WorkingSetEstimator("truth", window=2).update([1, 2])
+    estimator.end_interval()
+    found = estimator.working_set
+    assert passed(found) == found == pm.WorkingSet(2, "estimate")
+    assert found != pm.WorkingSet(2, "at_least") and passed(pm.WorkingSet(2, "estimate", 1, 3, 4, 5)).settled_pages == 5
+    with pytest.raises(pm.OptionError, match='bound: "about": expected estimate, at_least, at_most'):
+        pm.WorkingSet(2, "about")
 
 
 def test_the_arrays_of_a_curve_are_read_only_and_outlive_it():
