@@ -15,7 +15,7 @@ use plimsoll_skip::{Lack, skip};
 use plimsoll_trap::{Backend, BackendRow, RateRule, TraceConfig, TraceTarget, TrapError};
 use plimsoll_vm::ConsoleEvent;
 
-use crate::rig::{Attach, Line, MIB, PLIMSOLL, boot_with, ground, shared_ground};
+use crate::rig::{Attach, Line, MIB, PLIMSOLL, boot_with, ground, quiet_ground, shared_ground};
 
 /// The median of the working sets found; one that was only bounded counts as it stands.
 fn median_working_set<'a>(lines: impl IntoIterator<Item = &'a Line>) -> f64 {
@@ -76,7 +76,7 @@ fn the_working_set_of_a_loop_is_found_without_a_trap() {
 
 #[test]
 fn the_cost_of_scanning_stays_within_its_budget() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let mut subject = ground.boot("scan-budget", "workload=uniform mib=64 write_ratio=0.5");
     let (least_ratio, least_share) = Attach::least_cost(&subject.pid(), "--backend scan");
     let options = "--backend scan --period 1s --periods 10";
