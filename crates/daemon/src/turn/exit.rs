@@ -88,18 +88,22 @@ impl<H: Host> Turns<H> {
         let lacks = resized.filter_map(|(name, vm)| {
             if !vm.is_known() {
                 return Some(format!(
-                    "{name}: its monitor, or libvirt, does not answer: it keeps what it has, which may be less than it had"
+                    "{name}: its monitor, or libvirt, does not answer: it keeps what it has, \
+                     which may be less than it had"
                 ));
             }
             let (has, had) = (vm.size_bytes(), vm.first_bytes);
             let lacks_bytes = had.saturating_sub(has);
-            let follows = vm.status.direct.target_bytes.is_some_and(|target| target > vm.status.direct.actual_bytes);
+            let direct = &vm.status.direct;
+            let later = match direct.target_bytes > Some(direct.actual_bytes) {
+                true => ", and gets them when its balloon follows",
+                false => "",
+            };
             (vm.first_is_kept && lacks_bytes >= SAME_BYTES).then(|| {
                 format!(
-                    "{name}: it lacks {} MiB of the {} MiB that it had{}",
+                    "{name}: it lacks {} MiB of the {} MiB that it had{later}",
                     lacks_bytes >> 20,
-                    had >> 20,
-                    if follows { ", and gets them when its balloon follows" } else { "" }
+                    had >> 20
                 )
             })
         });
