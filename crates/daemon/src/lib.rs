@@ -26,6 +26,7 @@ pub mod log;
 pub mod miss_cost;
 pub mod moves;
 pub mod observed;
+mod polls;
 pub mod qemu_host;
 pub mod rightsize;
 pub mod shared;

@@ -16,6 +16,7 @@ use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::{HoldingView, Step, StepState};
 
 use crate::guard::{self, GuestCounters};
+use crate::polls::{self, BEGIN_MAX};
 
 /// Differences between sizes of one VM below this are ignored.
 pub const SAME_BYTES: u64 = 1 << 20;
@@ -280,7 +281,12 @@ impl Move {
             |part: &Part| !matches!(part.state, StepState::Done | StepState::Gone) && which(part);
         let parts = self.parts.iter().enumerate();
         let mut indices: Vec<_> = parts.filter(|(_, part)| is_held(part)).collect();
-        poll(vms, |vm| indices.iter().any(|(_, part)| part.vm == vm));
+        let polled = vms.iter_mut();
+        let polled = polled.filter(|(name, _)| indices.iter().any(|(_, part)| part.vm == **name));
+        let polled = polled.map(|(_, held)| held).collect();
+        polls::poll(polled, BEGIN_MAX, |held: &mut MovableVm<'_>| {
+            *held.status = held.actuator.poll();
+        });
         // The time is for those that answer first.
         let answers = |vm: &str| {
             vms.get(vm)
@@ -311,15 +317,6 @@ impl Move {
         };
         self.parts.iter().map(step).collect()
     }
-}
-
-/// Polls VMs at once.
-fn poll(vms: &mut BTreeMap<String, MovableVm<'_>>, which: impl Fn(&str) -> bool) {
-    std::thread::scope(|scope| {
-        for (_, held) in vms.iter_mut().filter(|(name, _)| which(name)) {
-            scope.spawn(|| *held.status = held.actuator.poll());
-        }
-    });
 }
 
 /// Whether it answered the last poll, so that its size is the present one.

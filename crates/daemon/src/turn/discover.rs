@@ -1,24 +1,17 @@
 //! The first part of a turn: the running VMs, and how much memory each of them and the page store hold.
 
-use std::sync::mpsc::channel;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_output::exit::with_causes;
 
 use super::{SAME_BYTES, STORE, Stage, Turns};
 use crate::history::ResizeMark;
 use crate::host::{DiscoveredVm, Host};
+use crate::polls::{self, BEGIN_MAX};
 use crate::vm::Vm;
 
-/// VMs polled at a time: one whose monitor hangs delays few others.
-const POLLS_AT_ONCE: usize = 64;
-/// Time after which polls that are not finished get another thread: monitors that answer at once need one for all.
-const THREAD_INTERVAL: Duration = Duration::from_millis(1);
 /// Time within which polls are started of VMs that are new, or did not answer quickly the last time.
 const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
-/// The same for VMs of a move or its check, of which none is passed over.
-const POLLS_BEGIN_MAX: Duration = Duration::from_hours(1);
 /// The same for VMs that answered quickly the last time, of which all may fall silent at once.
 const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 
@@ -145,34 +138,12 @@ pub(super) fn poll_all<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
 
 /// Polls all of these VMs, concurrently.
 pub(super) fn poll_now<'a>(vms: impl Iterator<Item = &'a mut Vm>) {
-    poll_for(vms.collect(), POLLS_BEGIN_MAX);
+    poll_for(vms.collect(), BEGIN_MAX);
 }
 
 /// Polls VMs concurrently, the one that was not polled for longest first; no poll is started after `time`, and the VMs that are left
 /// come first in the next turn. Returns whether none is.
 fn poll_for(mut vms: Vec<&mut Vm>, time: Duration) -> bool {
     vms.sort_by_key(|vm| vm.polled_at());
-    let deadline = Instant::now() + time;
-    let threads = vms.len().min(POLLS_AT_ONCE);
-    let vms = Mutex::new(vms.into_iter());
-    let next = &|| vms.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let (end, ends) = channel();
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            let end = end.clone();
-            scope.spawn(move || {
-                while Instant::now() < deadline
-                    && let Some(vm) = next()
-                {
-                    vm.poll();
-                }
-                let _ = end.send(());
-            });
-            // Once a thread has ended, no poll is left to start.
-            if ends.recv_timeout(THREAD_INTERVAL).is_ok() {
-                break;
-            }
-        }
-    });
-    next().is_none()
+    polls::poll(vms, time, |vm| vm.poll())
 }
