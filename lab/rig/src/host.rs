@@ -28,6 +28,10 @@ const TIMES_VARIABLE: &str = "PLIMSOLL_TEST_TIMES";
 /// Names the folder of the work that `./dev` runs beside the tests: `pid` is the process above it, and its own tests hold a
 /// lock of `quiet`.
 const ASIDE_VARIABLE: &str = "PLIMSOLL_ASIDE";
+/// Names that file to tests that are part of that work.
+const QUIET_VARIABLE: &str = "PLIMSOLL_QUIET";
+/// A test that waits for quiet begins before the next one that does not need it.
+const PAUSE_FOR_QUIET: Duration = Duration::from_millis(100);
 /// Tests that run beside each other, where there are as many CPUs.
 const SHARED_MAX: usize = 2;
 
@@ -43,7 +47,7 @@ pub struct Turn {
     began: Instant,
     /// Processes that go on after it.
     stopped: Vec<Pid>,
-    /// Keeps tests from beginning beside it.
+    /// Locked: tests that need quiet and those beside them exclude each other.
     quiet: Option<File>,
 }
 
@@ -106,11 +110,17 @@ impl Turn {
         let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let in_use = ENDED.wait_while(in_use, |in_use| *in_use + cpus > SHARED_MAX);
         *in_use.unwrap_or_else(PoisonError::into_inner) += cpus;
+        let quiet = env::var_os(QUIET_VARIABLE).map(|path| {
+            thread::sleep(PAUSE_FOR_QUIET);
+            let quiet = File::create(path).unwrap();
+            quiet.lock_shared().unwrap();
+            quiet
+        });
         Self {
             cpus,
             began: Instant::now(),
             stopped: Vec::new(),
-            quiet: None,
+            quiet,
         }
     }
 }
