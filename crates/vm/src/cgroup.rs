@@ -276,6 +276,21 @@ pub(crate) fn limit_bytes(directory: &Path, version: CgroupVersion) -> Option<u6
     })
 }
 
+/// The path below its root of the group that the contents of `/proc/PID/cgroup` name: in the hierarchy of a controller of version 1, or in
+/// version 2 for `""`. `None` if they name none, or one outside this process's namespace.
+pub(crate) fn path_in<'groups>(groups: &'groups str, controller: &str) -> Option<&'groups str> {
+    let path = groups.lines().find_map(|line| {
+        let (_, named) = line.split_once(':')?;
+        let (controllers, path) = named.split_once(":/")?;
+        let mut controllers = controllers.split(',');
+        controllers.any(|name| name == controller).then_some(path)
+    })?;
+    // No name may lead out of the hierarchy.
+    let mut names = path.split('/');
+    let is_below = names.all(|name| !matches!(name, "." | ".."));
+    is_below.then_some(path)
+}
+
 /// The least limit of memory that a process is under, in bytes: that of its group or of one above, as far as they are seen from here;
 /// `None` without one. A group of version 2 that is above its `memory.high` is slowed down and loses memory, so that it is a limit too.
 #[must_use]
@@ -287,24 +302,11 @@ pub fn memory_limit_bytes(pid: u32, mounts: &[CgroupMount]) -> Option<u64> {
 /// The least limit of the groups in the contents of `/proc/PID/cgroup`, and of those above them.
 fn limit_in(groups: &str, mounts: &[CgroupMount]) -> Option<u64> {
     let limit = |mount: &CgroupMount| {
-        let path = groups.lines().find_map(|line| {
-            let (_, named) = line.split_once(':')?;
-            let (controllers, path) = named.split_once(":/")?;
-            let is_counted = match mount.version {
-                CgroupVersion::V1 => controllers.split(',').any(|name| name == "memory"),
-                CgroupVersion::V2 => controllers.is_empty(),
-            };
-            is_counted.then_some(path)
-        })?;
-        // No name may lead out of the hierarchy.
-        if path.split('/').any(|name| name == "..") {
-            return None;
-        }
-        let files: &[_] = match mount.version {
-            CgroupVersion::V1 => &["memory.limit_in_bytes"],
-            CgroupVersion::V2 => &["memory.max", "memory.high"],
+        let (controller, files): (_, &[_]) = match mount.version {
+            CgroupVersion::V1 => ("memory", &["memory.limit_in_bytes"]),
+            CgroupVersion::V2 => ("", &["memory.max", "memory.high"]),
         };
-        let group = mount.directory.join(path);
+        let group = mount.directory.join(path_in(groups, controller)?);
         let groups = group
             .ancestors()
             .take_while(|group| group.starts_with(&mount.directory));

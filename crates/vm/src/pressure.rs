@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::cgroup::path_in;
+
 const HOST: &str = "/proc/pressure/memory";
 /// Where version 2 of control groups is mounted, alone or beside version 1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
@@ -77,10 +79,8 @@ impl ControlGroup {
     /// Parses the contents of `/proc/PID/cgroup`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-        let names: Vec<_> = path.split('/').collect();
-        // No name may lead out of the directory of control groups.
-        if names.iter().any(|name| matches!(*name, "" | "." | "..")) {
+        let names: Vec<_> = path_in(text, "")?.split('/').collect();
+        if names.contains(&"") {
             return None;
         }
         let is_unit = |name: &&str| name.ends_with(".scope") || name.ends_with(".service");
