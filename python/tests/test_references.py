@@ -100,7 +100,7 @@ def test_results_are_copied_and_pickled(passed):
     found = estimator.working_set
     assert passed(found) == found == pm.WorkingSet(2, "estimate")
     assert found != pm.WorkingSet(2, "at_least") and passed(pm.WorkingSet(2, "estimate", 1, 3, 4, 5)).settled_pages == 5
-    with pytest.raises(pm.OptionError, match='bound: "about": expected estimate, at_least, at_most'):
+    with pytest.raises(pm.errors.OptionError, match='bound: "about": expected estimate, at_least, at_most'):
         pm.WorkingSet(2, "about")
 
 
