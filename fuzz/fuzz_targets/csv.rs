@@ -14,13 +14,21 @@ const BLANKS: [char; 4] = [' ', '\t', '\r', '\x0c'];
 fn naive(text: &str) -> (Vec<(u64, AccessKind)>, Option<u64>) {
     let mut references = Vec::new();
     let mut is_first = true;
+    let first = text
+        .lines()
+        .find(|line| !line.trim_matches(BLANKS).is_empty());
+    let first = first.unwrap_or_default().trim_matches(BLANKS);
+    let separator = [',', '\t', ';']
+        .into_iter()
+        .find(|separator| first.contains(*separator));
+    let separator = separator.unwrap_or(',');
     for (index, line) in text.split('\n').enumerate() {
         if line.trim_matches(BLANKS).is_empty() {
             continue;
         }
         let fault = Some(index as u64 + 1);
         let fields: Vec<_> = line
-            .split(',')
+            .split(separator)
             .map(|field| field.trim_matches(BLANKS))
             .collect();
         if fields.len() > 4096 {
@@ -60,6 +68,15 @@ fuzz_target!(|bytes: &[u8]| {
     outcome(bytes, &options);
     options.page_column = Some(Column::Name("a".to_owned()));
     outcome(bytes, &options);
+    let with_details = Options {
+        page_column: None,
+        key_column: Some(Column::Place(2)),
+        size_column: Some(Column::Place(1)),
+        times: true,
+        sizes: true,
+        ..options.clone()
+    };
+    outcome(bytes, &with_details);
     options.page_column = Some(Column::Place(1));
     options.op_column = Some(Column::Place(2));
     let (outcome, line) = outcome(bytes, &options);

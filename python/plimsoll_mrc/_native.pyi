@@ -158,6 +158,7 @@ def read_trace(
     *,
     page_bytes: int = 4096,
     page_column: Optional[str] = None,
+    key_column: Optional[str] = None,
     row_groups: Optional[Sequence[int]] = None,
     instructions: bool = False,
     device: Optional[str] = None,

@@ -79,25 +79,25 @@ impl Trace {
     clippy::too_many_arguments,
     reason = "named arguments in Python"
 )]
-#[pyo3(signature = (path, format=None, *, page_bytes=4096, page_column=None, row_groups=None, instructions=false, device=None, event=None))]
+#[pyo3(signature = (path, format=None, *, page_bytes=4096, page_column=None, key_column=None, row_groups=None, instructions=false, device=None, event=None))]
 pub(crate) fn read_trace(
     py: Python<'_>,
     path: PathBuf,
     format: Option<&str>,
     #[pyo3(from_py_with = options::whole)] page_bytes: u64,
     page_column: Option<&str>,
+    key_column: Option<&str>,
     row_groups: Option<Vec<usize>>,
     instructions: bool,
     device: Option<String>,
     event: Option<&str>,
 ) -> PyResult<Trace> {
+    let column = |column: Option<&str>| column.map(str::parse).transpose().map_err(errors::option);
     let options = Options {
         format: format.map(str::parse).transpose().or_raise()?,
         page_size: PageSize::new(page_bytes).or_raise()?,
-        page_column: page_column
-            .map(str::parse)
-            .transpose()
-            .map_err(errors::option)?,
+        page_column: column(page_column)?,
+        key_column: column(key_column)?,
         row_groups,
         instructions,
         device,

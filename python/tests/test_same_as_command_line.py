@@ -58,6 +58,9 @@ def test_a_trace_is_read_as_by_the_command_line(folder):
     assert trace.format == "csv"
     assert [pages.tolist() for pages in trace] == [[7, 9, 7]]
     assert pm.mrc(pm.read_trace("disk.csv"), "lru") == curve_of_cli("disk.csv")
+    (folder / "web.tsv").write_text("url\n/a\n/b\n/a\n")
+    keys = pm.read_trace("web.tsv", "csv", key_column="url")
+    assert pm.mrc(keys, "lru") == curve_of_cli("web.tsv", "--key-column", "url")
 
 
 def test_a_plan_is_that_of_the_command_line(folder, zipf):

@@ -46,7 +46,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Mrc(mrc::Args),
+    Mrc(Box<mrc::Args>),
     Wss(Box<wss::Args>),
     Trace(trace::Args),
     Attach(attach::Args),

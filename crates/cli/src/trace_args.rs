@@ -45,12 +45,21 @@ pub struct TraceArgs {
     /// Bytes in a page, for formats that record addresses or offsets: 4096, 64K, 2MiB
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
     pub page_bytes: PageSize,
-    /// CSV column of the page: its name, or its position from 1
-    #[arg(long)]
+    /// CSV column of the page's number: the column's name, or its position from 1
+    #[arg(long, value_name = "COLUMN")]
     pub page_column: Option<Column>,
-    /// CSV column of the kind of access: its name, or its position from 1
-    #[arg(long)]
+    /// CSV column of a key, any text, instead of a page's number
+    #[arg(long, value_name = "COLUMN", conflicts_with = "page_column")]
+    pub key_column: Option<Column>,
+    /// CSV column of the kind of access [default: op]
+    #[arg(long, value_name = "COLUMN")]
     pub op_column: Option<Column>,
+    /// CSV column of the object's size in bytes [default: size]
+    #[arg(long, value_name = "COLUMN")]
+    pub size_column: Option<Column>,
+    /// CSV column of the time in seconds [default: time]
+    #[arg(long, value_name = "COLUMN")]
+    pub time_column: Option<Column>,
     /// Count instruction fetches of a lackey trace as reads; by default they are ignored
     #[arg(long)]
     pub instructions: bool,
@@ -109,7 +118,10 @@ impl TraceArgs {
         let given = [
             (self.format.is_some(), "--format"),
             (self.page_column.is_some(), "--page-column"),
+            (self.key_column.is_some(), "--key-column"),
             (self.op_column.is_some(), "--op-column"),
+            (self.size_column.is_some(), "--size-column"),
+            (self.time_column.is_some(), "--time-column"),
             (self.instructions, "--instructions"),
             (self.device.is_some(), "--device"),
             (self.event.is_some(), "--event"),
@@ -143,7 +155,10 @@ impl TraceArgs {
             format: self.format,
             page_size: self.page_bytes,
             page_column: self.page_column.clone(),
+            key_column: self.key_column.clone(),
             op_column: self.op_column.clone(),
+            size_column: self.size_column.clone(),
+            time_column: self.time_column.clone(),
             instructions: self.instructions,
             device: self.device.clone(),
             block_event: self.event,

@@ -345,7 +345,7 @@ fn what_fails_ends_with_1_and_names_the_trace_and_the_cause() {
     let known = [
         ("mrc missing.ids", "missing.ids", "No such file"),
         ("mrc .", "'.'", "directory"),
-        ("mrc empty.ids", "empty.ids", "nothing was observed"),
+        ("mrc empty.ids", "empty.ids", "has no references"),
         ("mrc broken.ids", "broken.ids", "line 3"),
         ("mrc loop.ids --out .", "'.'", "directory"),
         (

@@ -20,7 +20,7 @@ use std::str::FromStr;
 use plimsoll_flow::AccessKind;
 
 use crate::TraceOption;
-use crate::lines::{Lines, parse_digits};
+use crate::lines::{Lines, parse_digits, parse_seconds};
 use crate::requests::{Request, Requests, SECTOR_BYTES};
 use crate::row::{FormatRow, Opening};
 use crate::spans::SpanSource;
@@ -101,7 +101,7 @@ impl<R: Read> Spans for Reader<R> {
                 Some(event) if event.action != self.event.name().as_bytes() => continue,
                 Some(event) => {
                     let time_us = match self.with_times {
-                        true => event.time_us(),
+                        true => parse_seconds(event.time),
                         false => Some(0),
                     };
                     match (event.request(), time_us) {
@@ -187,20 +187,6 @@ impl<'a> Event<'a> {
             action,
             rest,
         })
-    }
-
-    /// The time of the event: seconds, and after a point at most nine digits of a fraction.
-    fn time_us(&self) -> Option<u64> {
-        let point = memchr::memchr(b'.', self.time);
-        let (seconds, fraction) = match point {
-            Some(point) => (&self.time[..point], &self.time[point + 1..]),
-            None => (self.time, &b""[..]),
-        };
-        let mut digits = [b'0'; 6];
-        let kept = fraction.len().min(digits.len());
-        digits[..kept].copy_from_slice(&fraction[..kept]);
-        let seconds = parse_digits(seconds, 10)?.checked_mul(1_000_000)?;
-        seconds.checked_add(parse_digits(&digits, 10)?)
     }
 
     /// Parses the rest of a queued, issued or completed request: `W 223490 + 8 [kjournald]`.
@@ -319,7 +305,7 @@ Skips: 0 forward (0 -   0.0%)
     fn the_time_of_an_event_is_in_microseconds() {
         let time_us = |time: &str| {
             let line = format!("8,0 3 1 {time} 697 Q W 8 + 8 [x]");
-            Event::of(line.as_bytes()).unwrap().time_us()
+            parse_seconds(Event::of(line.as_bytes()).unwrap().time)
         };
         assert_eq!(time_us("12.034567899"), Some(12_034_567));
         assert_eq!(time_us("12.5"), Some(12_500_000));

@@ -1,8 +1,8 @@
-//! `csv`: comma-separated values, RFC 4180, one column of which is the page.
+//! `csv`: comma-separated values, RFC 4180, one column of which is the page, or a key.
 //!
-//! A record is a line: a quoted field may contain commas and doubled quotes, but no
-//! line end. The first record is a header if a column is selected by name, or if
-//! its page field does not begin with a digit, or a sign and a digit.
+//! Or values separated by tabs or semicolons. A record is a line: a quoted field may contain separators and doubled quotes, but no line
+//! end. The first record is a header if a column is found by its name, or if a field in which a number is expected does not
+//! begin with a digit, or a sign and a digit. A key is the page of its XXH3-64 hash (seed 0), as in `twitter`.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -10,12 +10,14 @@ use std::str::FromStr;
 
 use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
 
-use crate::TraceOption;
-use crate::lines::{LINE_BYTES_MAX, Lines, parse_number};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::details::Wanted;
+use crate::lines::{LINE_BYTES_MAX, Lines, parse_number, parse_seconds};
 use crate::row::{FormatRow, Opening};
 use crate::spans::Reading;
 use crate::writing::ContentWriter;
-use crate::{Options, SourceError};
+use crate::{Grouping, Options, SourceError, TraceOption};
 
 /// Maximum number of columns in a record.
 const COLUMNS_MAX: usize = 4096;
@@ -23,6 +25,11 @@ const COLUMNS_MAX: usize = 4096;
 /// The columns that are written, and the default columns when reading.
 pub(crate) const PAGE: &str = "page";
 pub(crate) const OP: &str = "op";
+/// The default columns of details.
+const SIZE: &str = "size";
+const TIME: &str = "time";
+/// What may be between the fields of a record, instead of commas where the first line with content has none.
+const SEPARATORS: [u8; 3] = [b',', b'\t', b';'];
 
 /// A column of a CSV file.
 ///
@@ -64,11 +71,104 @@ impl fmt::Display for Column {
 pub(crate) struct Reader<R> {
     lines: Lines<R>,
     record: Record,
-    /// Index of the page column, and of the operation column.
-    page: usize,
-    op: Option<usize>,
+    columns: Columns,
+    wanted: Wanted,
     /// Whether `record` contains a first record that is not a header.
     first_unread: bool,
+}
+
+/// Indices of the columns that are read.
+#[derive(Default)]
+struct Columns {
+    page: usize,
+    /// Whether that is a key, any text, and not a number.
+    is_key: bool,
+    op: Option<usize>,
+    size: Option<usize>,
+    time: Option<usize>,
+}
+
+impl Columns {
+    /// Finds them in the first record; the error says what it lacks.
+    fn of(first: &Record, options: &Options) -> Result<Self, String> {
+        let find = |column: &Column| match column {
+            Column::Name(name) => first.position(name),
+            Column::Place(place) => place.checked_sub(1).filter(|&index| index < first.len()),
+        };
+        // A column that was named, or else by default.
+        let chosen = |column: &Option<Column>, or: &dyn Fn() -> Option<usize>| match column {
+            Some(column) => find(column).map(Some).ok_or(format!("a column {column}")),
+            None => Ok(or()),
+        };
+        let default = |name: &'static str| move || first.position(name);
+        // A detail that is asked for, and the option for its column.
+        let detail = |column, is_wanted: bool, name, option: TraceOption| {
+            let index = chosen(column, &default(name))?;
+            let missing = || format!("a column '{name}' (or another, by --{option})");
+            match is_wanted {
+                true => index.map(Some).ok_or_else(missing),
+                false => Ok(index),
+            }
+        };
+        let page_or_only = || match first.len() {
+            1 => Some(0),
+            _ => first.position(PAGE),
+        };
+        let page = match &options.key_column {
+            Some(key) => chosen(&Some(key.clone()), &|| None)?,
+            None => chosen(&options.page_column, &page_or_only)?,
+        };
+        let page = page.ok_or_else(|| {
+            format!("a column '{PAGE}' (or another, by --page-column or --key-column)")
+        })?;
+        Ok(Self {
+            page,
+            is_key: options.key_column.is_some(),
+            op: chosen(&options.op_column, &default(OP))?,
+            size: detail(
+                &options.size_column,
+                options.sizes,
+                SIZE,
+                TraceOption::SizeColumn,
+            )?,
+            time: detail(
+                &options.time_column,
+                options.times,
+                TIME,
+                TraceOption::TimeColumn,
+            )?,
+        })
+    }
+
+    /// Whether the first record is a header: a column was found by its name in it, or a field where a number is expected does not
+    /// begin with one.
+    fn is_header(&self, first: &Record, options: &Options) -> bool {
+        let found = [
+            (&options.page_column, None),
+            (&options.key_column, None),
+            (&options.op_column, self.op),
+            (&options.size_column, self.size),
+            (&options.time_column, self.time),
+        ];
+        let is_named = |(column, index): (&Option<Column>, Option<usize>)| match column {
+            Some(column) => matches!(column, Column::Name(_)),
+            None => index.is_some(),
+        };
+        // Also one with a sign, which no page has: a line that is no header is not left out.
+        let is_number = |field: &[u8]| {
+            let number = field.strip_prefix(b"-").or(field.strip_prefix(b"+"));
+            number
+                .unwrap_or(field)
+                .first()
+                .is_some_and(u8::is_ascii_digit)
+        };
+        let page = (!self.is_key).then_some(self.page);
+        let size = self.size.filter(|_| options.sizes);
+        let time = self.time.filter(|_| options.times);
+        let mut numbers = [page, size, time].into_iter().flatten();
+        found.into_iter().any(is_named)
+            || numbers.any(|index| !first.get(index).is_some_and(is_number))
+    }
 }
 
 impl<R: Read> Reader<R> {
@@ -77,52 +177,17 @@ impl<R: Read> Reader<R> {
         let mut reader = Self {
             lines: Lines::new(input, name),
             record: Record::new(),
-            page: 0,
-            op: None,
+            columns: Columns::default(),
+            wanted: Wanted::of(options, Grouping::Device),
             first_unread: false,
         };
         if !reader.next_record()? {
             return Ok(reader);
         }
         let first = &reader.record;
-        let find = |column: &Column| match column {
-            Column::Name(name) => first.position(name),
-            Column::Place(place) => place.checked_sub(1).filter(|&index| index < first.len()),
-        };
-        let page = match &options.page_column {
-            Some(column) => find(column),
-            None if first.len() == 1 => Some(0),
-            None => first.position(PAGE),
-        };
-        let op = match &options.op_column {
-            Some(column) => find(column),
-            None => first.position(OP).filter(|_| page.is_some()),
-        };
-        let missing = match (&options.page_column, page, &options.op_column, op) {
-            (Some(column), None, ..) | (_, _, Some(column), None) => {
-                Some(format!("a column {column}"))
-            }
-            (None, None, ..) => Some(format!("a column '{PAGE}' (or another, by --page-column)")),
-            _ => None,
-        };
-        if let Some(expected) = missing {
-            return Err(reader.lines.unexpected(expected, &first.joined()));
-        }
-        reader.page = page.unwrap_or(0);
-        reader.op = op;
-        let named = |column: &Option<Column>| matches!(column, Some(Column::Name(_)));
-        // Also one with a sign, which no page has: a line that is no header is not left out.
-        let digits = |field: &[u8]| {
-            let number = field.strip_prefix(b"-").or(field.strip_prefix(b"+"));
-            number
-                .unwrap_or(field)
-                .first()
-                .is_some_and(u8::is_ascii_digit)
-        };
-        let is_header = named(&options.page_column)
-            || named(&options.op_column)
-            || !reader.record.get(reader.page).is_some_and(digits);
-        reader.first_unread = !is_header;
+        reader.columns = Columns::of(first, options)
+            .map_err(|expected| reader.lines.unexpected(expected, &first.joined()))?;
+        reader.first_unread = !reader.columns.is_header(first, options);
         Ok(reader)
     }
 
@@ -142,17 +207,37 @@ impl<R: Read> Reader<R> {
         Ok(false)
     }
 
-    fn reference(&self) -> Result<(PageNumber, AccessKind), SourceError> {
-        let field = self.record.get(self.page).unwrap_or_default();
-        let Some(page) = parse_number(field) else {
-            let expected = format!(
-                "a page number, decimal or 0x and hexadecimal, below 2^64, in column {}",
-                self.page + 1
-            );
-            return Err(self.lines.unexpected(expected, field));
+    /// Appends the reference of the record.
+    fn push_reference(&self, batch: &mut ReferenceBatch) -> Result<(), SourceError> {
+        let field = |index: usize| self.record.get(index).unwrap_or_default();
+        let unexpected = |expected: &str, index: usize| {
+            let expected = format!("{expected}, in column {}", index + 1);
+            self.lines.unexpected(expected, field(index))
         };
-        let op = self.op.and_then(|op| self.record.get(op));
-        Ok((PageNumber(page), op.map_or(AccessKind::Unknown, kind_of)))
+        let columns = &self.columns;
+        let page = match (columns.is_key, field(columns.page)) {
+            (true, b"") => return Err(unexpected("a key", columns.page)),
+            (true, key) => xxh3_64(key),
+            (false, number) => parse_number(number).ok_or_else(|| {
+                let expected = "a page number, decimal or 0x and hexadecimal, below 2^64";
+                unexpected(expected, columns.page)
+            })?,
+        };
+        let size_bytes = match columns.size.filter(|_| self.wanted.sizes) {
+            Some(size) => parse_number(field(size))
+                .and_then(|size| u32::try_from(size).ok())
+                .ok_or_else(|| unexpected("a size in bytes, below 2^32", size))?,
+            None => 0,
+        };
+        let time_us = match columns.time.filter(|_| self.wanted.times) {
+            Some(time) => parse_seconds(field(time))
+                .ok_or_else(|| unexpected("a time in seconds, like 17 or 17.25", time))?,
+            None => 0,
+        };
+        let op = columns.op.and_then(|op| self.record.get(op));
+        batch.push(PageNumber(page), op.map_or(AccessKind::Unknown, kind_of));
+        self.wanted.push(time_us, size_bytes, 0, batch);
+        Ok(())
     }
 }
 
@@ -165,8 +250,7 @@ impl<R: Read> Source for Reader<R> {
             if !std::mem::take(&mut self.first_unread) && !self.next_record()? {
                 break;
             }
-            let (page, kind) = self.reference()?;
-            batch.push(page, kind);
+            self.push_reference(batch)?;
         }
         Ok(!batch.is_empty())
     }
@@ -177,6 +261,8 @@ impl<R: Read> Reading for Reader<R> {}
 /// The fields of one record.
 struct Record {
     parser: csv_core::Reader,
+    /// What separates them, which the first record determines.
+    separator: Option<u8>,
     bytes: Box<[u8]>,
     ends: Box<[usize]>,
     len: usize,
@@ -188,6 +274,7 @@ impl Record {
     fn new() -> Self {
         Self {
             parser: csv_core::Reader::new(),
+            separator: None,
             bytes: vec![0; LINE_BYTES_MAX].into_boxed_slice(),
             ends: vec![0; COLUMNS_MAX].into_boxed_slice(),
             len: 0,
@@ -197,7 +284,15 @@ impl Record {
 
     /// Parses a line; `false` if it has too many fields.
     fn parse(&mut self, line: &[u8]) -> bool {
-        if self.parse_plain(line) {
+        let separator = *self.separator.get_or_insert_with(|| {
+            let line = line.trim_ascii();
+            let mut all = SEPARATORS.into_iter();
+            let separator = all.find(|separator| line.contains(separator));
+            let separator = separator.unwrap_or(SEPARATORS[0]);
+            self.parser = csv_core::ReaderBuilder::new().delimiter(separator).build();
+            separator
+        });
+        if self.parse_plain(line, separator) {
             return true;
         }
         self.gap = 0;
@@ -213,9 +308,9 @@ impl Record {
         matches!(result, csv_core::ReadRecordResult::Record)
     }
 
-    /// Splits a line at its commas if that is sufficient: no quotes, no carriage return
+    /// Splits a line at its separators if that is sufficient: no quotes, no carriage return
     /// within, not too many fields.
-    fn parse_plain(&mut self, line: &[u8]) -> bool {
+    fn parse_plain(&mut self, line: &[u8], separator: u8) -> bool {
         if line.len() > self.bytes.len() {
             return false;
         }
@@ -224,7 +319,7 @@ impl Record {
             if matches!(byte, b'"' | b'\r') {
                 return false;
             }
-            if byte == b',' {
+            if byte == separator {
                 let Some(end) = self.ends.get_mut(self.len) else {
                     return false;
                 };
@@ -309,10 +404,18 @@ pub(crate) fn write_reference(
 /// `csv`.
 pub(crate) const ROW: FormatRow = FormatRow {
     name: "csv",
-    is_named: |last, _| last == "csv",
+    is_named: |last, _| matches!(last, "csv" | "tsv"),
     is_head: |head| head.line_is(|line| line.contains(&b',')),
     may_be_csv: false,
-    options: &[TraceOption::PageColumn, TraceOption::OpColumn],
+    options: &[
+        TraceOption::PageColumn,
+        TraceOption::KeyColumn,
+        TraceOption::OpColumn,
+        TraceOption::SizeColumn,
+        TraceOption::TimeColumn,
+        TraceOption::Times,
+        TraceOption::Sizes,
+    ],
     opening: Opening::Stream(|input, name, options| {
         Ok(Box::new(Reader::new(input, name, options)?))
     }),
@@ -344,13 +447,36 @@ mod tests {
         page: Option<&str>,
         op: Option<&str>,
     ) -> Result<Vec<(u64, AccessKind)>, SourceError> {
-        let options = Options {
-            page_column: page.map(|column| column.parse().unwrap()),
-            op_column: op.map(|column| column.parse().unwrap()),
-            ..Options::default()
-        };
-        let mut reader = Reader::new(text.as_bytes(), "t.csv", &options)?;
-        references_of(&mut reader)
+        read_with(
+            text,
+            &Options {
+                page_column: page.map(|column| column.parse().unwrap()),
+                op_column: op.map(|column| column.parse().unwrap()),
+                ..Options::default()
+            },
+        )
+    }
+
+    fn read_with(text: &str, options: &Options) -> Result<Vec<(u64, AccessKind)>, SourceError> {
+        references_of(&mut Reader::new(text.as_bytes(), "t.csv", options)?)
+    }
+
+    /// Pages, sizes in bytes and times in microseconds.
+    fn details(text: &str, options: &Options) -> Result<[Vec<u64>; 3], SourceError> {
+        let mut reader = Reader::new(text.as_bytes(), "t.csv", options)?;
+        let (mut batch, mut all) = (ReferenceBatch::new(), <[Vec<u64>; 3]>::default());
+        while reader.next_batch(&mut batch)? {
+            all[0].extend(batch.pages().iter().map(|page| page.0));
+            all[1].extend(
+                batch
+                    .details()
+                    .sizes_bytes
+                    .iter()
+                    .map(|&size| u64::from(size)),
+            );
+            all[2].extend(&batch.details().times_us);
+        }
+        Ok(all)
     }
 
     const TRACE: &str = "version,time,op,lbn\r\n1,5,2a,0x10\r\n1,6, 28 ,17\r\n\r\n1,7,ff,18";
@@ -381,9 +507,102 @@ mod tests {
         let error = read("time,lbn\n1,2\n", None, None).unwrap_err().to_string();
         assert_eq!(
             error,
-            "t.csv, line 1: expected a column 'page' (or another, by --page-column), \
+            "t.csv, line 1: expected a column 'page' (or another, by --page-column or --key-column), \
              found 'time,lbn'"
         );
+    }
+
+    #[test]
+    fn keys_are_hashed_and_sizes_and_times_are_read_if_asked_for() {
+        let text = "time,url,bytes\n0.5,\"/a,b?x=1\",10\n7,9f1c-22,0x20\n8.25, /a ,4294967295\n";
+        let hashes = ["/a,b?x=1", "9f1c-22", "/a"].map(|key| xxh3_64(key.as_bytes()));
+        let column = |name: &str| Some(name.parse().unwrap());
+        let options = Options {
+            key_column: column("URL"),
+            size_column: column("bytes"),
+            sizes: true,
+            times: true,
+            ..Options::default()
+        };
+        let times_us = vec![500_000, 7_000_000, 8_250_000];
+        let sizes = vec![10, 32, u64::from(u32::MAX)];
+        let expected = [hashes.to_vec(), sizes, times_us];
+        assert_eq!(details(text, &options).unwrap(), expected);
+        // Without a header, and with the default columns.
+        let (_, body) = text.split_once('\n').unwrap();
+        let by_place = Options {
+            key_column: column("2"),
+            size_column: column("3"),
+            time_column: column("1"),
+            ..options.clone()
+        };
+        assert_eq!(details(body, &by_place).unwrap(), expected);
+        assert_eq!(details(text, &by_place).unwrap(), expected);
+        let renamed = text.replace("bytes", "Size");
+        let by_default = Options {
+            size_column: None,
+            ..options.clone()
+        };
+        assert_eq!(details(&renamed, &by_default).unwrap(), expected);
+        // A column that is found by its default name is in a header too.
+        let only_key = Options {
+            key_column: column("2"),
+            ..Options::default()
+        };
+        assert_eq!(details(text, &only_key).unwrap()[0], hashes);
+        let without_names = details(
+            "url\n/a\n",
+            &Options {
+                key_column: column("1"),
+                ..Options::default()
+            },
+        );
+        assert_eq!(without_names.unwrap()[0].len(), 2);
+        // Neither asked for nor read.
+        let neither = Options {
+            sizes: false,
+            times: false,
+            ..options.clone()
+        };
+        let strange = "time,url,bytes\nnoon,/a,-\n";
+        let only_pages = [vec![xxh3_64(b"/a")], vec![], vec![]];
+        assert_eq!(details(strange, &neither).unwrap(), only_pages);
+
+        let error = |text: &str, options: &Options| details(text, options).unwrap_err().to_string();
+        for (text, expected) in [
+            (
+                strange,
+                "line 2: expected a size in bytes, below 2^32, in column 3, found '-'",
+            ),
+            (
+                "time,url,bytes\nnoon,/a,1\n",
+                "line 2: expected a time in seconds, like 17 or 17.25, in column 1, found 'noon'",
+            ),
+            (
+                "time,url,bytes\n1,,1\n",
+                "line 2: expected a key, in column 2, found nothing",
+            ),
+            (
+                "url,bytes\n/a,1\n",
+                "line 1: expected a column 'time' (or another, by --time-column), found 'url,bytes'",
+            ),
+        ] {
+            let error = error(text, &options);
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn tabs_and_semicolons_separate_where_the_first_line_has_no_comma() {
+        let expected = [(1, R), (2, W)];
+        for text in [
+            "op\tpage\nr\t1\nw\t2\n",
+            "op;page\nr;1\nw;\"2\"\n",
+            "op;page\nr;1;a,b\nw;2\n",
+        ] {
+            assert_eq!(read(text, None, None).unwrap(), expected, "{text:?}");
+        }
+        assert_eq!(read("op,page\n\"a;b\",1\n", None, None).unwrap(), [(1, U)]);
     }
 
     #[test]

@@ -195,6 +195,23 @@ pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
+/// Parses seconds, after whose point may be a fraction; returns microseconds, rounded down.
+pub(crate) fn parse_seconds(text: &[u8]) -> Option<u64> {
+    let point = memchr::memchr(b'.', text);
+    let (seconds, fraction) = match point {
+        Some(point) => (&text[..point], &text[point + 1..]),
+        None => (text, &b""[..]),
+    };
+    if !fraction.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let mut digits = [b'0'; 6];
+    let kept = fraction.len().min(digits.len());
+    digits[..kept].copy_from_slice(&fraction[..kept]);
+    let seconds = parse_digits(seconds, 10)?.checked_mul(1_000_000)?;
+    seconds.checked_add(parse_digits(&digits, 10)?)
+}
+
 /// Returns the content of a line before its comment, without surrounding blanks.
 pub(crate) fn content(line: &[u8]) -> &[u8] {
     let end = memchr::memchr(b'#', line).unwrap_or(line.len());

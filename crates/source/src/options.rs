@@ -16,9 +16,15 @@ pub struct Options {
     /// The page column (`csv`, `parquet`); `None` selects the one named `page`, in `csv` also
     /// the only one.
     pub page_column: Option<Column>,
+    /// The column of keys, any text, instead of a page column (`csv`).
+    pub key_column: Option<Column>,
     /// The column that distinguishes reads from writes (`csv`, `parquet`); `None` selects the one named `op`, if
     /// there is one (in `parquet`, of strings).
     pub op_column: Option<Column>,
+    /// The column of the objects' sizes in bytes (`csv`); `None` selects the one named `size`, if there is one.
+    pub size_column: Option<Column>,
+    /// The column of times in seconds (`csv`); `None` selects the one named `time`, if there is one.
+    pub time_column: Option<Column>,
     /// The only row groups to read, by their numbers from 0 (`parquet`).
     pub row_groups: Option<Vec<usize>>,
     /// Whether instruction fetches count, as reads (`lackey`).
@@ -51,8 +57,14 @@ pub enum Grouping {
 pub enum TraceOption {
     /// [`Options::page_column`].
     PageColumn,
+    /// [`Options::key_column`].
+    KeyColumn,
     /// [`Options::op_column`].
     OpColumn,
+    /// [`Options::size_column`].
+    SizeColumn,
+    /// [`Options::time_column`].
+    TimeColumn,
     /// [`Options::row_groups`].
     RowGroups,
     /// [`Options::instructions`].
@@ -73,9 +85,12 @@ pub enum TraceOption {
 
 impl TraceOption {
     /// Every option.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::PageColumn,
+        Self::KeyColumn,
         Self::OpColumn,
+        Self::SizeColumn,
+        Self::TimeColumn,
         Self::RowGroups,
         Self::Instructions,
         Self::Device,
@@ -91,7 +106,10 @@ impl TraceOption {
     pub fn name(self) -> &'static str {
         match self {
             Self::PageColumn => "page-column",
+            Self::KeyColumn => "key-column",
             Self::OpColumn => "op-column",
+            Self::SizeColumn => "size-column",
+            Self::TimeColumn => "time-column",
             Self::RowGroups => "row-groups",
             Self::Instructions => "instructions",
             Self::Device => "device",
@@ -106,7 +124,10 @@ impl TraceOption {
     pub(crate) fn is_given(self, options: &Options) -> bool {
         match self {
             Self::PageColumn => options.page_column.is_some(),
+            Self::KeyColumn => options.key_column.is_some(),
             Self::OpColumn => options.op_column.is_some(),
+            Self::SizeColumn => options.size_column.is_some(),
+            Self::TimeColumn => options.time_column.is_some(),
             Self::RowGroups => options.row_groups.is_some(),
             Self::Instructions => options.instructions,
             Self::Device => options.device.is_some(),

@@ -270,7 +270,9 @@ fn read_counted<'a>(
             result.map_err(failed)?;
             head.truncate(length);
             let told = match of_name {
-                Some(csv) if options.page_column.is_some() => Some(csv),
+                Some(csv) if options.page_column.is_some() || options.key_column.is_some() => {
+                    Some(csv)
+                }
                 Some(csv) => Some(Format::of_csv_head(&head).unwrap_or(csv)),
                 None => Format::of_head(&head),
             };

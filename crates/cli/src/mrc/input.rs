@@ -43,7 +43,10 @@ pub(super) fn no_curve(trace: &TraceArgs, error: CurveError, references: u64) ->
 /// The error of so many references: without any in the sample, what to do.
 pub(super) fn unsampled(error: CurveError, references: u64) -> anyhow::Error {
     match error {
-        CurveError::Empty if references > 0 => anyhow::anyhow!(
+        CurveError::Empty if references == 0 => {
+            anyhow::anyhow!("the trace has no references, so there is no miss ratio")
+        }
+        CurveError::Empty => anyhow::anyhow!(
             "none of the trace's {references} references was sampled: a higher --rate sees more"
         ),
         error => error.into(),
