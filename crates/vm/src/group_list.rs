@@ -420,11 +420,21 @@ mod tests {
             ),
             ("libpod_parent/**/libpod-*", "/libpod_parent/libpod-4f"),
             (
+                "**/libpod-payload-*",
+                "/system.slice/web.service/libpod-payload-4f",
+            ),
+            ("lxc.payload.*", "/lxc.payload.web"),
+            ("lxc/*", "/lxc/101"),
+            (
                 "**/*-libpod_pod_*.slice",
                 "/machine.slice/machine-libpod_pod_3d.slice",
             ),
             (
-                "machine.slice/machine-*.scope",
+                "machine.slice/systemd-nspawn@*.service",
+                "/machine.slice/systemd-nspawn@web.service",
+            ),
+            (
+                "machine.slice/machine-web.scope",
                 "/machine.slice/machine-web.scope",
             ),
             (
@@ -447,6 +457,28 @@ mod tests {
             let pattern = GroupPattern::new(pattern).unwrap();
             assert!(pattern.matches(path), "{pattern:?} {path}");
         }
+    }
+
+    #[test]
+    fn no_pattern_of_the_guide_matches_a_vm() {
+        let guide = include_str!("../../../docs/configuration.md");
+        let (_, table) = guide.split_once("| what | pattern |").unwrap();
+        let (table, _) = table.split_once("\n\n").unwrap();
+        let columns = table.lines().filter_map(|line| line.split('|').nth(2));
+        let patterns = columns.flat_map(|column| column.split('`').skip(1).step_by(2));
+        let mut count = 0;
+        for text in patterns {
+            let pattern = GroupPattern::new(text).unwrap();
+            for path in [
+                r"/machine.slice/machine-qemu\x2d1\x2dweb.scope",
+                "/machine/qemu-1-web.libvirt-qemu",
+                "/qemu.slice/101.scope",
+            ] {
+                assert!(!pattern.matches(path), "{text} {path}");
+            }
+            count += 1;
+        }
+        assert!(count > 10, "{count}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `nginx.service` and other units | `nginx.service` | systemd |
 //! | `docker-ID.scope`, `docker/ID` | `docker-` and 12 digits of the identifier; alike of other runtimes | container |
+//! | `lxc.payload.NAME`, `lxc/NAME` | `lxc-NAME` | container |
 //! | `...podUID.slice/cri-containerd-ID.scope`, `podUID/ID` | `podUID/` and 12 digits of the identifier | container |
 //! | `...podUID.slice`, `podUID` | `podUID` | pod |
 //! | `...libpod_pod_ID.slice` of Podman | `pod` and 12 digits of the identifier | pod |
@@ -13,7 +14,7 @@
 //! Several groups may have one name.
 //!
 //! Source: systemd.slice(5), systemd.scope(5); the paths that runc, containerd, CRI-O, Podman and the kubelet use under either
-//! driver of control groups.
+//! driver of control groups; `lxc.container.conf(5)`.
 
 use plimsoll_flow::GroupKind;
 
@@ -59,6 +60,10 @@ impl GroupName {
         }
         if let Some(pod) = pod_of(last) {
             return Self::new(GroupKind::Pod, &format!("pod{}", shown_pod(&pod)));
+        }
+        let of_lxc = last.strip_prefix("lxc.payload.");
+        if let Some(name) = of_lxc.or((parent == Some("lxc")).then_some(last)) {
+            return Self::new(GroupKind::Container, &format!("lxc-{name}"));
         }
         let is_unit = UNITS.iter().any(|end| last.ends_with(end));
         let kind = match is_unit {
@@ -132,6 +137,8 @@ fn container_of<'a>(last: &'a str, parent: Option<&'a str>) -> Option<(&'a str, 
     let scope = last.strip_suffix(".scope").unwrap_or(last);
     RUNTIMES.iter().find_map(|runtime| {
         let id = scope.strip_prefix(runtime)?.strip_prefix('-')?;
+        // Podman below the group of a service (`--cgroups=split`, as in units of Quadlet).
+        let id = id.strip_prefix("payload-").unwrap_or(id);
         is_identifier(id).then_some((*runtime, id))
     })
 }
@@ -218,6 +225,21 @@ mod tests {
             (
                 format!("/libpod_parent/libpod-{ID}"),
                 format!("libpod-{short}"),
+                GroupKind::Container,
+            ),
+            (
+                format!("/system.slice/web.service/libpod-payload-{ID}"),
+                format!("libpod-{short}"),
+                GroupKind::Container,
+            ),
+            (
+                "/lxc.payload.web".to_owned(),
+                "lxc-web".to_owned(),
+                GroupKind::Container,
+            ),
+            (
+                "/lxc/101".to_owned(),
+                "lxc-101".to_owned(),
                 GroupKind::Container,
             ),
             (
