@@ -320,7 +320,8 @@ impl History {
     /// kept curves equally.
     pub fn keep_last_curves(&self, unix_ms: u64, curves: &[CurveJson]) {
         let is_due = |curve: &&CurveJson| {
-            let newest = self.curve_at(&curve.vm, u64::MAX);
+            // One that a wrong clock dated ahead is none of the last minutes.
+            let newest = self.curve_at(&curve.vm, unix_ms);
             newest.is_none_or(|(made, _)| made.saturating_add(CURVES_MS) <= unix_ms)
         };
         let due = curves.iter().filter(is_due);

@@ -1,5 +1,7 @@
 //! Curves that are kept of VMs that leave, and of all VMs when the daemon ends.
 
+use plimsoll_daemon::history::History;
+use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::Mode;
 
 use crate::rig::{Rig, config};
@@ -49,4 +51,25 @@ fn last_curves_are_no_closer_to_others_than_curves_are_kept() {
             assert!(gaps.min().is_none_or(|gap| gap >= 590_000), "{times:?}");
         }
     }
+}
+
+#[test]
+fn a_curve_that_a_wrong_clock_has_dated_ahead_does_not_stand_for_the_last_one() {
+    let history = History::nowhere();
+    let curve = |references| CurveJson {
+        schema: 1,
+        vm: "web".to_owned(),
+        page_bytes: 4096,
+        references,
+        baseline_pages: None,
+        vcpu_seconds_per_second: None,
+        points: Vec::new(),
+    };
+    let now_ms = 1_800_000_000_000;
+    for (unix_ms, references) in [(now_ms + 86_400_000, 1), (now_ms, 2), (now_ms + 30_000, 3)] {
+        history.keep_last_curves(unix_ms, &[curve(references)]);
+    }
+    let kept = history.curves("web", 0).into_iter();
+    let kept: Vec<_> = kept.map(|(_, curve)| curve.references).collect();
+    assert_eq!(kept, [2, 1]);
 }
