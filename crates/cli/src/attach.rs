@@ -2,7 +2,6 @@
 //!
 //! Not here: tracing and curves (`plimsoll-observe`), tables, lines and pictures (`plimsoll_report::tracing`).
 
-use std::fs::File;
 use std::io::Write;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +9,7 @@ use anyhow::{Context as _, bail};
 use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions, choose};
-use plimsoll_output::{Format, OutputArgs, bail_usage, ignore_suspension, stop_flag};
+use plimsoll_output::{Format, OutputArgs, bail_usage, create_log, ignore_suspension, stop_flag};
 use plimsoll_plot::encode;
 use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
 
@@ -108,7 +107,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let picture = format.is_picture();
     let mut file = match args.output.path().filter(|_| !picture) {
         Some(path) => {
-            Some(File::create(path).with_context(|| format!("cannot write '{}'", path.display()))?)
+            Some(create_log(path).with_context(|| format!("cannot write '{}'", path.display()))?)
         }
         None => None,
     };

@@ -33,6 +33,18 @@ pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     file.persist()
 }
 
+/// Creates or empties a file that is written over time, always at its end: one that is truncated meanwhile, as by logrotate's
+/// `copytruncate`, gets no hole.
+///
+/// # Errors
+///
+/// The system's.
+pub fn create_log(path: &Path) -> io::Result<File> {
+    // Held meanwhile, so that the reader of a named pipe is not told of an end.
+    let _created = File::create(path)?;
+    File::options().append(true).open(path)
+}
+
 /// Removes the temporary file at `path` if SIGINT or SIGTERM ends the process; it still ends at once, also while it waits for input.
 ///
 /// # Errors
@@ -206,6 +218,19 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_log_that_is_truncated_meanwhile_goes_on_at_its_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("periods.csv");
+        fs::write(&path, "old").unwrap();
+        let mut log = create_log(&path).unwrap();
+        log.write_all(b"first").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "first");
+        File::create(&path).unwrap();
+        log.write_all(b"second").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
     }
 
     #[test]
