@@ -393,6 +393,35 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 }
 
 #[test]
+fn two_signals_at_once_are_one_request_to_end() {
+    let desk = Desk::new();
+    let mut follower = desk.command("mrc - --follow --every 1h --estimator lru -o csv");
+    follower.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut follower = follower.spawn().unwrap();
+    let pid = Pid::from_child(&follower);
+    let mut input = follower.stdin.take().unwrap();
+    input.write_all(b"1\n2\n1\n").unwrap();
+    let status = format!("/proc/{}/status", follower.id());
+    while !catches(&status, Signal::TERM) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // As timeout(1) does, but two different ones, which the kernel does not merge.
+    kill_process(pid, Signal::INT).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let output = follower.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!output.stdout.is_empty(), "{output:?}");
+}
+
+/// Whether the process of a `/proc/PID/status` has a handler of a signal.
+fn catches(status: &str, signal: Signal) -> bool {
+    let status = fs::read_to_string(status).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+    caught & (1 << (signal.as_raw() - 1)) != 0
+}
+
+#[test]
 fn a_file_whose_writing_is_interrupted_is_what_it_was() {
     let verbs = [
         "mrc - --estimator counter-stacks --stream counters",
@@ -418,14 +447,8 @@ fn a_file_whose_writing_is_interrupted_is_what_it_was() {
         }
         // The handlers are installed right after the file is made.
         let status = format!("/proc/{}/status", program.id());
-        let catches = || {
-            let status = fs::read_to_string(&status).unwrap();
-            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-            let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
-            caught & (1 << (signal.as_raw() - 1)) != 0
-        };
         for _ in 0..2_000 {
-            if catches() {
+            if catches(&status, signal) {
                 break;
             }
             thread::sleep(Duration::from_millis(1));

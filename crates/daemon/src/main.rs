@@ -152,12 +152,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     );
     let shared = Arc::new(shared);
     let server = http::serve(Arc::clone(&shared), &config.serve)?;
-    let stop = Arc::new(AtomicBool::new(false));
+    let stop = plimsoll_output::stop_flag()?;
     let hang_up = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&hang_up))?;
 
     let dead_mans_switch = config.gives_back_on_exit

@@ -2,22 +2,38 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
 
-/// Returns a flag that becomes true at SIGINT or SIGTERM; a second signal ends the process.
+/// Signals within this time of the first one are the same request: timeout(1) sends one to its child and one to the child's group.
+const ONE_REQUEST: Duration = Duration::from_millis(500);
+
+/// Returns a flag that becomes true at SIGINT or SIGTERM; a signal half a second later or more ends the process.
 ///
 /// # Errors
 ///
-/// The system's, if no handler can be installed.
+/// The system's, if no handler can be installed or no thread started.
 pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
+    let is_second = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order: the second signal finds the flag set.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(&stop))?;
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+        flag::register_conditional_shutdown(signal, 1, Arc::clone(&is_second))?;
+        flag::register(signal, Arc::clone(&stop))?;
     }
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || {
+            if signals.forever().next().is_some() {
+                thread::sleep(ONE_REQUEST);
+                is_second.store(true, Ordering::Relaxed);
+            }
+        })?;
     Ok(stop)
 }
 
@@ -27,5 +43,5 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 ///
 /// As [`stop_flag`].
 pub fn ignore_suspension() -> io::Result<()> {
-    signal_hook::flag::register(SIGTSTP, Arc::default()).map(drop)
+    flag::register(SIGTSTP, Arc::default()).map(drop)
 }
