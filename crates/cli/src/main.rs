@@ -32,6 +32,7 @@ use std::{env, io};
 use clap::{CommandFactory, Parser, Subcommand};
 use live::{apply, explain, pause, report, resume, rollback, set, show, top, vms, whatif};
 use plimsoll_output::exit::{self, Output};
+use plimsoll_output::outlive_file_size_limit;
 
 /// What management software starts as a backend of vhost-user: it can name a program, but no verb.
 const BACKEND: &str = "plimsoll-vhost-user-blk";
@@ -80,6 +81,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli.verb,
         Err(error) => return exit::usage("plimsoll", &error),
     };
+    // Without a handler it ends there, as all programs do.
+    let _ = outlive_file_size_limit();
     let mut out = Output::new(io::stdout().lock());
     let result = match &verb {
         Verb::Mrc(args) => mrc::run(args, &mut out),

@@ -393,6 +393,22 @@ fn a_reader_that_has_seen_enough_is_no_failure() {
 }
 
 #[test]
+fn a_file_that_may_not_grow_is_an_error_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let verb = "trace generate uniform --pages 99 --references 1000000 --out counters";
+    let output = Command::new("sh")
+        .args(["-c", &format!("ulimit -f 8; exec \"$0\" {verb}")])
+        .arg(env!("CARGO_BIN_EXE_plimsoll"))
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("File too large"), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn two_signals_at_once_are_one_request_to_end() {
     let desk = Desk::new();
     let mut follower = desk.command("mrc - --follow --every 1h --estimator lru -o csv");

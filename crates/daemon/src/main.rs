@@ -98,6 +98,7 @@ fn host_name(text: &str) -> Result<String, &'static str> {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
+    plimsoll_output::outlive_file_size_limit()?;
     if let Some(folder) = &args.generate {
         return generate(folder).with_context(|| format!("cannot write to '{}'", folder.display()));
     }

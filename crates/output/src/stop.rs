@@ -1,4 +1,4 @@
-//! Requests to end a run, SIGINT and SIGTERM, and to suspend it, SIGTSTP.
+//! Requests to end a run, SIGINT and SIGTERM, and to suspend it, SIGTSTP; what would end it at a limit, SIGXFSZ.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGTSTP, SIGXFSZ};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
@@ -44,4 +44,13 @@ pub fn stop_flag() -> io::Result<Arc<AtomicBool>> {
 /// As [`stop_flag`].
 pub fn ignore_suspension() -> io::Result<()> {
     flag::register(SIGTSTP, Arc::default()).map(drop)
+}
+
+/// Makes a write beyond the limit of the size of files (`ulimit -f`) fail as on a full disk, instead of ending the process.
+///
+/// # Errors
+///
+/// As [`stop_flag`].
+pub fn outlive_file_size_limit() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
 }
