@@ -29,8 +29,8 @@ pub enum VmError {
     Thread { pid: u32, process: u32 },
     /// There is no control group with this path or name.
     #[error(
-        "there is no control group {path:?}, by path or by name; looked in {}",
-        list(looked_in)
+        "there is no control group {path:?}, by path or by name; {}",
+        looked(looked_in)
     )]
     NoSuchGroup {
         path: String,
@@ -200,9 +200,31 @@ fn list(words: &[String]) -> String {
     words.join(" | ")
 }
 
+fn looked(directories: &[String]) -> String {
+    if directories.is_empty() {
+        return "no control groups that can count memory are mounted".into();
+    }
+    format!("looked in {}", list(directories))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_that_is_not_found_names_where_it_was_looked_for() {
+        let error = |looked_in: &[&str]| VmError::NoSuchGroup {
+            path: "web".to_owned(),
+            looked_in: looked_in.iter().map(ToString::to_string).collect(),
+        };
+        let text = error(&["/sys/fs/cgroup"]).to_string();
+        assert!(text.ends_with("; looked in /sys/fs/cgroup"), "{text}");
+        let text = error(&[]).to_string();
+        assert!(
+            text.ends_with("; no control groups that can count memory are mounted"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn names_that_a_terminal_could_obey_are_escaped() {
