@@ -52,19 +52,25 @@ static DEFINE_MUTEX(clients_lock);	/* serialises changes of the list */
 				client->callback(__VA_ARGS__);			\
 	} while (0)
 
+/*
+ * File systems read their metadata (inodes, directories, extents) block by block, and
+ * the kernel then marks the buffers up to date, not the page; the buffers are gone by
+ * now. The contents may also have been changed and dropped with the file they
+ * described. So such a page is sent without them: the host reads the frame, and
+ * admits it only if it matches the disk.
+ */
 static void report_evicted(struct page *page, bool uptodate, u16 flags)
 {
+	bool copied = uptodate && !lazy;
+
 	notify_clients(evicted, page, uptodate);
 	if (!READ_ONCE(notices))
 		return;
-	if (uptodate) {
-		if (!lazy)
-			ring_wait();
-		ring_post(PLIMSOLL_EVICT, flags, page_to_pfn(page), 0, lazy ? NULL : page);
-	} else {
+	if (!uptodate)
 		count(COUNT_EVICTED_UNREADY);
-		ring_post(PLIMSOLL_RELEASE, flags, page_to_pfn(page), 0, NULL);
-	}
+	if (copied)
+		ring_wait();
+	ring_post(PLIMSOLL_EVICT, flags, page_to_pfn(page), 0, copied ? page : NULL);
 }
 
 /* The host's exclusive cache takes only what reclaim evicts. */

@@ -58,7 +58,7 @@ struct plimsoll_ring {
 	__le64 chunk[PLIMSOLL_CHUNKS_MAX];	/* guest-physical addresses */
 };
 
-#define PLIMSOLL_LAZY	1	/* evictions are sent without contents */
+#define PLIMSOLL_LAZY	1	/* all evictions are sent without contents */
 
 struct plimsoll_record {
 	__le16 type;
@@ -70,7 +70,8 @@ struct plimsoll_record {
 };
 
 enum {
-	PLIMSOLL_EVICT   = 1,	/* reclaim evicts the clean frame from the page cache or swap cache */
+	PLIMSOLL_EVICT   = 1,	/* reclaim evicts the clean frame from the page cache or swap cache;
+				 * without data, the host reads the frame and compares it */
 	PLIMSOLL_RELEASE = 2,	/* the frame leaves the page cache in another way */
 	PLIMSOLL_ADD     = 3,	/* the frame enters the page cache or swap cache, before its I/O */
 	PLIMSOLL_MIGRATE = 4,	/* contents move from frame `page` to frame `other` */

@@ -287,7 +287,6 @@ struct ValidRing {
     slots_start: u64,
     chunk_bytes: u64,
     chunks: Vec<u64>,
-    lazy: bool,
     tail: u64,
     slot_tail: u64,
     lost: u64,
@@ -348,7 +347,6 @@ impl ValidRing {
             slots_start,
             chunk_bytes: chunk_bytes.into(),
             chunks,
-            lazy: flags & ring::LAZY != 0,
             tail: u64_at(&header, ring::AT_TAIL),
             slot_tail: u64_at(&header, ring::AT_SLOT_TAIL),
             lost: u64_at(&header, ring::AT_LOST),
@@ -443,7 +441,7 @@ impl ValidRing {
                     Some(Event::Notice(notice)) => {
                         let contents = match notice {
                             Notice::Evict { .. } if data => Some(Contents::Copied(batch.page)),
-                            Notice::Evict { .. } if self.lazy => {
+                            Notice::Evict { .. } => {
                                 Some(Contents::Lazy(&*self.ram as &dyn GuestData))
                             }
                             _ => None,

@@ -66,7 +66,7 @@ pub struct EngineStats {
     pub refused_not_newest: u64,
     /// Not admitted: a copied page whose contents are not those of the last I/O, a violation of the admission rule.
     pub refused_mismatch: u64,
-    /// Not admitted: a page that was not copied had been used again.
+    /// Not admitted: a page that was not copied had changed, or its frame had been used again.
     pub refused_stale: u64,
     /// Not admitted: no contents were sent, or the store refused the page.
     pub refused_other: u64,

@@ -59,6 +59,27 @@ fn files_are_right_whatever_their_order_their_writes_and_the_split_of_memory() {
 }
 
 #[test]
+fn metadata_that_the_guest_evicts_is_kept() {
+    let Some(_turn) = shared_turn() else { return };
+    // Many files, so that the blocks that describe them do not stay in memory either.
+    let workload =
+        "workload=disk-signed module=copy files=12000 file_kib=4 order=random warmup=1 rounds=2";
+    let mut setup = Setup::new("--cache 72M --verify", workload);
+    setup.memory_mib = 112;
+    let (told, report) = run(&setup);
+    let engine = &report.machine.engine;
+    tell("metadata", &told, engine);
+    assert_sound(&told);
+    assert_right(engine);
+    let of_module = |key| told.number("plimsoll", None, key).unwrap();
+    let (copies, metadata) = (of_module("copies"), of_module("evicted_unready"));
+    println!("{copies} pages were copied, {metadata} were not");
+    assert!(metadata > 100, "{metadata}");
+    // Some frames are used again before the host reads them.
+    assert!(engine.admitted >= copies + metadata / 2, "{engine:?}");
+}
+
+#[test]
 fn a_guest_that_decrypts_in_place_switches_the_cache_off_and_reads_right() {
     let Some(_turn) = shared_turn() else { return };
     // A device's pages go when it is closed: only what is larger than memory is evicted.

@@ -157,7 +157,7 @@ fn records_come_in_order_with_their_pages() {
         [
             add(5),
             SinkCall::Notice(Notice::Evict { frame: 5 }, Some(8)),
-            SinkCall::Notice(Notice::Evict { frame: 6 }, None),
+            SinkCall::Notice(Notice::Evict { frame: 6 }, Some(0)),
             SinkCall::Notice(
                 Notice::Evict {
                     frame: FRAMES_END - 1
@@ -435,9 +435,16 @@ fn a_slot_out_of_order_lets_the_ring_go() {
 }
 
 #[test]
-fn lazy_contents_are_those_of_the_frame() {
+fn contents_without_a_slot_are_those_of_the_frame() {
+    for flags in [0, ring::LAZY] {
+        contents_of_the_frame(flags);
+    }
+}
+
+/// In a ring with these flags.
+fn contents_of_the_frame(flags: u32) {
     let guest = Guest::new();
-    guest.set_u32(ring::AT_FLAGS, ring::LAZY);
+    guest.set_u32(ring::AT_FLAGS, flags);
     guest.ram.write(HIGH, &[42]).unwrap();
     let mut notices = Notices::default();
     notices.attach(guest.ram.clone(), HEADER, NONCE).unwrap();

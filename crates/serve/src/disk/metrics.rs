@@ -55,7 +55,7 @@ const COUNTERS: &[MachineFamily] = families! { m =>
     refused_unknown: m.engine.refused_unknown, "Not admitted: no location known.";
     refused_not_newest: m.engine.refused_not_newest, "Not admitted: another frame holds newer contents.";
     refused_mismatch: m.engine.refused_mismatch, "Not admitted: the contents are not those of the last I/O.";
-    refused_stale: m.engine.refused_stale, "Not admitted: the frame had been used again.";
+    refused_stale: m.engine.refused_stale, "Not admitted: a page that was not copied had changed, or its frame had been used again.";
     refused_other: m.engine.refused_other, "Not admitted for other reasons.";
     releases: m.engine.releases, "Releases reported by the guest.";
     additions: m.engine.additions, "Additions reported by the guest.";
