@@ -23,6 +23,7 @@ set -u
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/usr/games LC_ALL=C HOME=/job
 exec >/dev/console 2>&1 </dev/null
 group=/sys/fs/cgroup/job
+module=/sys/kernel/debug/plimsoll/stats
 
 off() {
     echo "programs: $*"
@@ -156,6 +157,8 @@ measured() {
     mount -o remount,ro / || fail $?
     echo "plimsoll: result name=machine memory_kib=$(awk '$1 == "MemTotal:" { print $2 }' /proc/meminfo)"
     echo "plimsoll: result name=files phase=measured reads=$read writes=0 visits=$rounds"
+    mount -t debugfs debugfs /sys/kernel/debug
+    [ ! -f $module ] || echo "plimsoll: result name=plimsoll $(tr ' \n' '= ' <$module)"
     dmesg -l emerg,alert,crit,err | sed 's/^/plimsoll: kernel text=/'
     echo "plimsoll: result name=kernel complaints=$(dmesg -l emerg,alert,crit,err | wc -l)"
     echo "programs: result $job ${first:-none}"

@@ -107,6 +107,9 @@ pub(super) struct Cost {
     pub(super) missed: u64,
     /// Of them, not in the cache either.
     pub(super) disk_reads: u64,
+    /// Pages that the guest evicted since it began and the cache did not take: refused, or without a slot of the ring.
+    #[serde(default)]
+    pub(super) lost: u64,
     /// Pages read from and written to storage.
     pub(super) storage: u64,
     /// Files its programs read or wrote, the requests of \[LS07\].
@@ -213,6 +216,7 @@ pub(super) fn measure(program: &Path, setup: &Setup) -> anyhow::Result<Cost> {
         asked: of_files("reads")? + of_files("writes")?,
         missed,
         disk_reads: missed - (is.hits - was.hits),
+        lost: is.evictions - is.admitted + told.number("plimsoll", None, "no_slot").unwrap_or(0),
         storage: (bytes(is) - bytes(was)) / 4096,
         visits: of_files("visits")?,
         operations: operations(is) - operations(was),
