@@ -320,7 +320,7 @@ void frames_evicted(struct page *page, bool uptodate)
 	u64 key, place, hash;
 
 	/* Before the lock, for which others must not wait that long. */
-	if (uptodate && is_known(pfn) && READ_ONCE(frames[pfn].key) >= SETTLED)
+	if (is_known(pfn) && READ_ONCE(frames[pfn].key) >= SETTLED)
 		plimsoll_wait_put();
 	bucket = lock_frame(pfn, &flags);
 	if (!bucket)

@@ -40,13 +40,13 @@ enum frame_verdict {
 	FRAME_FIT,
 	FRAME_BUSY,		/* its read or write is in flight */
 	FRAME_DOUBTED,		/* events were lost since it was tied */
-	FRAME_NOT_UPTODATE,
+	FRAME_NOT_UPTODATE,	/* it may be put if its contents are the block's */
 };
 
 /*
  * Called for an evicted frame that is tied to a block, with interrupts off, under
  * the lock that writes to the block take before they flush it. `hash` is the hash
- * of the block's contents; valid only with FRAME_FIT.
+ * of the block's contents; valid only with FRAME_FIT and FRAME_NOT_UPTODATE.
  */
 void hcache_evicted(unsigned int target, u64 block, struct page *page,
 		    enum frame_verdict verdict, u64 hash);

@@ -405,8 +405,15 @@ static void tell_disabled(struct irq_work *work)
 }
 
 /* Whether the page has the expected contents; if not, this may disable putting. */
-static bool check(struct hcache *c, struct page *page, u64 hash)
+static bool check(struct hcache *c, struct page *page, bool uptodate, u64 hash)
 {
+	/* Metadata of file systems, which may be changed and dropped with its file. */
+	if (!uptodate) {
+		if (frames_hash(page) == hash)
+			return true;
+		count(c, REFUSED_NOT_UPTODATE);
+		return false;
+	}
 	if (fault_no_hash)
 		return true;
 	if (!(atomic_inc_return(&c->checks) % CHECK_WINDOW))
@@ -434,8 +441,6 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 		count(c, REFUSED_DOUBTED);
 		return;
 	case FRAME_NOT_UPTODATE:
-		count(c, REFUSED_NOT_UPTODATE);
-		return;
 	case FRAME_FIT:
 		break;
 	}
@@ -448,7 +453,7 @@ void hcache_evicted(unsigned int target, u64 block, struct page *page,
 		return;
 	}
 	begun_ns = ktime_get_mono_fast_ns();
-	if (!check(c, page, hash))
+	if (!check(c, page, verdict == FRAME_FIT, hash))
 		return;
 
 	/* A write takes the bucket's lock before it tests the bit. */

@@ -92,6 +92,28 @@ fn a_guest_finds_in_the_hosts_hcache_what_it_gave_up() {
 }
 
 #[test]
+fn metadata_that_the_guest_evicts_is_put() {
+    let Some(_turn) = shared_turn() else { return };
+    let (_folder, socket) = folder();
+    let _server = serve_at(&socket);
+    // Many files, so that the blocks that describe them do not stay in memory either.
+    let workload = "workload=disk-signed module=copy dm=private files=12000 file_kib=4 \
+                    order=random warmup=1 rounds=2";
+    let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, workload)).unwrap();
+    let (told, _) = finish(&mut guest);
+    guest.check_image().unwrap();
+    assert_sound(&told);
+    let (puts, refused) = (
+        of_target(&told, "puts"),
+        of_target(&told, "refused_not_uptodate"),
+    );
+    println!("{puts} pages put, {refused} had changed without a write");
+    // Of some thousand pages of metadata, those of inodes whose times changed and were not written yet.
+    assert!(puts > 10_000 && refused < 200, "{puts}, {refused}");
+    assert_eq!(of_target(&told, "refused_mismatch"), 0);
+}
+
+#[test]
 fn a_guest_goes_on_without_the_hosts_hcache() {
     let Some(_turn) = shared_turn() else { return };
     let (_folder, socket) = folder();
