@@ -2,14 +2,16 @@
 //!
 //! Not here: tracing and curves (`plimsoll-observe`), tables, lines and pictures (`plimsoll_report::tracing`).
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, bail};
 use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions, choose};
-use plimsoll_output::{Format, OutputArgs, bail_usage, create_log, ignore_suspension, stop_flag};
+use plimsoll_output::{
+    Format, OutputArgs, bail_usage, create_log, ignore_suspension, printable_path, stop_flag,
+};
 use plimsoll_plot::encode;
 use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
 
@@ -105,13 +107,18 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let _ = stay_ready();
 
     let picture = format.is_picture();
-    let mut file = match args.output.path().filter(|_| !picture) {
-        Some(path) => {
-            Some(create_log(path).with_context(|| format!("cannot write '{}'", path.display()))?)
-        }
-        None => None,
+    let path = args.output.path().filter(|_| !picture);
+    // What is written to standard output names itself.
+    let named = |result: anyhow::Result<()>| match path {
+        Some(path) => result.with_context(|| format!("cannot write '{}'", printable_path(path))),
+        None => result,
     };
-    let mut nowhere = std::io::sink();
+    let mut file = None;
+    if let Some(path) = path {
+        let log = create_log(path).map(|log| file = Some(log));
+        named(log.map_err(Into::into))?;
+    }
+    let mut nowhere = io::sink();
     let rows: &mut dyn Write = match &mut file {
         Some(file) => file,
         // A picture on standard output stands there alone.
@@ -121,14 +128,14 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let tracing = &args.tracing;
     let mut report = TracingReport::new(tracing, &target, backend, choice.as_ref(), &observer)
         .with(args.compare, args.curve);
-    report.begin(format, &observer, rows)?;
+    named(report.begin(format, &observer, rows).map_err(Into::into))?;
     let mut failure = None;
     let ended = loop {
         if stop.load(Ordering::Relaxed) || args.periods == Some(report.totals.periods) {
             break None;
         }
         match observer.period(&stop) {
-            Ok(period) => report.period(format, &period, rows)?,
+            Ok(period) => named(report.period(format, &period, rows))?,
             Err(
                 end @ (TrapError::VmGone { .. }
                 | TrapError::ProcessGone { .. }
@@ -154,7 +161,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         None => drop(observer),
     }
     if failure.is_none() || report.totals.periods > 0 {
-        report.end(format, curve.as_ref(), compared, rows)?;
+        named(report.end(format, curve.as_ref(), compared, rows))?;
     }
     if picture {
         match curve {
