@@ -96,14 +96,14 @@ impl Columns {
             Column::Place(place) => place.checked_sub(1).filter(|&index| index < first.len()),
         };
         // A column that was named, or else by default.
-        let chosen = |column: &Option<Column>, or: &dyn Fn() -> Option<usize>| match column {
+        let chosen = |column: Option<&Column>, or: &dyn Fn() -> Option<usize>| match column {
             Some(column) => find(column).map(Some).ok_or(format!("a column {column}")),
             None => Ok(or()),
         };
         let default = |name: &'static str| move || first.position(name);
         // A detail that is asked for, and the option for its column.
-        let detail = |column, is_wanted: bool, name, option: TraceOption| {
-            let index = chosen(column, &default(name))?;
+        let detail = |column: &Option<Column>, is_wanted: bool, name, option: TraceOption| {
+            let index = chosen(column.as_ref(), &default(name))?;
             let missing = || format!("a column '{name}' (or another, by --{option})");
             match is_wanted {
                 true => index.map(Some).ok_or_else(missing),
@@ -114,17 +114,14 @@ impl Columns {
             1 => Some(0),
             _ => first.position(PAGE),
         };
-        let page = match &options.key_column {
-            Some(key) => chosen(&Some(key.clone()), &|| None)?,
-            None => chosen(&options.page_column, &page_or_only)?,
-        };
-        let page = page.ok_or_else(|| {
+        let page = options.key_column.as_ref().or(options.page_column.as_ref());
+        let page = chosen(page, &page_or_only)?.ok_or_else(|| {
             format!("a column '{PAGE}' (or another, by --page-column or --key-column)")
         })?;
         Ok(Self {
             page,
             is_key: options.key_column.is_some(),
-            op: chosen(&options.op_column, &default(OP))?,
+            op: chosen(options.op_column.as_ref(), &default(OP))?,
             size: detail(
                 &options.size_column,
                 options.sizes,
