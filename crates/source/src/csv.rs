@@ -216,7 +216,7 @@ impl<R: Read> Reader<R> {
             (true, b"") => return Err(unexpected("a key", columns.page)),
             (true, key) => xxh3_64(key),
             (false, number) => parse_number(number).ok_or_else(|| {
-                let expected = "a page number, decimal or 0x and hexadecimal, below 2^64";
+                let expected = "a page number, decimal or 0x and hexadecimal, below 2^64 (or a key, by --key-column)";
                 unexpected(expected, columns.page)
             })?,
         };
