@@ -92,6 +92,11 @@ pub(crate) fn read_trace(
     device: Option<String>,
     event: Option<&str>,
 ) -> PyResult<Trace> {
+    if page_column.is_some() && key_column.is_some() {
+        return Err(errors::option(
+            "page_column and key_column exclude each other".to_owned(),
+        ));
+    }
     let column = |column: Option<&str>| column.map(str::parse).transpose().map_err(errors::option);
     let options = Options {
         format: format.map(str::parse).transpose().or_raise()?,

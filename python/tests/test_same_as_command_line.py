@@ -61,6 +61,8 @@ def test_a_trace_is_read_as_by_the_command_line(folder):
     (folder / "web.tsv").write_text("url\n/a\n/b\n/a\n")
     keys = pm.read_trace("web.tsv", "csv", key_column="url")
     assert pm.mrc(keys, "lru") == curve_of_cli("web.tsv", "--key-column", "url")
+    with pytest.raises(pm.errors.OptionError, match="page_column and key_column exclude each other"):
+        pm.read_trace("web.tsv", "csv", page_column="url", key_column="url")
 
 
 def test_a_plan_is_that_of_the_command_line(folder, zipf):

@@ -54,12 +54,6 @@ pub struct TraceArgs {
     /// CSV column of the kind of access [default: op]
     #[arg(long, value_name = "COLUMN")]
     pub op_column: Option<Column>,
-    /// CSV column of the object's size in bytes [default: size]
-    #[arg(long, value_name = "COLUMN")]
-    pub size_column: Option<Column>,
-    /// CSV column of the time in seconds [default: time]
-    #[arg(long, value_name = "COLUMN")]
-    pub time_column: Option<Column>,
     /// Count instruction fetches of a lackey trace as reads; by default they are ignored
     #[arg(long)]
     pub instructions: bool,
@@ -120,8 +114,6 @@ impl TraceArgs {
             (self.page_column.is_some(), "--page-column"),
             (self.key_column.is_some(), "--key-column"),
             (self.op_column.is_some(), "--op-column"),
-            (self.size_column.is_some(), "--size-column"),
-            (self.time_column.is_some(), "--time-column"),
             (self.instructions, "--instructions"),
             (self.device.is_some(), "--device"),
             (self.event.is_some(), "--event"),
@@ -157,8 +149,6 @@ impl TraceArgs {
             page_column: self.page_column.clone(),
             key_column: self.key_column.clone(),
             op_column: self.op_column.clone(),
-            size_column: self.size_column.clone(),
-            time_column: self.time_column.clone(),
             instructions: self.instructions,
             device: self.device.clone(),
             block_event: self.event,

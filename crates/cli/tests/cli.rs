@@ -342,10 +342,12 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
 fn what_fails_ends_with_1_and_names_the_trace_and_the_cause() {
     let desk = Desk::new();
     fs::write(desk.path("broken.ids"), "1\n2\nthree\n").unwrap();
+    fs::write(desk.path("empty.csv"), "page,time\n").unwrap();
     let known = [
         ("mrc missing.ids", "missing.ids", "No such file"),
         ("mrc .", "'.'", "directory"),
         ("mrc empty.ids", "empty.ids", "has no references"),
+        ("mrc empty.csv --every 1h", "empty.csv", "has no references"),
         ("mrc broken.ids", "broken.ids", "line 3"),
         ("mrc loop.ids --out .", "'.'", "directory"),
         (

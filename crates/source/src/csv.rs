@@ -89,7 +89,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// Finds them in the first record; the error says what it lacks.
+    /// Finds them in the first record; the error names what it lacks.
     fn of(first: &Record, options: &Options) -> Result<Self, String> {
         let find = |column: &Column| match column {
             Column::Name(name) => first.position(name),
@@ -97,7 +97,9 @@ impl Columns {
         };
         // A column that was named, or else by default.
         let chosen = |column: Option<&Column>, or: &dyn Fn() -> Option<usize>| match column {
-            Some(column) => find(column).map(Some).ok_or(format!("a column {column}")),
+            Some(column) => find(column)
+                .map(Some)
+                .ok_or_else(|| format!("a column {column}")),
             None => Ok(or()),
         };
         let default = |name: &'static str| move || first.position(name);

@@ -24,6 +24,7 @@ use anyhow::Context as _;
 use plimsoll_estimator::{CounterStream, StreamWindow};
 use plimsoll_output::{bail_usage, printable_path};
 use plimsoll_protocol::size::Interval;
+use plimsoll_source::Column;
 
 use crate::trace_args::{TraceArgs, is_same_file};
 use choice::EstimatorArgs;
@@ -59,6 +60,9 @@ pub struct Args {
     /// Use the objects' sizes: curves over bytes, by requests and by requested bytes (estimators lru and shards)
     #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy"])]
     object_sizes: bool,
+    /// With --object-sizes: CSV column of the size in bytes [default: size]
+    #[arg(long, value_name = "COLUMN", requires = "object_sizes", conflicts_with_all = ["by", "every", "follow", "compare", "stream", "window", "cache_policy", "prefix", "PartialArgs"])]
+    size_column: Option<Column>,
     /// Count a block as a hit only if all earlier blocks of its request hit: key-value caches of language models
     #[arg(long, conflicts_with_all = ["by", "every", "compare", "stream", "window", "cache_policy", "object_sizes"])]
     prefix: bool,
@@ -141,7 +145,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         return prefix::run(trace, &args.estimator, view, out);
     }
     if args.object_sizes {
-        return sized::run(trace, &args.estimator, view, out);
+        return sized::run(trace, args.size_column.as_ref(), &args.estimator, view, out);
     }
     if !args.several.is_one() {
         if args.compare {

@@ -16,15 +16,13 @@ use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
 /// Options that --merge does not use: the partial states have them.
-const NOT_OF_MERGE: [&str; 11] = [
+const NOT_OF_MERGE: [&str; 9] = [
     "seed",
     "format",
     "page_bytes",
     "page_column",
     "key_column",
     "op_column",
-    "size_column",
-    "time_column",
     "instructions",
     "device",
     "event",

@@ -5,7 +5,6 @@
 
 use std::io::Write;
 
-use anyhow::Context as _;
 use clap::ValueEnum;
 use plimsoll_estimator::{ByGroup, ByInterval, Estimator, group_threads};
 use plimsoll_flow::{CurveError, PageSize};
@@ -13,10 +12,10 @@ use plimsoll_output::bail_usage;
 use plimsoll_plot::Figure as _;
 use plimsoll_protocol::size::Interval;
 use plimsoll_report::trace::{Part, SeveralReport};
-use plimsoll_source::{Grouping, Options};
+use plimsoll_source::{Column, Grouping, Options};
 
 use super::choice::EstimatorArgs;
-use super::input::read;
+use super::input::{no_curve, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
 
@@ -29,6 +28,9 @@ pub struct SeveralArgs {
     /// Print a curve for each interval of the trace's time: 1h, 30m, 10s
     #[arg(long, value_name = "TIME")]
     every: Option<Interval>,
+    /// With --every: CSV column of the time in seconds [default: time]
+    #[arg(long, value_name = "COLUMN", requires = "every", conflicts_with_all = ["by", "follow", "cache_policy", "object_sizes", "size_column", "prefix", "PartialArgs"])]
+    time_column: Option<Column>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -97,12 +99,18 @@ pub(super) fn run(
         sizes: view.sizes(trace.page_bytes)?,
     };
     match args.every {
-        Some(every) => by_interval(&mut several, every, trace, &make, view)?,
+        Some(every) => {
+            let options = Options {
+                times: true,
+                time_column: args.time_column.clone(),
+                ..trace.options()
+            };
+            by_interval(&mut several, every, trace, &options, &make, view)?;
+        }
         None => by_device(&mut several, trace, &make, view)?,
     }
     if several.parts.is_empty() {
-        return Err(anyhow::Error::new(CurveError::Empty))
-            .with_context(|| format!("no curve of '{}'", trace.label()));
+        return Err(no_curve(trace, CurveError::Empty, 0));
     }
     several.write(&view.output, out)
 }
@@ -156,13 +164,11 @@ fn by_interval(
     several: &mut SeveralReport,
     every: Interval,
     trace: &TraceArgs,
+    options: &Options,
     make: &Make,
     view: &ViewArgs,
 ) -> anyhow::Result<()> {
-    let mut source = trace.open_with(&Options {
-        times: true,
-        ..trace.options()
-    })?;
+    let mut source = trace.open_with(options)?;
     let every_us = u64::try_from(every.get().as_micros()).unwrap_or(u64::MAX);
     let mut parts = Vec::new();
     let mut all = ByInterval::new(every_us, make, |from_us, references, estimator| {

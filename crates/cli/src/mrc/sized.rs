@@ -7,7 +7,7 @@ use plimsoll_estimator::SizedCurves;
 use plimsoll_flow::{PageSize, WorkingSet};
 use plimsoll_plot::Figure as _;
 use plimsoll_report::trace::SizedReport;
-use plimsoll_source::Options;
+use plimsoll_source::{Column, Options};
 
 use super::choice::EstimatorArgs;
 use super::input::{read, unsampled};
@@ -17,6 +17,7 @@ use crate::trace_args::TraceArgs;
 /// Reads the trace with its objects' sizes and prints both curves.
 pub(super) fn run(
     trace: &TraceArgs,
+    size_column: Option<&Column>,
     estimator: &EstimatorArgs,
     view: &ViewArgs,
     out: &mut dyn Write,
@@ -25,6 +26,7 @@ pub(super) fn run(
     let lru = &mut built.estimator;
     let mut source = trace.open_with(&Options {
         sizes: true,
+        size_column: size_column.cloned(),
         ..trace.options()
     })?;
     let references = read(&mut source, |batch| {
