@@ -116,16 +116,12 @@ fn a_vm_runs_to_its_end_while_its_cache_is_looked_at_and_resized() {
         large.machine.engine.cached_pages
     );
     assert!(full.machine.engine.cached_pages > 2048);
-    // Nothing comes in during the pause: what is missing was dropped.
-    let gone = full.machine.engine.cached_pages - small.machine.engine.cached_pages;
-    assert_eq!(
-        small.machine.engine.dropped - full.machine.engine.dropped,
-        gone
-    );
-    assert_eq!(
-        large.machine.engine.cached_pages,
-        small.machine.engine.cached_pages
-    );
+    // On a busy machine the guest goes on before both are done: a page is dropped, admitted or what it was.
+    let (full, small, large) = (full.machine.engine, small.machine.engine, large.machine.engine);
+    let admitted = small.admitted - full.admitted;
+    assert!(small.dropped - full.dropped <= full.cached_pages + admitted - small.cached_pages);
+    assert!(small.dropped - full.dropped > 0);
+    assert!(large.cached_pages <= small.cached_pages + large.admitted - small.admitted);
 
     wait_for(&phase("end"));
     let last = report(&admin);
