@@ -9,7 +9,7 @@ use plimsoll_flow::{Accelerator, GroupKind, MissRatioCurve, PageSize, WorkingSet
 use plimsoll_protocol::curve_json::{CurveJson, CurveJsonError};
 use plimsoll_protocol::group::LeftOutGroups;
 use plimsoll_protocol::vm::{BackendView, CurveSource, HeatRow, TraceView};
-pub use plimsoll_vm::{HeldRam, MemoryPressure};
+pub use plimsoll_vm::{GroupLimit, HeldRam, MemoryPressure};
 use plimsoll_vm::{ListedGroup, ProcessId};
 
 use crate::config::{Config, VmRule};
@@ -170,8 +170,8 @@ pub trait Host: Send {
     /// The same of a VM's threads; `None` if no control group of the VM alone reports it.
     fn pressure_of(&mut self, found: &DiscoveredVm) -> Option<MemoryPressure>;
 
-    /// The least limit of memory that a VM's process is under by its control groups, in bytes; `None` without one.
-    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64>;
+    /// The limits of memory of the control groups in which a VM's process is.
+    fn memory_limits_of(&mut self, found: &DiscoveredVm) -> Vec<GroupLimit>;
 
     /// The capacity of the shared page store in bytes, if there is one.
     fn store(&mut self) -> Option<Result<u64, ActuatorError>>;

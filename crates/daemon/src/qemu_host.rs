@@ -15,8 +15,8 @@ use plimsoll_flow::VmId;
 use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
-    AllowedUsers, CgroupMount, ControlGroup, HostMemory, Listener, MemoryPressure, PeerSocket,
-    ProcessId, QemuVm, memory_limit_bytes,
+    AllowedUsers, CgroupMount, ControlGroup, GroupLimit, HostMemory, Listener, MemoryPressure,
+    PeerSocket, ProcessId, QemuVm, memory_limits,
 };
 
 use crate::clock::Clock;
@@ -256,8 +256,8 @@ impl Host for QemuHost {
         self.vm_groups.get(&found.process())?.pressure()
     }
 
-    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64> {
-        memory_limit_bytes(found.pid, &self.mounts)
+    fn memory_limits_of(&mut self, found: &DiscoveredVm) -> Vec<GroupLimit> {
+        memory_limits(found.pid, &self.mounts)
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {

@@ -19,6 +19,17 @@ use crate::miss_cost::MissCostMeter;
 use crate::moves::{is_fresh, reserved_bytes};
 use crate::observed::Observations;
 
+/// What a limit of memory of a VM's control groups leaves it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupShare {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// What of that the VM and its QEMU may use.
+    pub share_bytes: u64,
+    /// Number of VMs for which the limit holds together.
+    pub vms: usize,
+}
+
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
 /// Default weight of a VM.
@@ -70,8 +81,8 @@ pub struct Vm {
     pub oom_kills: Option<u64>,
     /// Number of reported sizes that are impossible.
     pub refused_claims: u64,
-    /// The limit of memory of its control groups, in bytes.
-    pub group_limit_bytes: Option<u64>,
+    /// What the limits of its control groups leave it.
+    pub group_share: Option<GroupShare>,
     /// The part of its RAM that the baseline accounts for.
     pub followed_ram_bytes: Option<u64>,
     /// The most that its cache had in the last decision of an earlier daemon.
@@ -126,7 +137,7 @@ impl Vm {
             floor_bytes: has,
             oom_kills: None,
             refused_claims: 0,
-            group_limit_bytes: None,
+            group_share: None,
             followed_ram_bytes: None,
             earlier_cache_bytes: 0,
             unchecked: None,
@@ -221,13 +232,27 @@ impl Vm {
     #[must_use]
     pub fn own_most_bytes(&self) -> u64 {
         let ram_bytes = self.ram_bytes();
-        let Some(limit_bytes) = self.group_limit_bytes else {
+        let Some(share) = self.group_share else {
             return ram_bytes;
         };
+        let room = share.share_bytes.saturating_sub(self.qemu_own_bytes());
+        room.max(self.chosen_bytes()).min(ram_bytes)
+    }
+
+    /// What its QEMU may use beside its RAM.
+    #[must_use]
+    pub fn qemu_own_bytes(&self) -> u64 {
         let (bytes, of_ram) = QEMU_OWN;
-        let room = limit_bytes.saturating_sub(bytes.saturating_add(ram_bytes / of_ram));
-        let chosen = self.first_bytes.max(self.status.direct.actual_bytes);
-        room.max(chosen).min(ram_bytes)
+        bytes + self.ram_bytes() / of_ram
+    }
+
+    /// The memory of its own that it has or had when it was found, whichever is more; its RAM until that is known.
+    #[must_use]
+    pub fn chosen_bytes(&self) -> u64 {
+        match self.is_known() {
+            true => self.first_bytes.max(self.status.direct.actual_bytes),
+            false => self.ram_bytes(),
+        }
     }
 
     /// The most that it may hold without a further request.
@@ -438,12 +463,16 @@ impl Vm {
                 "its size is left as it is: the host would not get what a balloon takes of its RAM, because {held}"
             ));
         }
-        if let Some(limit_bytes) = self.group_limit_bytes
+        if let Some(share) = self.group_share
             && self.own_most_bytes() < self.ram_bytes()
         {
+            let whom = match share.vms {
+                1 => "it".to_owned(),
+                vms => format!("{vms} VMs together"),
+            };
             self.warnings.push(format!(
-                "its control group limits it to {} MiB, with QEMU: it is given at most {} MiB of its RAM of {} MiB",
-                limit_bytes >> 20,
+                "its control group limits {whom} to {} MiB, with QEMU: it is given at most {} MiB of its RAM of {} MiB",
+                share.limit_bytes >> 20,
                 self.own_most_bytes() >> 20,
                 self.ram_bytes() >> 20
             ));

@@ -291,32 +291,48 @@ pub(crate) fn path_in<'groups>(groups: &'groups str, controller: &str) -> Option
     is_below.then_some(path)
 }
 
-/// The least limit of memory that a process is under, in bytes: that of its group or of one above, as far as they are seen from here;
-/// `None` without one. A group of version 2 that is above its `memory.high` is slowed down and loses memory, so that it is a limit too.
-#[must_use]
-pub fn memory_limit_bytes(pid: u32, mounts: &[CgroupMount]) -> Option<u64> {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    limit_in(&groups, mounts)
+/// The limit of memory of a control group, for all processes in it and in the groups below it together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupLimit {
+    /// The group's directory.
+    pub directory: PathBuf,
+    /// Its limit in bytes.
+    pub bytes: u64,
 }
 
-/// The least limit of the groups in the contents of `/proc/PID/cgroup`, and of those above them.
-fn limit_in(groups: &str, mounts: &[CgroupMount]) -> Option<u64> {
-    let limit = |mount: &CgroupMount| {
+/// The limits of memory that a process is under: those of its group and of the groups above, as far as they are seen from here. A
+/// group of version 2 that is above its `memory.high` is slowed down and loses memory, so that it is a limit too.
+#[must_use]
+pub fn memory_limits(pid: u32, mounts: &[CgroupMount]) -> Vec<GroupLimit> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    limits_in(&groups, mounts)
+}
+
+/// The limits of the groups in the contents of `/proc/PID/cgroup`, and of those above them.
+fn limits_in(groups: &str, mounts: &[CgroupMount]) -> Vec<GroupLimit> {
+    let mut limits = Vec::new();
+    for mount in mounts {
         let (controller, files): (_, &[_]) = match mount.version {
             CgroupVersion::V1 => ("memory", &["memory.limit_in_bytes"]),
             CgroupVersion::V2 => ("", &["memory.max", "memory.high"]),
         };
-        let group = mount.directory.join(path_in(groups, controller)?);
+        let Some(path) = path_in(groups, controller) else {
+            continue;
+        };
+        let group = mount.directory.join(path);
         let groups = group
             .ancestors()
             .take_while(|group| group.starts_with(&mount.directory));
-        let limits = groups.flat_map(|group| files.iter().map(|file| bytes_in(&group.join(file))));
-        limits
-            .flatten()
-            .filter(|&bytes| bytes < NO_LIMIT_BYTES)
-            .min()
-    };
-    mounts.iter().filter_map(limit).min()
+        for group in groups {
+            let bytes = files.iter().filter_map(|file| bytes_in(&group.join(file)));
+            let least = bytes.filter(|&bytes| bytes < NO_LIMIT_BYTES).min();
+            limits.extend(least.map(|bytes| GroupLimit {
+                directory: group.to_owned(),
+                bytes,
+            }));
+        }
+    }
+    limits
 }
 
 fn bytes_in(file: &Path) -> Option<u64> {
@@ -452,14 +468,22 @@ malformed - cgroup2
             let group = Path::new(path).ancestors().find(|at| at.ends_with(group));
             fs::write(mounts[0].directory.join(group.unwrap()).join(file), text).unwrap();
         };
-        assert_eq!(limit_in(&groups, &mounts), None);
+        let limits = |groups: &str| {
+            let limits = limits_in(groups, &mounts).into_iter();
+            let bytes = limits.map(|limit| (limit.directory, limit.bytes));
+            bytes.collect::<Vec<_>>()
+        };
+        assert_eq!(limits(&groups), []);
         set("libvirt/emulator", "memory.max", "max\n");
         set("machine.slice", "memory.max", "8192\n");
-        assert_eq!(limit_in(&groups, &mounts), Some(8192));
+        let slice = (mounts[0].directory.join("machine.slice"), 8192);
+        assert_eq!(limits(&groups), std::slice::from_ref(&slice));
+        set("libvirt", "memory.max", "6000\n");
         set("libvirt", "memory.high", "4096\n");
-        assert_eq!(limit_in(&groups, &mounts), Some(4096));
+        let own = mounts[0].directory.join(path).with_file_name("");
+        assert_eq!(limits(&groups), [(own, 4096), slice]);
         for other in ["0::/../x", "0::/", "5:memory:/x", ""] {
-            assert_eq!(limit_in(other, &mounts), None, "{other}");
+            assert_eq!(limits(other), [], "{other}");
         }
 
         let (_root, mounts) = hierarchy(CgroupVersion::V1);
@@ -467,9 +491,9 @@ malformed - cgroup2
         let groups = "9:cpu,cpuacct:/\n8:memory:/machine/web\n0::/y\n";
         let file = mounts[0].directory.join("machine/memory.limit_in_bytes");
         fs::write(&file, "9223372036854771712\n").unwrap();
-        assert_eq!(limit_in(groups, &mounts), None);
+        assert_eq!(limits_in(groups, &mounts), []);
         fs::write(&file, "4096\n").unwrap();
-        assert_eq!(limit_in(groups, &mounts), Some(4096));
+        assert_eq!(limits_in(groups, &mounts)[0].bytes, 4096);
     }
 
     #[test]

@@ -52,7 +52,9 @@ pub use accelerator::{Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
 pub use bare_guest::{BareGuest, BareGuestEvent};
 pub use block_reads::BlockReads;
-pub use cgroup::{CgroupMount, CgroupVersion, MemoryGroup, memory_limit_bytes, parse_members};
+pub use cgroup::{
+    CgroupMount, CgroupVersion, GroupLimit, MemoryGroup, memory_limits, parse_members,
+};
 pub use command_line::{
     BackendKind, BackendUsage, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
 };

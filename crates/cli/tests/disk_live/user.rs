@@ -117,7 +117,11 @@ fn a_vm_runs_to_its_end_while_its_cache_is_looked_at_and_resized() {
     );
     assert!(full.machine.engine.cached_pages > 2048);
     // On a busy machine the guest goes on before both are done: a page is dropped, admitted or what it was.
-    let (full, small, large) = (full.machine.engine, small.machine.engine, large.machine.engine);
+    let (full, small, large) = (
+        full.machine.engine,
+        small.machine.engine,
+        large.machine.engine,
+    );
     let admitted = small.admitted - full.admitted;
     assert!(small.dropped - full.dropped <= full.cached_pages + admitted - small.cached_pages);
     assert!(small.dropped - full.dropped > 0);

@@ -19,6 +19,7 @@ mod commands;
 mod decide;
 mod discover;
 mod exit;
+mod group_limits;
 mod groups;
 mod host_relief;
 mod relief;
@@ -294,9 +295,9 @@ impl<H: Host> Turns<H> {
         for vm in started.iter().filter_map(|name| self.vms.get(name)) {
             self.host_relief.vm_started(vm.size_bytes());
         }
+        self.share_group_limits();
         for vm in self.vms.values_mut() {
             vm.feel(self.host.pressure_of(&vm.found), now);
-            vm.group_limit_bytes = self.host.memory_limit_of(&vm.found);
             vm.refresh(&self.config, now);
             if vm.settle(now) {
                 let _ = self.history.put_baseline(&vm.found.vm, vm.first_bytes);

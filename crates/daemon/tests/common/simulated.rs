@@ -20,8 +20,8 @@ use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, T
 use plimsoll_daemon::clock::Time;
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::host::{
-    DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, HeldRam, Host, MemoryPressure,
-    ObservedCurve, VmHandles,
+    DiscoveredGroup, DiscoveredVm, Feed, FeedReport, FoundGroups, GroupLimit, HeldRam, Host,
+    MemoryPressure, ObservedCurve, VmHandles,
 };
 use plimsoll_daemon::vm::pages;
 
@@ -229,8 +229,8 @@ pub struct SimulatedVm {
     /// control group of its own.
     pub stalls_below: Option<(u64, f64)>,
     stalled_ms: f64,
-    /// The limit of memory of its control group.
-    pub group_limit_bytes: Option<u64>,
+    /// Limits of memory of its control groups.
+    pub group_limits: Vec<GroupLimit>,
     waited_ms: f64,
     /// Its balloon's target.
     pub target_bytes: Option<u64>,
@@ -273,7 +273,7 @@ impl SimulatedVm {
             counts: Counts::Disk,
             stalls_below: None,
             stalled_ms: 0.0,
-            group_limit_bytes: None,
+            group_limits: Vec::new(),
             waited_ms: 0.0,
             target_bytes: None,
             references: 0,
@@ -729,8 +729,10 @@ impl Host for SimulatedHost {
         })
     }
 
-    fn memory_limit_of(&mut self, found: &DiscoveredVm) -> Option<u64> {
-        self.lock().vms.get(&found.vm)?.group_limit_bytes
+    fn memory_limits_of(&mut self, found: &DiscoveredVm) -> Vec<GroupLimit> {
+        let state = self.lock();
+        let groups = state.vms.get(&found.vm).map(|vm| vm.group_limits.clone());
+        groups.unwrap_or_default()
     }
 
     fn store(&mut self) -> Option<Result<u64, ActuatorError>> {

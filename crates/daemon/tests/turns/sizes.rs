@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use plimsoll_daemon::config::Workflow;
 use plimsoll_daemon::history::{History, Limits};
+use plimsoll_daemon::host::GroupLimit;
 use plimsoll_daemon::shared::Command;
 use plimsoll_daemon::turn::TICK;
 use plimsoll_flow::PageCount;
@@ -17,6 +18,16 @@ use crate::rig::{MIB, Rig, config, search, web};
 use crate::simulated::{BalloonBehaviour, SimulatedHost};
 
 const VMS: [&str; 3] = ["web", "search", "scan"];
+/// What remains to QEMU of the limit of its control group: 128 MiB and a 64th of the RAM, 16 MiB.
+const QEMU_OWN: u64 = 144 * MIB;
+
+/// The limit of a control group.
+fn group_limit(directory: &str, bytes: u64) -> GroupLimit {
+    GroupLimit {
+        directory: directory.into(),
+        bytes,
+    }
+}
 
 #[test]
 fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
@@ -56,23 +67,23 @@ fn plugged_memory_raises_ceiling_baseline_and_divided_memory() {
 
 #[test]
 fn a_vm_does_not_grow_beyond_what_the_limit_of_its_control_group_leaves_it() {
-    let start = |limit| {
+    let start = |limit: Option<u64>| {
         let mut rig = Rig::of_three(config(Mode::Act));
         rig.host.change("search", |vm| {
             vm.direct_bytes = 512 * MIB;
-            vm.group_limit_bytes = limit;
+            vm.group_limits
+                .extend(limit.map(|bytes| group_limit("search", bytes)));
         });
         rig.host.change("web", |vm| {
             vm.direct_bytes = 600 * MIB;
-            vm.group_limit_bytes = Some(700 * MIB);
+            vm.group_limits.push(group_limit("web", 700 * MIB));
         });
         divided(&mut rig);
         rig.pass(300);
         rig
     };
     assert!(start(None).mib("search") > 656);
-    // 128 MiB and a 64th of its RAM, 16 MiB, remain to QEMU.
-    let mut rig = start(Some(800 * MIB));
+    let mut rig = start(Some(656 * MIB + QEMU_OWN));
     assert!(
         (600..=656).contains(&rig.mib("search")),
         "{}",
@@ -98,6 +109,50 @@ fn a_vm_does_not_grow_beyond_what_the_limit_of_its_control_group_leaves_it() {
     };
     let refusal = rig.ask(|reply| Command::Set("search".to_owned(), change, reply));
     assert!(refusal.unwrap_err().message.contains("control group"));
+}
+
+#[test]
+fn vms_that_share_a_limit_of_a_control_group_keep_it_together() {
+    let start = |members: &[&str], spare_bytes| {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        let count = members.len() as u64;
+        let limit_bytes = count * (512 * MIB + QEMU_OWN) + spare_bytes;
+        for name in members {
+            rig.host.change(name, |vm| {
+                vm.group_limits
+                    .push(group_limit("machine.slice", limit_bytes));
+            });
+        }
+        for _ in 0..400 {
+            rig.pass(1);
+            let has = members.iter().map(|name| rig.mib(name)).sum::<u64>();
+            assert!(has <= count * 512 + spare_bytes / MIB, "{has} MiB");
+        }
+        rig
+    };
+    // What scan gives: all of it, half of what is left, nothing.
+    let most = start(&VMS, 0).mib("search");
+    assert!(most > 700, "{most}");
+    let half = start(&["web", "search"], 200 * MIB).mib("search");
+    assert!((600..=612).contains(&half), "{half}");
+    let rig = start(&["web", "search"], 0);
+    assert_eq!(rig.mib("search"), 512);
+    let warnings = &rig.snapshot().host.warnings;
+    let known = "limits 2 VMs together to 1312 MiB";
+    assert!(
+        warnings.iter().any(|warning| warning.contains(known)),
+        "{warnings:?}"
+    );
+    // The total that is configured does not keep it.
+    let mut larger = config(Mode::Act);
+    larger.total_bytes = Some(2400 * MIB);
+    let mut rig = Rig::of_three(larger);
+    for name in VMS {
+        let limit = group_limit("machine.slice", 3 * (512 * MIB + QEMU_OWN));
+        rig.host.change(name, |vm| vm.group_limits.push(limit));
+    }
+    rig.pass(400);
+    assert!(VMS.iter().map(|name| rig.mib(name)).sum::<u64>() <= 1536);
 }
 
 #[test]
