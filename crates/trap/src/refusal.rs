@@ -208,17 +208,17 @@ impl Refusal {
                 "wait for it to end; tracers of plimsolld end by 'systemctl stop plimsolld'".to_owned()
             }
             Self::ForeignUserNamespace { .. } => {
-                "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan, which lends \
-                 it nothing"
+                "add --allow-namespaced (for plimsolld, allow_namespaced = true in a [[vm]] rule), or use --backend scan (VMs), idle or \
+                 damon, which lend it nothing"
                     .to_owned()
             }
             Self::SeccompFilter { .. } => {
-                "use --backend scan, which makes no calls in it, or run 'plimsoll attach' as root outside of the \
-                 daemon's unit, where the filter can be suspended"
+                "use --backend scan (VMs), idle or damon, which make no calls in it, or run 'plimsoll attach' as root of the host \
+                 outside of the daemon's unit, where the filter can be suspended"
                     .to_owned()
             }
             Self::NarrowProgram { .. } | Self::NoInjection => {
-                "use --backend scan, idle, damon or sample, which make no calls in it".to_owned()
+                "use --backend scan or sample (VMs), idle or damon, which make no calls in it".to_owned()
             }
             Self::Debugged { tracer, .. } => {
                 format!("detach the debugger or end process {tracer}")
@@ -228,7 +228,7 @@ impl Refusal {
                     .to_owned()
             }
             Self::NoUserfaultfd { .. } => {
-                "run as root, or let this user open /dev/userfaultfd for reading and writing".to_owned()
+                "run as root of the host, or let this user open /dev/userfaultfd for reading and writing".to_owned()
             }
             Self::DescriptorWithheld { .. } => {
                 "allow '/dev/userfaultfd rw' in its profile, raise its limit of open files, or use --backend scan, which lends \
@@ -239,7 +239,7 @@ impl Refusal {
                 "wait until that is over and the VM runs here".to_owned()
             }
             Self::NoPrivilege { .. } => {
-                "run as root or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE".to_owned()
+                "run as root of the host, or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE there".to_owned()
             }
             Self::NoAdmin { .. } => {
                 "run as root with CAP_SYS_ADMIN and a writable /sys/kernel/mm (the unit of plimsolld withholds both; \

@@ -162,7 +162,10 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
     let footprint = guest.footprint();
     assert_refused(
         as_nobody(&guest.pid()),
-        &["no privilege to", "run as root or with CAP_SYS_PTRACE"],
+        &[
+            "no privilege to",
+            "run as root of the host, or with CAP_SYS_PTRACE",
+        ],
     );
     guest.assert_left_as(&footprint);
     guest.assert_goes_on();
