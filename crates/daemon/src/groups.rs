@@ -193,8 +193,8 @@ fn contains(outer: &str, inner: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
-    use std::process::{Child, Command};
+    use std::path::PathBuf;
+    use std::process::Command;
 
     use plimsoll_flow::GroupKind;
     use plimsoll_vm::{CgroupVersion, GroupFault, GroupPattern};
@@ -294,17 +294,17 @@ mod tests {
     #[test]
     fn the_container_that_keeps_the_namespaces_of_a_pod_is_not_watched() {
         let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("pause");
-        fs::copy("/bin/sleep", &program).unwrap();
-        let mut children = [Path::new("/bin/sleep"), &program].map(|program| {
-            let sleeper = Command::new(program).arg("60").spawn();
-            sleeper.unwrap()
+        let mut children = ["app", "pause", "catatonit"].map(|name| {
+            let program = folder.path().join(name);
+            fs::copy("/bin/sleep", &program).unwrap();
+            let sleeper = Command::new(program).arg("60").spawn().unwrap();
+            let comm = format!("/proc/{}/comm", sleeper.id());
+            while fs::read_to_string(&comm).is_ok_and(|comm| comm.trim_end() != name) {
+                std::thread::yield_now();
+            }
+            sleeper
         });
-        let name = |child: &Child| fs::read_to_string(format!("/proc/{}/comm", child.id()));
-        while name(&children[1]).is_ok_and(|name| name != "pause\n") {
-            std::thread::yield_now();
-        }
-        let [app, pause] = [children[0].id(), children[1].id()];
+        let [app, pause, catatonit] = [0, 1, 2].map(|index: usize| children[index].id());
         let id = "4f0c2b7a91d8".repeat(6);
         let pod = "/kubepods.slice/kubepods-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-";
         let group = |inode: u64, path: String, members: &str| {
@@ -317,12 +317,15 @@ mod tests {
             }
         };
         let of_pod = |inode: u64| format!("{pod}{inode}{}.scope", &id[..63]);
+        let of_podman = |inode: u64| format!("/machine.slice/libpod-{inode}{}.scope", &id[..63]);
         let groups = [
             group(1, of_pod(1), &format!("{pause}\n")),
             group(2, of_pod(2), &format!("{app}\n")),
             group(3, of_pod(3), &format!("{app}\n{pause}\n")),
             // Of no pod.
             group(4, format!("/docker/{}", &id[..64]), &format!("{pause}\n")),
+            group(5, of_podman(5), &format!("{catatonit}\n")),
+            group(6, of_podman(6), &format!("{catatonit}\n{app}\n")),
         ];
         let found = selection(&["**"], 9).select(listing(&groups));
         for child in &mut children {
@@ -335,9 +338,9 @@ mod tests {
             .map(|group| group.listed.inode)
             .collect();
         inodes.sort_unstable();
-        assert_eq!(inodes, [2, 3, 4]);
+        assert_eq!(inodes, [2, 3, 4, 6]);
         let left_out = (found.left_out[0].count, &*found.left_out[0].why);
-        assert_eq!(left_out, (1, PAUSE_CONTAINER));
+        assert_eq!(left_out, (2, PAUSE_CONTAINER));
     }
 
     #[test]

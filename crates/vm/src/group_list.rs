@@ -131,20 +131,26 @@ pub struct ListedGroup {
 }
 
 impl ListedGroup {
-    /// Whether it holds nothing but the process that keeps the namespaces of a Kubernetes pod, `pause`.
+    /// Whether it holds nothing but the process that keeps the namespaces of a pod: `pause` of Kubernetes, or Podman's
+    /// `catatonit`, which otherwise is the first process of a container that has others.
     #[must_use]
     pub fn is_pause(&self) -> bool {
         let GroupName { name, kind } = GroupName::of_path(&self.path);
-        if kind != GroupKind::Container || !name.starts_with("pod") {
+        if kind != GroupKind::Container {
             return false;
         }
+        let is_of_kubernetes = name.starts_with("pod");
         let members = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
         let mut lines = members.lines();
         let (Some(process), None) = (lines.next(), lines.next()) else {
             return false;
         };
-        let name = fs::read_to_string(format!("/proc/{process}/comm"));
-        name.is_ok_and(|name| name == "pause\n")
+        let program = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        match program.trim_end() {
+            "pause" => is_of_kubernetes,
+            "catatonit" => true,
+            _ => false,
+        }
     }
 }
 
