@@ -3,6 +3,7 @@
 //!
 //! Each test boots a guest, whose `/init` is a shell script, and reads its console.
 
+mod apparmor;
 mod damon;
 mod page_cache;
 
