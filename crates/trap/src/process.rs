@@ -115,6 +115,8 @@ impl TracedProcess {
                 source,
             }
             .into(),
+            // By a security module: who may open a userfaultfd may register memory.
+            Some(libc::EACCES) => Refusal::of_missing(purpose.kernel_feature(), source).into(),
             _ => self.failed(REGISTERING)(source),
         }
     }
@@ -440,4 +442,28 @@ pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     // A CPU time is never negative.
     Duration::try_from(time).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_security_module_denies_is_refused() {
+        let pid = std::process::id();
+        let process = TracedProcess {
+            pid,
+            pidfd: open_pidfd(pid).unwrap(),
+            vcpus: 1,
+            is_vm: true,
+            claim: None,
+            watchdog: None,
+        };
+        let denied = io::Error::from_raw_os_error(libc::EACCES);
+        let error = process.unregistrable(UserfaultPurpose::Minor, denied);
+        assert!(
+            matches!(error, TrapError::Refused(Refusal::NoPrivilege { .. })),
+            "{error}"
+        );
+    }
 }

@@ -239,7 +239,9 @@ impl Refusal {
                 "wait until that is over and the VM runs here".to_owned()
             }
             Self::NoPrivilege { .. } => {
-                "run as root of the host, or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE there".to_owned()
+                "run as root of the host, or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE there; if root is refused, allow it in \
+                 SELinux's policy (ausearch -m avc), or use --backend scan (VMs)"
+                    .to_owned()
             }
             Self::NoAdmin { .. } => {
                 "run as root with CAP_SYS_ADMIN and a writable /sys/kernel/mm (the unit of plimsolld withholds both; \
