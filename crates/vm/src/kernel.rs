@@ -14,6 +14,8 @@ pub struct HostKernel {
     pub capabilities: Option<u64>,
     /// `kernel.yama.ptrace_scope`; `None` without Yama.
     pub ptrace_scope: Option<String>,
+    /// Whether SELinux enforces a policy.
+    pub selinux_enforces: bool,
     /// `vm.unprivileged_userfaultfd`; `None` without userfaultfd.
     pub unprivileged_userfaultfd: Option<String>,
     /// Whether `/dev/userfaultfd` exists.
@@ -65,6 +67,9 @@ impl HostKernel {
                 .find_map(|line| line.strip_prefix("CapEff:"))
                 .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()),
             ptrace_scope: files.read("proc/sys/kernel/yama/ptrace_scope"),
+            selinux_enforces: files
+                .read("sys/fs/selinux/enforce")
+                .is_some_and(|mode| mode == "1"),
             unprivileged_userfaultfd: files.read("proc/sys/vm/unprivileged_userfaultfd"),
             has_userfaultfd_device: files.exists("dev/userfaultfd"),
             swap_areas: swaps

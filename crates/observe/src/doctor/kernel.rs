@@ -22,6 +22,7 @@ pub fn examine(host: &HostKernel) -> Vec<Chapter> {
                 kernel(host),
                 privileges(host),
                 ptrace(host),
+                selinux(host),
                 userfaultfd(host),
                 swap(host),
                 huge_pages(host),
@@ -104,6 +105,18 @@ fn ptrace(host: &HostKernel) -> Finding {
             format!("open to CAP_SYS_PTRACE (kernel.yama.ptrace_scope is {scope})"),
         ),
     }
+}
+
+fn selinux(host: &HostKernel) -> Finding {
+    let subject = "SELinux";
+    if !host.selinux_enforces {
+        return Finding::ok(subject, "not enforced");
+    }
+    Finding::limited(
+        subject,
+        "enforced: its policy may deny VMs (svirt_t) a userfaultfd",
+        "where attaching is refused, add the rules of docs/attaching.md (SELinux), or use --backend scan",
+    )
 }
 
 fn userfaultfd(host: &HostKernel) -> Finding {
@@ -292,7 +305,7 @@ mod tests {
     #[test]
     fn a_host_without_files_is_no_panic() {
         let verdicts = verdicts(&[]);
-        assert_eq!(verdicts.len(), 11);
+        assert_eq!(verdicts.len(), 12);
         assert_eq!(verdicts[0], ("kernel".to_owned(), No));
     }
 
@@ -342,6 +355,8 @@ mod tests {
             ),
             ("ptrace", "proc/sys/kernel/yama/ptrace_scope", "3", No),
             ("ptrace", "proc/sys/kernel/yama/ptrace_scope", "2", Fine),
+            ("SELinux", "sys/fs/selinux/enforce", "1", Limited),
+            ("SELinux", "sys/fs/selinux/enforce", "0", Fine),
             (
                 "userfaultfd",
                 "proc/sys/vm/unprivileged_userfaultfd",
