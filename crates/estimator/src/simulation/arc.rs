@@ -1,7 +1,6 @@
 //! ARC: pages used once and pages used again in two LRU queues, whose share follows the hits in queues of what each evicted.
 //!
-//! Source: [Megiddo03] figure 4. Departs from it in this: the target moves by whole pages, the quotient of the
-//! lengths of the two memories rounded down.
+//! Source: [Megiddo03] figure 4. Departs from it in nothing.
 
 use super::queues::Queues;
 use super::{CachePolicy, CachePolicyRow};
@@ -13,7 +12,7 @@ pub(super) const ROW: CachePolicyRow = CachePolicyRow {
     make: |capacity, pages| {
         Box::new(Arc {
             capacity,
-            target: 0,
+            target: 0.0,
             queues: Queues::new(pages),
         })
     },
@@ -28,8 +27,8 @@ const AGAIN_GONE: usize = 3;
 
 struct Arc {
     capacity: u32,
-    /// Number of pages used once that the cache is to have.
-    target: u32,
+    /// Number of pages used once that the cache is to have; the quotients by which it moves are no whole numbers.
+    target: f64,
     queues: Queues<4>,
 }
 
@@ -37,7 +36,8 @@ impl Arc {
     /// Evicts and remembers one page.
     fn replace(&mut self, was_used_again: bool) {
         let once = self.queues.len(ONCE);
-        let from_once = once > self.target || was_used_again && once == self.target;
+        let over = f64::from(once) - self.target;
+        let from_once = over > 0.0 || was_used_again && over == 0.0;
         if once > 0 && from_once || self.queues.len(AGAIN) == 0 {
             let page = self.queues.pop(ONCE);
             self.queues.push(ONCE_GONE, page);
@@ -70,21 +70,21 @@ impl Arc {
 impl CachePolicy for Arc {
     fn access(&mut self, page: u32) -> bool {
         let queue = self.queues.queue_of(page);
-        let gone = [ONCE_GONE, AGAIN_GONE].map(|queue| self.queues.len(queue));
+        let gone = [ONCE_GONE, AGAIN_GONE].map(|queue| f64::from(self.queues.len(queue)));
         match queue {
             Some(ONCE | AGAIN) => {
                 self.queues.push(AGAIN, page);
                 return true;
             }
             Some(ONCE_GONE) => {
-                let step = (gone[1] / gone[0]).max(1);
-                self.target = (self.target + step).min(self.capacity);
+                let step = (gone[1] / gone[0]).max(1.0);
+                self.target = (self.target + step).min(f64::from(self.capacity));
                 self.replace(false);
                 self.queues.push(AGAIN, page);
             }
             Some(_) => {
-                let step = (gone[0] / gone[1]).max(1);
-                self.target = self.target.saturating_sub(step);
+                let step = (gone[0] / gone[1]).max(1.0);
+                self.target = (self.target - step).max(0.0);
                 self.replace(true);
                 self.queues.push(AGAIN, page);
             }
@@ -101,14 +101,15 @@ impl CachePolicy for Arc {
 #[cfg(test)]
 pub(super) fn naive(capacity: usize, stream: &[u32]) -> Vec<bool> {
     let [mut t1, mut t2, mut b1, mut b2] = [const { Vec::<u32>::new() }; 4];
-    let mut p = 0;
+    let mut p = 0.0_f64;
     let replace = |in_b2: bool,
-                   p: usize,
+                   p: f64,
                    t1: &mut Vec<u32>,
                    t2: &mut Vec<u32>,
                    b1: &mut Vec<u32>,
                    b2: &mut Vec<u32>| {
-        if !t1.is_empty() && (in_b2 && t1.len() == p || t1.len() > p) || t2.is_empty() {
+        let len = t1.len() as f64;
+        if !t1.is_empty() && (in_b2 && len == p || len > p) || t2.is_empty() {
             b1.push(t1.remove(0));
         } else {
             b2.push(t2.remove(0));
@@ -124,12 +125,22 @@ pub(super) fn naive(capacity: usize, stream: &[u32]) -> Vec<bool> {
             return true;
         }
         if b1.contains(&x) {
-            p = capacity.min(p + (b2.len() / b1.len()).max(1));
+            let step = if b1.len() >= b2.len() {
+                1.0
+            } else {
+                b2.len() as f64 / b1.len() as f64
+            };
+            p = (p + step).min(capacity as f64);
             replace(false, p, &mut t1, &mut t2, &mut b1, &mut b2);
             forget(&mut b1);
             t2.push(x);
         } else if b2.contains(&x) {
-            p = p.saturating_sub((b1.len() / b2.len()).max(1));
+            let step = if b2.len() >= b1.len() {
+                1.0
+            } else {
+                b1.len() as f64 / b2.len() as f64
+            };
+            p = (p - step).max(0.0);
             replace(true, p, &mut t1, &mut t2, &mut b1, &mut b2);
             forget(&mut b2);
             t2.push(x);
