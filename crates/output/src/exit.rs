@@ -84,7 +84,10 @@ impl<W: Write> Output<W> {
             Err(_) if self.reader_gone => ExitCode::SUCCESS,
             Err(error) => {
                 // Standard error may be closed too; the exit code still reports the failure.
+                // It may contain names from files and from daemons.
                 let causes = with_causes(error.as_ref());
+                let is_unsafe = |character: char| character.is_control() && character != '\n';
+                let causes = causes.replace(is_unsafe, "\u{fffd}");
                 let _ = writeln!(complaints, "{program}: error: {causes}");
                 code_of(&error)
             }
@@ -192,6 +195,13 @@ mod tests {
         assert_eq!(finish(Err(forbidden.context("apply"))).0, ExitCode::from(4));
         let partly = PartialResult("web has all, mail none".to_owned());
         assert_eq!(finish(Err(partly.into())).0, ExitCode::from(5));
+    }
+
+    #[test]
+    fn an_error_moves_no_cursor() {
+        let named = anyhow!("line 1\nline 2").context("VM \u{1b}[2Jweb\r");
+        let said = "plimsoll: error: VM \u{fffd}[2Jweb\u{fffd}: line 1\nline 2\n";
+        assert_eq!(finish(Err(named)).1, said);
     }
 
     #[test]
