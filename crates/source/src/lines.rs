@@ -1,6 +1,7 @@
 //! Reads lines and numbers of untrusted text, in bounded memory.
 
 use std::io::{self, Read};
+use std::iter;
 
 use crate::SourceError;
 use crate::aligned::{AlignedBuffer, move_to_front};
@@ -176,6 +177,9 @@ pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
 /// Number of decimal digits with which any number fits into 64 bits.
 pub(crate) const DIGITS_THAT_FIT: usize = 19;
 
+/// Decimal digits of a second's microseconds.
+const MICROSECOND_DIGITS: isize = 6;
+
 /// Parses an unsigned 64-bit number in base 10 or 16.
 pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     if text.is_empty() {
@@ -195,21 +199,38 @@ pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
     })
 }
 
-/// Parses seconds, after whose point may be a fraction; returns microseconds, rounded down.
+/// Parses seconds, after which may be a fraction and an exponent of ten (`5e-05`); returns microseconds, rounded down.
 pub(crate) fn parse_seconds(text: &[u8]) -> Option<u64> {
-    let point = memchr::memchr(b'.', text);
-    let (seconds, fraction) = match point {
-        Some(point) => (&text[..point], &text[point + 1..]),
-        None => (text, &b""[..]),
+    let (number, exponent) = match memchr::memchr2(b'e', b'E', text) {
+        Some(at) => (&text[..at], parse_exponent(&text[at + 1..])?),
+        None => (text, 0),
     };
-    if !fraction.iter().all(u8::is_ascii_digit) {
+    let (seconds, fraction) = match memchr::memchr(b'.', number) {
+        Some(point) => (&number[..point], &number[point + 1..]),
+        None => (number, &b""[..]),
+    };
+    let digits = || seconds.iter().chain(fraction);
+    if seconds.is_empty() || !digits().all(u8::is_ascii_digit) {
         return None;
     }
-    let mut digits = [b'0'; 6];
-    let kept = fraction.len().min(digits.len());
-    digits[..kept].copy_from_slice(&fraction[..kept]);
-    let seconds = parse_digits(seconds, 10)?.checked_mul(1_000_000)?;
-    seconds.checked_add(parse_digits(&digits, 10)?)
+    let whole = isize::try_from(seconds.len()).ok()? + exponent + MICROSECOND_DIGITS;
+    let padded = digits().copied().chain(iter::repeat(b'0'));
+    padded
+        .take(usize::try_from(whole).unwrap_or(0))
+        .try_fold(0_u64, |number, digit| {
+            let digit = u64::from(digit - b'0');
+            number.checked_mul(10)?.checked_add(digit)
+        })
+}
+
+/// Parses an exponent of at most three digits.
+fn parse_exponent(text: &[u8]) -> Option<isize> {
+    let (is_negative, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] | digits => (false, digits),
+    };
+    let exponent = isize::try_from(parse_digits(digits, 10)?).ok()?;
+    (digits.len() <= 3).then_some(if is_negative { -exponent } else { exponent })
 }
 
 /// Returns the content of a line before its comment, without surrounding blanks.
@@ -270,6 +291,42 @@ mod tests {
         lines.next().unwrap();
         let error = lines.next().unwrap_err();
         assert!(matches!(error, SourceError::LineTooLong { line: 2, .. }));
+    }
+
+    #[test]
+    fn seconds_have_a_fraction_and_an_exponent_or_neither() {
+        for (text, time_us) in [
+            ("17", 17_000_000),
+            ("17.", 17_000_000),
+            ("0.1234569", 123_456),
+            ("5e-05", 50),
+            ("1.5E-6", 1),
+            ("1e-07", 0),
+            ("9e-999", 0),
+            ("1.7000000001234e+09", 1_700_000_000_123_400),
+            ("12e3", 12_000_000_000),
+            ("0e999", 0),
+            ("18446744073709.551615", u64::MAX),
+        ] {
+            assert_eq!(parse_seconds(text.as_bytes()), Some(time_us), "{text}");
+        }
+        for wrong in [
+            "",
+            ".5",
+            "-1",
+            "nan",
+            "1e",
+            "e5",
+            "1e5.0",
+            "1e0000",
+            "1e 5",
+            "1.2.3",
+            "1e++5",
+            "18446744073709.551616",
+            "1e999",
+        ] {
+            assert_eq!(parse_seconds(wrong.as_bytes()), None, "{wrong}");
+        }
     }
 
     #[test]
