@@ -272,7 +272,9 @@ impl Reader {
         let wanted = group.rows.min(ReferenceBatch::CAPACITY - batch.len());
         let levels = &mut self.levels;
         let (numbers, small) = (&mut self.numbers, &mut self.small_numbers);
-        let read = numbers_of(&mut group.page, self.page, wanted, numbers, small, levels)?;
+        let rows = &mut self.rows;
+        let page = (&mut group.page, self.page, "page");
+        let read = numbers_of(page, wanted, rows, numbers, small, levels)?;
         if read == 0 {
             return Err(general(format!("{} rows are missing", group.rows)));
         }
@@ -308,7 +310,7 @@ impl Reader {
         }
         let details = batch.details_mut();
         if let (Some(column), Some((time, tick))) = (&mut group.time, self.time) {
-            let times = numbers_of(column, time, read, numbers, small, levels)?;
+            let times = numbers_of((column, time, "time"), read, rows, numbers, small, levels)?;
             for &time in &*numbers {
                 details.times_us.push(tick.to_us(time.cast_unsigned())?);
             }
@@ -317,7 +319,7 @@ impl Reader {
             }
         }
         if let (Some(column), Some(size)) = (&mut group.size, self.size) {
-            let sizes = numbers_of(column, size, read, numbers, small, levels)?;
+            let sizes = numbers_of((column, size, "size"), read, rows, numbers, small, levels)?;
             let as_size = |&size| {
                 u32::try_from(size).map_err(|_| general("a size is 4 GiB or more".to_owned()))
             };
@@ -488,11 +490,12 @@ fn find(
     }))
 }
 
-/// Replaces `numbers` by rows of a column of integers, all of which must be there and not negative.
+/// Replaces `numbers` by rows of a column of integers, all of which must be there and not negative; `before` is the number of
+/// rows before them, and before the first that is not so.
 fn numbers_of(
-    column: &mut ColumnReader,
-    leaf: Leaf,
+    (column, leaf, what): (&mut ColumnReader, Leaf, &str),
     wanted: usize,
+    before: &mut u64,
     numbers: &mut Vec<i64>,
     small_numbers: &mut Vec<i32>,
     levels: &mut Vec<i16>,
@@ -510,9 +513,13 @@ fn numbers_of(
         false => i64::from(number),
     });
     numbers.extend(small);
-    let whole = numbers.len() == read;
-    if !whole || !unsigned && numbers.iter().any(|&number| number < 0) {
-        return Err(general("a page is null or negative".to_owned()));
+    let null = levels.iter().position(|&level| level != leaf.defined);
+    let negative = numbers.iter().position(|&number| !unsigned && number < 0);
+    let missing = (numbers.len() < read).then_some(numbers.len());
+    // Up to the first null there is a number for each row.
+    if let Some(wrong) = [null, negative, missing].into_iter().flatten().min() {
+        *before += wrong as u64;
+        return Err(general(format!("a {what} is null or negative")));
     }
     Ok(read)
 }
@@ -780,6 +787,42 @@ mod tests {
     }
 
     #[test]
+    fn what_is_null_or_negative_is_named_with_its_row() {
+        let options = Options {
+            times: true,
+            ..Options::default()
+        };
+        let schema = "message t { optional int64 page; optional int64 time_us; }";
+        let good: Vec<_> = (0..30_000).map(Some).collect();
+        let with = |wrong: &[(usize, Option<i64>)]| {
+            let mut column = good.clone();
+            for &(at, number) in wrong {
+                column[at] = number;
+            }
+            Values::Long(column)
+        };
+        for (columns, expected) in [
+            ([with(&[(20_000, None)]), with(&[])], "row 20001: a page "),
+            (
+                [with(&[(9, Some(-1)), (5, None)]), with(&[])],
+                "row 6: a page ",
+            ),
+            (
+                [with(&[(9, None), (5, Some(-1))]), with(&[])],
+                "row 6: a page ",
+            ),
+            (
+                [with(&[]), with(&[(29_999, Some(-1))])],
+                "row 30000: a time ",
+            ),
+        ] {
+            let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
+            let error = references(&file, &options).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn a_null_page_and_columns_of_other_types_are_refused() {
         let plain = Compression::UNCOMPRESSED;
         let error = |schema, column| {
@@ -793,7 +836,7 @@ mod tests {
             Values::Long(vec![Some(1), None]),
         );
         assert!(
-            null.ends_with(", row 1: a page is null or negative"),
+            null.ends_with(", row 2: a page is null or negative"),
             "{null}"
         );
         let word = error(
