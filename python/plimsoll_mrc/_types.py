@@ -1,15 +1,15 @@
 """Types of arguments and of rows of the registries, for type checkers."""
 
-from typing import Any, Dict, List, Optional, Sequence, TypedDict, Union
+from typing import Any, Dict, List, Optional, Sequence, SupportsIndex, TypedDict, Union
 
 from numpy.typing import NDArray
 
 # Arrays of integers, Arrow data, Series, lists, and iterators of these.
 References = Any
 # A number, or text with a unit: 0.01, "1/100", "512M".
-Option = Union[int, float, str]
-# Bytes (pages, where a size of a curve is meant), or text such as "512M".
-Size = Union[int, str]
+Option = Union[SupportsIndex, float, str]
+# Whole numbers, also numpy's, of bytes (pages, where a size of a curve is meant), or text such as "512M".
+Size = Union[SupportsIndex, str]
 Sizes = Union[Sequence[Size], NDArray[Any]]
 # A number, or text such as "5%" or "20/s".
 Share = Union[float, str]

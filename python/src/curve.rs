@@ -131,13 +131,6 @@ impl Curve {
         Ok(columns[index].clone_ref(py))
     }
 
-    fn read_sizes(&self, sizes: &Bound<'_, PyAny>) -> PyResult<Vec<PageCount>> {
-        let sizes = sizes.try_iter()?;
-        sizes
-            .map(|size| options::size(&size?, self.page_size))
-            .collect()
-    }
-
     /// A thousand even sizes up to the largest.
     fn even_sizes(&self) -> PyResult<Vec<PageCount>> {
         let last = self.curve.points().last().map_or(0, |point| point.size.0);
@@ -202,7 +195,10 @@ impl Curve {
     /// >>> Estimator("lru").update([1, 2, 3, 1, 2, 3]).curve().at_sizes([1, 2, "12K", "1M"]).ratios
     /// array([1. , 1. , 0.5, 0.5])
     fn at_sizes(&self, sizes: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let sizes = self.read_sizes(sizes)?;
+        let sizes = options::sizes(sizes, self.page_size)?;
+        if sizes.is_empty() {
+            return Err(no_sizes());
+        }
         Ok(self.with(self.curve.at_sizes(&sizes).or_raise()?))
     }
 
@@ -233,10 +229,12 @@ impl Curve {
                 "this curve has pages of {mine} bytes, the other of {others}"
             )));
         }
-        let sizes = sizes.map_or_else(|| other.even_sizes(), |sizes| self.read_sizes(sizes))?;
+        let sizes = match sizes {
+            Some(sizes) => options::sizes(sizes, self.page_size)?,
+            None => other.even_sizes()?,
+        };
         let distance = self.curve.distance(&other.curve, sizes);
-        let distance =
-            distance.ok_or_else(|| errors::option("sizes: there are none".to_owned()))?;
+        let distance = distance.ok_or_else(no_sizes)?;
         Ok(distance.mean_absolute_error)
     }
 
@@ -320,4 +318,8 @@ impl Curve {
             self.page_size.bytes()
         )
     }
+}
+
+fn no_sizes() -> PyErr {
+    errors::option("sizes: there are none".to_owned())
 }

@@ -71,8 +71,19 @@ pub(crate) fn size(value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<Pa
             let size: CurveSize = text.parse().or_raise()?;
             size.to_pages(page_size).or_raise()
         }
-        None => number(value, "pages, or text like '512M'").map(PageCount),
+        None => number(value, "a whole number of pages, or text like '512M'").map(PageCount),
     }
+}
+
+/// The same, of each in a list. Text is refused, whose characters would be sizes.
+pub(crate) fn sizes(value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<Vec<PageCount>> {
+    if text(value)?.is_some() {
+        return Err(not("a list of sizes", value));
+    }
+    value
+        .try_iter()?
+        .map(|size| self::size(&size?, page_size))
+        .collect()
 }
 
 /// A whole number, 0 or more.

@@ -7,7 +7,7 @@ use plimsoll_policy::{GivenOptions, Policy, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanInputs, RulesJson};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::PyMapping;
 
 use crate::curve::Curve;
 use crate::errors::{self, OrRaise as _};
@@ -82,7 +82,8 @@ impl Vm<'_> {
 ///
 /// `vms` has a `Vm` for each name. Policies, searches and their options are those of `plimsoll plan`. Sizes are bytes, or
 /// text such as "480M"; shares are numbers, or text such as "5%". `max_loss` holds for VMs with neither `max_loss` nor
-/// `max_misses` of their own. Raises `InfeasibleError` if no allocation keeps every VM within its minimum size and bounds.
+/// `max_misses` of their own. Raises `InfeasibleError` if no allocation keeps every VM within its minimum size and bounds; a VM whose
+/// maximum size forbids that has this size, and `relative` shows its misses there.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "named arguments in Python")]
 #[pyo3(signature = (
@@ -91,7 +92,7 @@ impl Vm<'_> {
 ), text_signature = "(vms, total, *, policy='isolated', search=None, max_loss='5%', unit='4M', step=None, gain_min=0.0, idle_tax=None, seed=None)")]
 pub(crate) fn plan<'py>(
     py: Python<'py>,
-    vms: &Bound<'py, PyDict>,
+    vms: &Bound<'py, PyMapping>,
     total: Bytes,
     policy: &str,
     search: Option<&str>,
@@ -109,8 +110,8 @@ pub(crate) fn plan<'py>(
     };
     let policy = Policy::by_name(policy, given).or_raise()?;
     let mut demands = Vec::new();
-    for (name, vm) in vms {
-        let vm: Vm<'_> = vm.extract()?;
+    for item in vms.items()? {
+        let (name, vm): (Bound<'_, PyAny>, Vm<'_>) = item.extract()?;
         demands.push(vm.demand(name.extract()?, max_loss)?);
     }
     let page_bytes = demands

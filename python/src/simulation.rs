@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use numpy::{IntoPyArray as _, PyArray1};
 use plimsoll_estimator::SizedLru;
 use plimsoll_estimator::simulation::{CACHE_POLICIES, MiniSim, cache_policy};
-use plimsoll_flow::{PageCount, PageSize, ReferenceBatch};
+use plimsoll_flow::{PageSize, ReferenceBatch};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -79,9 +79,7 @@ impl Simulation {
             let known = CACHE_POLICIES.map(|row| row.name).join(", ");
             errors::option(format!("there is no policy '{policy}', only {known}"))
         })?;
-        let sizes = sizes.try_iter()?;
-        let sizes = sizes.map(|size| options::size(&size?, self.page_size));
-        let sizes = sizes.collect::<PyResult<Vec<PageCount>>>()?;
+        let sizes = options::sizes(sizes, self.page_size)?;
         let points = py.detach(|| {
             let simulation = Arc::clone(&self.state());
             simulation.points_checked(row, &sizes, signals)

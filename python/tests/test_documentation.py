@@ -80,7 +80,7 @@ def test_types_are_checked(folder):
     (folder / "good.py").write_text(
         "import numpy as np\nimport plimsoll_mrc as pm\n"
         "curve: pm.Curve = pm.mrc(np.arange(9), 'shards', rate='1/2', seed=1)\n"
-        "ratio: float = curve.at('4M').ratio\nvm = pm.Vm(curve, baseline='4M')\npm.plan({'a': vm}, '1G')\n"
+        "ratio: float = curve.at('4M').ratio + curve.at(np.int64(5)).ratio\nvm = pm.Vm(curve, baseline='4M')\npm.plan({'a': vm}, '1G')\n"
     )
     (folder / "bad.py").write_text("import plimsoll_mrc as pm\npm.mrc([1]).at(1).ratio.upper()\npm.plan({'a': 1}, [])\n")
     found = [subprocess.run([sys.executable, "-m", "mypy", "--strict", name], capture_output=True, text=True)

@@ -1,5 +1,7 @@
 """Bad input raises the exception that mirrors the Rust error, and leaves the estimator usable."""
 
+from types import MappingProxyType
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -65,7 +67,7 @@ OPTIONS = {
     "--seed: expected a whole number; got -1": ("shards", {"seed": -1}),
     "--max-samples: expected a whole number, at least 1; got 0": ("shards-max", {"max_samples": 0}),
     "--estimator ghost requires --direct SIZE": ("ghost", {}),
-    "--direct: expected pages, or text like '512M'; got None": ("ghost", {"direct": None}),
+    "--direct: expected a whole number of pages, or text like '512M'; got None": ("ghost", {"direct": None}),
     "a page cannot have 3 bytes": ("lru", {"page_bytes": 3}),
 }
 
@@ -159,6 +161,21 @@ def test_curves_and_plans_that_are_not_valid():
     assert caught.value.needed_bytes == 8 << 20
     assert caught.value.total_bytes == 4 << 20
     assert caught.value.least_bytes == {"web": 8 << 20}
+
+
+def test_sizes_are_a_list_and_no_text():
+    curve = pm.mrc([1, 2, 1], "lru")
+    with pytest.raises(errors.OptionError, match="expected a list of sizes; got '12'"):
+        curve.at_sizes("12")
+    with pytest.raises(errors.OptionError, match="expected a list of sizes; got '12'"):
+        pm.Simulation(1).update([1, 2, 1]).miss_ratios("lru", "12")
+    with pytest.raises(errors.OptionError, match="sizes: there are none"):
+        curve.at_sizes([])
+
+
+def test_a_plan_takes_any_mapping():
+    vms = {"web": pm.Vm(pm.mrc([1, 2, 1], "lru"), baseline="8M")}
+    assert pm.plan(MappingProxyType(vms), "1G") == pm.plan(vms, "1G")
 
 
 def test_every_exception_is_a_plimsoll_error():
