@@ -1,7 +1,7 @@
 //! `plimsoll mrc`: the miss-ratio curve of a recorded trace.
 //!
 //! Reads the trace once, batch by batch, into the chosen estimator, and prints
-//! the curve as a table, CSV, JSON or a picture. Memory is the estimator's alone.
+//! the curve as a table, CSV, JSON or a picture. Memory is the estimator's and its curve's.
 //! `--compare` puts estimators beside the exact curve instead, and `--partial` and `--merge` cut the work into slices.
 
 mod choice;
