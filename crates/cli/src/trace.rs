@@ -88,7 +88,7 @@ struct GenerateArgs {
     /// Order of reading and writing rounds over the array [default: rwrw]
     #[arg(long, value_parser = program_parser())]
     program: Option<Program>,
-    /// Share of references that write, 0 to 1; kept by csv and plimsoll [default: 0]
+    /// Share of references that write, 0 to 1; kept by csv, parquet and plimsoll [default: 0]
     #[arg(long)]
     write_ratio: Option<f64>,
     /// Random seed

@@ -346,10 +346,50 @@ fn promises_that_cannot_be_kept_are_exit_code_4_with_who_needs_what() {
     desk.refused(line, 4, "and the host has 500 MiB: ");
     desk.refused(line, 4, "at least 332 MiB for idle, 400 MiB for web");
     // A maximum size below what the promise needs: the allocation is printed, and is no success.
-    let (code, out, complaint) = desk.ran("web.json --total 4G --max-loss 25% --vm web:max=300M");
-    assert!(code == Some(4) && out.contains("300 MiB"), "{out}");
-    let said = "VM 'web': its maximum size is less than its max-loss needs: ";
-    assert!(complaint.contains(said), "{complaint}");
+    // Whatever size it has now.
+    for now in ["", ",current=100M", ",current=300M"] {
+        let line = format!("web.json --total 4G --max-loss 25% --vm web:max=300M{now}");
+        let (code, out, complaint) = desk.ran(&line);
+        assert!(code == Some(4) && out.contains("300 MiB"), "{now}: {out}");
+        let said = "VM 'web': its maximum size is less than its max-loss needs: ";
+        assert!(complaint.contains(said), "{now}: {complaint}");
+    }
+}
+
+#[test]
+fn the_devices_of_one_trace_are_vms() {
+    let desk = Desk::new();
+    let part = |curve: &CurveJson| {
+        let curve = serde_json::to_string(curve).unwrap();
+        format!("{{\"references\":1000000,\"curve\":{curve}}}")
+    };
+    let of = |by: &str, curves: &[String]| {
+        let curves = curves.join(",");
+        format!("{{\"schema\":1,\"trace\":\"t\",\"by\":\"{by}\",\"curves\":[{curves}]}}")
+    };
+    let parts = three().each_ref().map(part);
+    desk.put("all.json", &of("device", &parts));
+    assert_eq!(
+        desk.plan("all.json --total 1536MiB --max-loss 25%"),
+        desk.plan(&format!("{ALL} --max-loss 25%"))
+    );
+    desk.put("every.json", &of("interval", &parts));
+    desk.refused(
+        "every.json --total 1536M",
+        1,
+        "'every.json' has curves of intervals",
+    );
+    desk.put("none.json", &of("device", &["{\"curve\":null}".to_owned()]));
+    desk.refused(
+        "none.json --total 1G",
+        1,
+        "'none.json' has a device without a curve",
+    );
+    desk.refused(
+        "all.json web.json --total 1G",
+        2,
+        "has a curve of VM web, and so has",
+    );
 }
 
 #[test]

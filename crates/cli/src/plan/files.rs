@@ -35,11 +35,14 @@ impl CurveFile {
     }
 }
 
-/// A document in a file: a curve, a line of `attach`, or another object that contains a curve.
+/// A document in a file: a curve, a line of `attach`, or another object that contains a curve, or one of each device.
 #[derive(Debug, Deserialize)]
 struct Document {
     schema: u32,
-    vm: String,
+    vm: Option<String>,
+    /// What `curves` are of: devices, or intervals of time.
+    by: Option<String>,
+    curves: Option<Vec<Part>>,
     /// A line of `attach` about one period.
     period: Option<u64>,
     /// The last line of `attach`.
@@ -50,6 +53,12 @@ struct Document {
     references: Option<u64>,
     baseline_pages: Option<u64>,
     points: Option<Vec<PointJson>>,
+}
+
+/// A device or interval of `mrc`.
+#[derive(Debug, Deserialize)]
+struct Part {
+    curve: Option<CurveJson>,
 }
 
 /// Reads the curves of all files; each VM has one.
@@ -64,19 +73,19 @@ pub(super) fn read_curves(paths: &[PathBuf]) -> anyhow::Result<Vec<CurveFile>> {
                 periods = true;
                 continue;
             }
-            let vm = document.vm.clone();
-            let curve = curve_of(document).with_context(|| format!("'{file}', VM {vm}"))?;
-            if let Some(other) = found.iter().find(|other| other.vm == vm) {
-                bail_usage!(
-                    "'{file}' has a curve of VM {vm}, and so has '{}'",
-                    other.file
-                );
+            for (vm, curve) in curves_of(document, &file)? {
+                if let Some(other) = found.iter().find(|other| other.vm == vm) {
+                    bail_usage!(
+                        "'{file}' has a curve of VM {vm}, and so has '{}'",
+                        other.file
+                    );
+                }
+                found.push(CurveFile {
+                    file: file.clone(),
+                    vm,
+                    curve,
+                });
             }
-            found.push(CurveFile {
-                file: file.clone(),
-                vm,
-                curve,
-            });
         }
         if found.len() == before {
             let why = if periods {
@@ -90,7 +99,32 @@ pub(super) fn read_curves(paths: &[PathBuf]) -> anyhow::Result<Vec<CurveFile>> {
     Ok(found)
 }
 
-fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
+/// The VMs of a document, each with its curve.
+fn curves_of(
+    mut document: Document,
+    file: &str,
+) -> anyhow::Result<Vec<(String, Option<CurveJson>)>> {
+    let Some(parts) = document.curves.take() else {
+        let vm = document.vm.clone();
+        let vm = vm.with_context(|| format!("'{file}' has a curve without 'vm'"))?;
+        let curve = curve_of(document, &vm).with_context(|| format!("'{file}', VM {vm}"))?;
+        return Ok(vec![(vm, curve)]);
+    };
+    if document.by.as_deref() != Some("device") {
+        bail!("'{file}' has curves of intervals, of which a VM has one: see `mrc` without --every");
+    }
+    let curves = parts.into_iter().map(|part| {
+        let curve = part.curve;
+        let curve = curve.with_context(|| format!("'{file}' has a device without a curve"))?;
+        let vm = curve.vm.clone();
+        let checked = curve.to_curve();
+        checked.with_context(|| format!("'{file}', VM {vm}"))?;
+        Ok((vm, Some(curve)))
+    });
+    curves.collect()
+}
+
+fn curve_of(document: Document, vm: &str) -> anyhow::Result<Option<CurveJson>> {
     if document.schema != SCHEMA {
         bail!("schema {}, where {SCHEMA} is read", document.schema);
     }
@@ -99,7 +133,7 @@ fn curve_of(document: Document) -> anyhow::Result<Option<CurveJson>> {
             let missing = |field: &str| anyhow!("a curve without '{field}'");
             CurveJson {
                 schema: document.schema,
-                vm: document.vm,
+                vm: vm.to_owned(),
                 page_bytes: document.page_bytes.ok_or_else(|| missing("page_bytes"))?,
                 references: document.references.ok_or_else(|| missing("references"))?,
                 baseline_pages: document.baseline_pages,

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
-use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Reason, Rules};
+use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
@@ -30,7 +30,7 @@ use plimsoll_report::plan::PlanReport;
 /// forbids it. A miss ratio below 0.1 % counts as 0.1 %: quotients of tiny ratios are noise.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Files with the VMs' curves in JSON, from mrc, attach or disk stat; one file may hold several, - is standard input
+    /// Files with the VMs' curves in JSON, from mrc, attach or disk stat; one file may hold several, as of mrc --by device; - is standard input
     #[arg(required_unless_present = "inputs", value_name = "CURVES")]
     curves: Vec<PathBuf>,
     /// All memory that can be allocated
@@ -118,7 +118,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         plan: &plan,
     };
     report.write(&args.output, out)?;
-    match over_its_bound(&plan) {
+    match over_its_bound(&inputs, &plan) {
         Some(why) => Err(Forbidden(why).into()),
         None => Ok(()),
     }
@@ -126,11 +126,13 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// The VM, if there is one, that its maximum size takes below what its loss bound needs: the allocation was computed
 /// nevertheless.
-fn over_its_bound(plan: &PlanJson) -> Option<String> {
-    plan.targets.iter().find_map(|target| {
+fn over_its_bound(inputs: &PlanInputs, plan: &PlanJson) -> Option<String> {
+    let mut targets = plan.targets.iter().zip(&inputs.demands);
+    targets.find_map(|(target, demand)| {
         let (most, found) = (1.0 + target.max_loss?, target.relative?.high);
+        let next_bytes = target.target_bytes.saturating_add(inputs.page_bytes);
         let is_forced =
-            target.reason == Reason::Limits && target.target_bytes < target.baseline_bytes;
+            target.target_bytes < target.baseline_bytes && next_bytes > demand.ceiling_bytes?;
         (is_forced && found > most).then(|| {
             format!(
                 "VM '{}': its maximum size is less than its max-loss needs: {found:.2}x of its misses at the baseline, {most:.2}x are allowed",
