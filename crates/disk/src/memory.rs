@@ -3,7 +3,7 @@
 //! Data is copied with `pread` and `pwrite` on the file behind the RAM: a mapping that the daemon accesses keeps
 //! page-table entries, and while there are any, the VM cannot be traced by `process_madvise(MADV_PAGEOUT)`. Rings,
 //! request headers and status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM
-//! that cannot be written as a file (hugetlbfs) is accessed only through the mapping.
+//! that cannot be written as a file (hugetlbfs) is written through the mapping.
 //!
 //! If a mapped file shrinks, accessing it kills the process. So the file is sealed against shrinking if possible (memfd
 //! with sealing, as created by QEMU), and its length is checked. With a file that cannot be sealed, a VM's own QEMU
@@ -72,8 +72,8 @@ struct Region {
     end: u64,
     file: Arc<File>,
     offset: u64,
-    /// Whether data is copied through the mapping.
-    by_mapping: bool,
+    /// Whether data is written through the mapping.
+    writes_by_mapping: bool,
 }
 
 impl GuestRam {
@@ -100,7 +100,7 @@ impl GuestRam {
             let mapping = GuestRegionMmap::from_range(start, length, Some(place))
                 .map_err(|error| RamError::Map(io::Error::other(error)))?;
             mapped.push(mapping);
-            let by_mapping = fstatfs(&region.file)
+            let writes_by_mapping = fstatfs(&region.file)
                 .map_err(|error| RamError::Map(error.into()))?
                 .f_type
                 == HUGETLBFS_MAGIC;
@@ -109,7 +109,7 @@ impl GuestRam {
                 end,
                 file: region.file,
                 offset,
-                by_mapping,
+                writes_by_mapping,
             });
         }
         let mapped = GuestMemoryMmap::from_regions(mapped).map_err(|_| RamError::Regions)?;
@@ -188,20 +188,16 @@ impl GuestRam {
 impl GuestData for GuestRam {
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
         self.pieces(address, bytes.len(), |region, at, part| {
-            let to = &mut bytes[part];
-            if region.by_mapping {
-                self.mapped().read_slice(to, GuestAddress(at)).is_ok()
-            } else {
-                let offset = region.offset + (at - region.start);
-                region.file.read_exact_at(to, offset).is_ok()
-            }
+            let offset = region.offset + (at - region.start);
+            // Not through a mapping: what the guest gave back would be allocated again, or end the process if it cannot be.
+            region.file.read_exact_at(&mut bytes[part], offset).is_ok()
         })
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam> {
         self.pieces(address, bytes.len(), |region, at, part| {
             let from = &bytes[part];
-            if region.by_mapping {
+            if region.writes_by_mapping {
                 self.mapped().write_slice(from, GuestAddress(at)).is_ok()
             } else {
                 let offset = region.offset + (at - region.start);
@@ -219,6 +215,10 @@ impl GuestData for GuestRam {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
 
     fn file(bytes: u64) -> Arc<File> {
@@ -305,6 +305,21 @@ mod tests {
             })
         ));
         assert!(matches!(GuestRam::new(Vec::new()), Err(RamError::Regions)));
+    }
+
+    #[test]
+    fn reading_huge_pages_that_are_not_there_takes_none() {
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC;
+        let file = Arc::new(File::from(
+            memfd_create("huge", huge).expect("a file of huge pages"),
+        ));
+        let bytes = 2 << 20;
+        file.set_len(bytes).expect("its length");
+        let ram = GuestRam::new(vec![region(0, bytes, &file, 0)]).expect("RAM");
+        let mut page = [1; 4096];
+        ram.read(0x5000, &mut page).expect("in RAM");
+        assert_eq!(page, [0; 4096]);
+        assert_eq!(file.metadata().expect("its size").blocks(), 0);
     }
 
     #[test]
