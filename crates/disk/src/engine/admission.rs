@@ -7,8 +7,8 @@ use crate::busy::Use;
 use crate::frames::FrameContents;
 use crate::{Action, CacheMode, Contents, Location, PAGE_BYTES};
 
-/// A cache disables itself when at least this many pages did not have the contents of their last I/O, and these are
-/// more than a given share of the pages inspected recently.
+/// A cache disables itself when at least this many copied pages did not have the contents of their last I/O, and these
+/// are more than a given share of the copied pages inspected recently.
 const MISMATCHES_MAX: u64 = 64;
 
 const MISMATCH_ONE_IN: u64 = 20;
@@ -80,11 +80,11 @@ impl Engine {
                 return;
             };
             let matches = self.hash(page) == hash;
+            let broken = !lazy && self.looks.look(matches);
             if !matches && lazy {
                 self.stats.refused_stale += 1;
                 return;
             }
-            let broken = self.looks.look(matches);
             if !matches {
                 self.stats.refused_mismatch += 1;
                 if broken {

@@ -850,6 +850,28 @@ fn a_cache_switches_itself_off_with_the_64th_page_of_other_contents() {
 }
 
 #[test]
+fn pages_that_were_not_copied_do_not_outweigh_those_of_other_contents() {
+    let mut guest = Guest::new(options(CacheMode::Exclusive, WriteMode::Through, 0));
+    for _ in 0..1280 {
+        guest.write(64, 1);
+        guest.carry_out_all();
+        let contents = Some(Contents::Lazy(&Ram));
+        guest.engine.notice(Notice::Evict { frame: 64 }, contents);
+    }
+    guest.write(0, 64);
+    guest.carry_out_all();
+    let other = [0xee; PAGE_BYTES];
+    for frame in 0..64 {
+        assert_eq!(guest.engine.stats().disabled, None);
+        let contents = Some(Contents::Copied(&other));
+        guest.engine.notice(Notice::Evict { frame }, contents);
+    }
+    let stats = guest.engine.stats();
+    assert!(stats.disabled.unwrap().starts_with("64 of the last 64 "));
+    assert_eq!(stats.admitted, 1280);
+}
+
+#[test]
 fn zeroing_a_part_of_a_dirty_block_leaves_the_rest() {
     let mut guest = Guest::delayed(8);
     guest.write(7, 1);
