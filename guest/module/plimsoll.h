@@ -25,8 +25,8 @@ struct page;
 struct plimsoll_client {
 	/*
 	 * Reclaim evicts a clean page from the page cache or swap cache. Its
-	 * contents do not change until the call returns; they are valid only if
-	 * `uptodate`.
+	 * contents do not change until the call returns; unless `uptodate`, they
+	 * may not be those of the disk.
 	 */
 	void (*evicted)(struct page *page, bool uptodate);
 	/*
