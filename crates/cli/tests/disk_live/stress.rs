@@ -1,10 +1,11 @@
 //! All that a file system and the memory management do to pages; faults that the module must survive; rules left out.
 
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_rig::GuestKernel::{V6_1, V6_12};
-use plimsoll_rig::{DiskGuest, Guest, GuestOutput, Setup};
+use plimsoll_rig::{DiskGuest, Guest, GuestOutput, Setup, make_image};
 use plimsoll_serve::disk::Report;
 
 use crate::rig::{
@@ -68,6 +69,25 @@ fn nothing_wrong_is_served_under_stress_with_pages_not_copied_and_swap_in_memory
     assert_all_sound("stress, lazy, zram", &told, &report);
     assert_eq!(of_module(&told, "copies"), 0);
     assert!(report.machine.engine.hits > 0);
+}
+
+#[test]
+fn nothing_wrong_is_served_under_stress_of_a_file_system_with_blocks_smaller_than_pages() {
+    let Some(_turn) = shared_turn() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    make_image(&image, 256, false).unwrap();
+    let mut format = Command::new("mke2fs");
+    format.args(["-q", "-t", "ext4", "-b", "1024"]).arg(&image);
+    assert!(format.status().unwrap().success());
+    let words = "module=copy swap=zram rounds=4 steps=80 threads=2";
+    let mut setup = stressed("--cache 48M --write delayed", words);
+    (setup.vcpus, setup.queues, setup.image) = (2, 2, Some(image));
+    let (told, report) = run(&setup);
+    assert_all_sound("stress, blocks of 1 KiB", &told, &report);
+    let metadata = of_module(&told, "evicted_unready");
+    println!("{metadata} pages of metadata evicted");
+    assert!(metadata > 0 && report.machine.engine.hits > 0);
 }
 
 #[test]
