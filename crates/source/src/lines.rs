@@ -178,7 +178,7 @@ pub(crate) fn parse_number(text: &[u8]) -> Option<u64> {
 pub(crate) const DIGITS_THAT_FIT: usize = 19;
 
 /// Decimal digits of a second's microseconds.
-const MICROSECOND_DIGITS: isize = 6;
+const MICROSECOND_DIGITS: usize = 6;
 
 /// Parses an unsigned 64-bit number in base 10 or 16.
 pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
@@ -201,26 +201,43 @@ pub(crate) fn parse_digits(text: &[u8], radix: u32) -> Option<u64> {
 
 /// Parses seconds, after which may be a fraction and an exponent of ten (`5e-05`); returns microseconds, rounded down.
 pub(crate) fn parse_seconds(text: &[u8]) -> Option<u64> {
-    let (number, exponent) = match memchr::memchr2(b'e', b'E', text) {
-        Some(at) => (&text[..at], parse_exponent(&text[at + 1..])?),
-        None => (text, 0),
-    };
-    let (seconds, fraction) = match memchr::memchr(b'.', number) {
-        Some(point) => (&number[..point], &number[point + 1..]),
-        None => (number, &b""[..]),
-    };
+    parse_plain_seconds(text).or_else(|| parse_scientific_seconds(text))
+}
+
+/// Those without an exponent, as of nearly all lines.
+fn parse_plain_seconds(text: &[u8]) -> Option<u64> {
+    let (seconds, fraction) = split_fraction(text);
+    if !fraction.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let mut digits = [b'0'; MICROSECOND_DIGITS];
+    let kept = fraction.len().min(digits.len());
+    digits[..kept].copy_from_slice(&fraction[..kept]);
+    let seconds = parse_digits(seconds, 10)?.checked_mul(1_000_000)?;
+    seconds.checked_add(parse_digits(&digits, 10)?)
+}
+
+fn parse_scientific_seconds(text: &[u8]) -> Option<u64> {
+    let at = memchr::memchr2(b'e', b'E', text)?;
+    let exponent = parse_exponent(&text[at + 1..])?;
+    let (seconds, fraction) = split_fraction(&text[..at]);
     let digits = || seconds.iter().chain(fraction);
     if seconds.is_empty() || !digits().all(u8::is_ascii_digit) {
         return None;
     }
-    let whole = isize::try_from(seconds.len()).ok()? + exponent + MICROSECOND_DIGITS;
+    let whole = (seconds.len() + MICROSECOND_DIGITS).saturating_add_signed(exponent);
     let padded = digits().copied().chain(iter::repeat(b'0'));
-    padded
-        .take(usize::try_from(whole).unwrap_or(0))
-        .try_fold(0_u64, |number, digit| {
-            let digit = u64::from(digit - b'0');
-            number.checked_mul(10)?.checked_add(digit)
-        })
+    padded.take(whole).try_fold(0_u64, |number, digit| {
+        number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+    })
+}
+
+/// What is before a point, and behind it.
+fn split_fraction(text: &[u8]) -> (&[u8], &[u8]) {
+    match memchr::memchr(b'.', text) {
+        Some(point) => (&text[..point], &text[point + 1..]),
+        None => (text, b""),
+    }
 }
 
 /// Parses an exponent of at most three digits.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use foldhash::fast::RandomState;
 use plimsoll_flow::{AccessKind, PageCount, PageNumber, ReferenceBatch, Source};
 
 /// Statistics of a trace. One entry per distinct page is stored while it is read.
@@ -33,7 +34,7 @@ impl TraceSummary {
     /// Those of the trace.
     pub fn of<S: Source>(trace: &mut S, mut progress: impl FnMut(u64)) -> Result<Self, S::Error> {
         let mut batch = ReferenceBatch::new();
-        let mut pages = HashSet::new();
+        let mut pages = HashSet::with_hasher(RandomState::default());
         let mut summary = Self::default();
         while trace.next_batch(&mut batch)? {
             summary.references += batch.len() as u64;
