@@ -1292,6 +1292,7 @@ fn the_hot_pages_of_a_run_cover_the_next_run_of_the_workload() {
         "{text}"
     );
     desk.complaint("report hot", 2);
+    desk.complaint("report hot --from before.plimsoll --socket x.sock", 2);
     desk.complaint("report hot --from empty.ids", 1);
     desk.complaint("report hot web --from loop.ids", 2);
 }

@@ -27,16 +27,16 @@ pub struct Args {
     #[arg(value_parser = NonEmptyStringValueParser::new(), required_unless_present = "from", conflicts_with = "from")]
     vm: Option<String>,
     /// Page log (`plimsoll run --page-log`) or trace of an earlier run, instead of a VM
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "socket")]
     from: Option<PathBuf>,
     /// Maximum size of the list
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     top: ByteSize,
     /// With --from: length of an interval of a trace, in references; a page log has its own [default: 100000]
-    #[arg(long, value_name = "N", requires = "from", conflicts_with = "vm")]
+    #[arg(long, value_name = "N", requires = "from", conflicts_with_all = ["vm", "socket"])]
     interval: Option<NonZeroU64>,
     /// With --from: page log or trace of another run, to measure how much of it the list covers
-    #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "vm")]
+    #[arg(long, value_name = "FILE", requires = "from", conflicts_with_all = ["vm", "socket"])]
     check: Option<PathBuf>,
     #[command(flatten)]
     socket: SocketArg,
