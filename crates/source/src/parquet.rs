@@ -513,11 +513,12 @@ fn numbers_of(
         false => i64::from(number),
     });
     numbers.extend(small);
-    let null = levels.iter().position(|&level| level != leaf.defined);
+    let is_null = |&level: &i16| level != leaf.defined;
+    // Up to the first null there is a number for each row, and behind it fewer.
+    let null = (numbers.len() < read).then(|| levels.iter().position(is_null));
+    let null = null.map(|null| null.unwrap_or(numbers.len()));
     let negative = numbers.iter().position(|&number| !unsigned && number < 0);
-    let missing = (numbers.len() < read).then_some(numbers.len());
-    // Up to the first null there is a number for each row.
-    if let Some(wrong) = [null, negative, missing].into_iter().flatten().min() {
+    if let Some(wrong) = null.into_iter().chain(negative).min() {
         *before += wrong as u64;
         return Err(general(format!("a {what} is null or negative")));
     }
