@@ -236,7 +236,8 @@ impl Vm {
             return ram_bytes;
         };
         let room = share.share_bytes.saturating_sub(self.qemu_own_bytes());
-        room.max(self.chosen_bytes()).min(ram_bytes)
+        let chosen = self.first_bytes.max(self.status.direct.actual_bytes);
+        room.max(chosen).min(ram_bytes)
     }
 
     /// What its QEMU may use beside its RAM.
@@ -244,15 +245,6 @@ impl Vm {
     pub fn qemu_own_bytes(&self) -> u64 {
         let (bytes, of_ram) = QEMU_OWN;
         bytes + self.ram_bytes() / of_ram
-    }
-
-    /// The memory of its own that it has or had when it was found, whichever is more; its RAM until that is known.
-    #[must_use]
-    pub fn chosen_bytes(&self) -> u64 {
-        match self.is_known() {
-            true => self.first_bytes.max(self.status.direct.actual_bytes),
-            false => self.ram_bytes(),
-        }
     }
 
     /// The most that it may hold without a further request.

@@ -9,7 +9,7 @@ use crate::vm::{GroupShare, Vm};
 impl<H: Host> Turns<H> {
     /// Sets what the limits of its control groups leave each VM.
     ///
-    /// Of a limit that several VMs share, each keeps what it has, or had when it was found, and what is left is divided evenly: so
+    /// Of a limit that several VMs share, each keeps what it may hold, or had when it was found, and what is left is divided evenly: so
     /// they cannot exceed it together, whatever any of them gets. If nobody else is managed and the total to allocate fits
     /// into the limit, the total keeps it for them.
     pub(super) fn share_group_limits(&mut self) {
@@ -31,7 +31,7 @@ impl<H: Host> Turns<H> {
                 vms.map(bytes).fold(0, u64::saturating_add)
             };
             let left_bytes = limit_bytes.saturating_sub(sum(Vm::qemu_own_bytes));
-            let spare_bytes = left_bytes.saturating_sub(sum(Vm::chosen_bytes));
+            let spare_bytes = left_bytes.saturating_sub(sum(entitled_bytes));
             let is_kept_by_total = self
                 .total_of(&names)
                 .is_some_and(|total| total <= left_bytes);
@@ -42,7 +42,7 @@ impl<H: Host> Turns<H> {
                 let part = spare_bytes / names.len() as u64;
                 let share_bytes = match is_kept_by_total {
                     true => limit_bytes,
-                    false => vm.chosen_bytes() + vm.qemu_own_bytes() + part,
+                    false => entitled_bytes(vm) + vm.qemu_own_bytes() + part,
                 };
                 let share = GroupShare {
                     limit_bytes,
@@ -65,4 +65,9 @@ impl<H: Host> Turns<H> {
         });
         Some(self.total_bytes().saturating_sub(fixed_bytes?))
     }
+}
+
+/// What a VM may hold without a further request, or had when it was found, whichever is more.
+fn entitled_bytes(vm: &Vm) -> u64 {
+    vm.first_bytes.max(vm.reserved_bytes())
 }
