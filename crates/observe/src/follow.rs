@@ -9,6 +9,7 @@
 //! is over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -317,7 +318,7 @@ impl Backend for Follower {
         let Some(backend) = &mut self.backend else {
             return Err(gone);
         };
-        let (interrupted, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let interrupted = AtomicBool::new(false);
         let is_moving = AtomicBool::new(false);
         let (watch, target) = (&mut self.watch, &self.target);
         // A group that is removed gave its memory back before: samples of it then do not show what it used.
@@ -334,22 +335,25 @@ impl Backend for Follower {
                 sink(seen);
             }
         };
+        let (period_runs, over) = mpsc::channel::<()>();
         let ran = thread::scope(|scope| {
-            let inspect = || {
-                while !is_over.load(Ordering::Acquire) {
+            // Dropped also when the backend panics: the scope waits for its thread.
+            let _period_runs = period_runs;
+            scope.spawn(|| {
+                let period_is_over = over;
+                loop {
                     let moving = watch.as_mut().is_some_and(|watch| watch.check().is_some());
                     is_moving.fetch_or(moving, Ordering::Relaxed);
                     if moving || stop.load(Ordering::Relaxed) {
                         interrupted.store(true, Ordering::Relaxed);
                     }
-                    thread::park_timeout(INTERVAL);
+                    if period_is_over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected)
+                    {
+                        break;
+                    }
                 }
-            };
-            let inspector = scope.spawn(inspect);
-            let ran = backend.run_period(&interrupted, &mut observe);
-            is_over.store(true, Ordering::Release);
-            inspector.thread().unpark();
-            ran
+            });
+            backend.run_period(&interrupted, &mut observe)
         });
         if has_ended {
             return Err(gone);
@@ -380,6 +384,7 @@ impl Backend for Follower {
 mod tests {
     use std::fs;
     use std::os::unix::fs::MetadataExt as _;
+    use std::panic::{self, AssertUnwindSafe};
     use std::path::PathBuf;
 
     use plimsoll_flow::{FirstTouches, ReferenceBatch, Timestamp};
@@ -448,6 +453,47 @@ mod tests {
         }
     }
 
+    /// Of a control group.
+    fn follower(directory: PathBuf, backend: Sampler) -> Follower {
+        let inode = fs::metadata(&directory).unwrap().ino();
+        Follower {
+            target: Target::Group(MemoryGroup {
+                directory,
+                version: CgroupVersion::V2,
+                inode,
+                inodes: vec![inode],
+                processes: Vec::new(),
+            }),
+            row: BACKENDS[0],
+            config: TraceConfig::default(),
+            backend: Some(Box::new(backend)),
+            touch_cost: COST,
+            ram_pages: 0,
+            periods: 0,
+            quiet: None,
+            watch: None,
+            inspected: None,
+        }
+    }
+
+    #[test]
+    fn a_period_that_panics_ends() {
+        let root = tempfile::tempdir().unwrap();
+        let backend = Sampler {
+            removed: None,
+            members: None,
+        };
+        let mut follower = follower(root.path().to_owned(), backend);
+        let (ended, end) = mpsc::channel();
+        thread::spawn(move || {
+            let period = panic::catch_unwind(AssertUnwindSafe(|| {
+                follower.run_period(&AtomicBool::new(false), &mut |_| panic!("on purpose"))
+            }));
+            ended.send(period.is_err())
+        });
+        assert_eq!(end.recv_timeout(Duration::from_secs(30)), Ok(true));
+    }
+
     #[test]
     fn the_samples_of_a_group_that_was_removed_are_not_what_it_used() {
         let later = Duration::from_millis(300);
@@ -462,34 +508,15 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let directory = root.path().join("web");
             fs::create_dir(&directory).unwrap();
-            let inode = fs::metadata(&directory).unwrap().ino();
-            let target = Target::Group(MemoryGroup {
-                directory: directory.clone(),
-                version: CgroupVersion::V2,
-                inode,
-                inodes: vec![inode],
-                processes: Vec::new(),
-            });
             let members = had_process.then(|| directory.join("cgroup.procs"));
             if let Some(members) = &members {
                 fs::write(members, "1\n").unwrap();
             }
             let backend = Sampler {
-                removed: removed_after.map(|after| (directory, after)),
+                removed: removed_after.map(|after| (directory.clone(), after)),
                 members,
             };
-            let mut follower = Follower {
-                target,
-                row: BACKENDS[0],
-                config: TraceConfig::default(),
-                backend: Some(Box::new(backend)),
-                touch_cost: COST,
-                ram_pages: 0,
-                periods: 0,
-                quiet: None,
-                watch: None,
-                inspected: None,
-            };
+            let mut follower = follower(directory, backend);
             let mut seen = 0;
             let ran = follower.run_period(&AtomicBool::new(false), &mut |_| seen += 1);
             let is_gone = matches!(ran, Err(TrapError::GroupGone { .. }));
