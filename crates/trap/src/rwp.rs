@@ -97,7 +97,8 @@ impl Protection for Userfaultfd {
         query: PageQuery,
         visit: &mut dyn FnMut(AddressRange),
     ) -> io::Result<()> {
-        self.scan.scan(self.presence.pagemap(), range, query, visit)
+        self.scan
+            .scan(self.presence.pagemap(), range, query, |run, _| visit(run))
     }
 
     fn lift(&mut self, process: &TracedProcess) -> Result<(), TrapError> {
@@ -332,7 +333,9 @@ mod tests {
                 PageQuery::Present => pages[index].present,
                 PageQuery::Swapped => pages[index].swapped,
                 PageQuery::Accessed => pages[index].present && !pages[index].protected,
-                PageQuery::Written(_) | PageQuery::Unregistered => {
+                PageQuery::Written(_)
+                | PageQuery::WrittenAndProtected(_)
+                | PageQuery::Unregistered => {
                     unreachable!("reads are observed as well")
                 }
             };

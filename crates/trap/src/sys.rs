@@ -71,6 +71,13 @@ pub struct PageRegion {
     categories: u64,
 }
 
+impl PageRegion {
+    /// Whether the page table maps it by huge pages.
+    pub fn is_huge(&self) -> bool {
+        self.categories & PAGE_IS_HUGE != 0
+    }
+}
+
 #[repr(C)]
 struct PmScanArg {
     size: u64,
@@ -130,6 +137,7 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 const PAGE_IS_ACCESSED: u64 = 1 << 9;
 
 /// The purpose of a userfaultfd.
@@ -183,9 +191,11 @@ impl UserfaultPurpose {
 /// Pages that a scan of a pagemap lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PageQuery {
-    /// Written since they were protected against writes ([`UserfaultPurpose::AsyncWriteProtect`]); they are protected again in
-    /// the same step.
+    /// Written since they were protected against writes ([`UserfaultPurpose::AsyncWriteProtect`]), or never protected.
     Written(WrittenMemory),
+    /// The same, and protected in the same step. KVM then takes all of the range out of the VM's page tables, so that the VM's
+    /// next access to each of its pages, written or not, is a fault.
+    WrittenAndProtected(WrittenMemory),
     /// Present in memory that is not registered for that.
     Unregistered,
     /// Present.
@@ -322,14 +332,19 @@ pub fn pagemap_scan(
 ) -> io::Result<(usize, u64)> {
     // A page has all categories of `mask`, none of `without`, and one of `any_of` unless that is 0.
     let (flags, mask, without, any_of) = match query {
-        PageQuery::Written(WrittenMemory {
-            is_private,
-            is_registered,
-        }) => {
+        PageQuery::Written(memory) | PageQuery::WrittenAndProtected(memory) => {
+            let WrittenMemory {
+                is_private,
+                is_registered,
+            } = memory;
             let check = if is_registered {
                 PM_SCAN_CHECK_WPASYNC
             } else {
                 0
+            };
+            let protect = match query {
+                PageQuery::WrittenAndProtected(_) => PM_SCAN_WP_MATCHING,
+                _ => 0,
             };
             let unwritten = if is_private {
                 PAGE_IS_PFNZERO | PAGE_IS_FILE
@@ -342,12 +357,7 @@ pub fn pagemap_scan(
             } else {
                 0
             };
-            (
-                PM_SCAN_WP_MATCHING | check,
-                PAGE_IS_WRITTEN,
-                unwritten,
-                there,
-            )
+            (protect | check, PAGE_IS_WRITTEN, unwritten, there)
         }
         PageQuery::Unregistered => (0, PAGE_IS_PRESENT, PAGE_IS_WPALLOWED, 0),
         PageQuery::Present => (0, PAGE_IS_PRESENT, 0, 0),
@@ -366,7 +376,7 @@ pub fn pagemap_scan(
         category_inverted: without,
         category_mask: mask | without,
         category_anyof_mask: any_of,
-        return_mask: mask,
+        return_mask: mask | PAGE_IS_HUGE,
     };
     // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `request` and writes at most
     // `regions_len` regions to `regions`, both borrowed mutably. A region holds only integers.

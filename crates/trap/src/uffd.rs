@@ -269,7 +269,8 @@ impl PageScan {
         }
     }
 
-    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order.
+    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order, and with whether it is mapped by
+    /// huge pages.
     ///
     /// `pagemap` is that of the process in which `range` lies.
     ///
@@ -281,7 +282,7 @@ impl PageScan {
         pagemap: BorrowedFd<'_>,
         range: AddressRange,
         query: PageQuery,
-        mut visit: impl FnMut(AddressRange),
+        mut visit: impl FnMut(AddressRange, bool),
     ) -> io::Result<()> {
         let end = range.start + range.len_bytes;
         let mut at = range.start;
@@ -292,16 +293,20 @@ impl PageScan {
             };
             let (filled, walked) = sys::pagemap_scan(pagemap, rest, query, &mut self.regions)?;
             for region in &self.regions[..filled] {
-                visit(AddressRange {
+                let run = AddressRange {
                     start: region.start,
                     len_bytes: region.end.min(end).saturating_sub(region.start),
-                });
+                };
+                visit(run, region.is_huge());
             }
-            // Without progress the scan would never end.
-            if walked <= at {
-                return Err(io::Error::other("the scan made no progress"));
-            }
-            at = walked;
+            let listed_end = self.regions[..filled].last().map_or(at, |last| last.end);
+            // Where the kernel says that it stopped is where it last found its own buffer full, even if it went on from there: with
+            // room left in ours, it reached the end.
+            at = if filled < self.regions.len() {
+                end
+            } else {
+                walked.max(listed_end)
+            };
         }
         Ok(())
     }

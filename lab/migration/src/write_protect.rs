@@ -235,14 +235,14 @@ impl Tracker for AsyncWriteProtect {
     fn round(&mut self) -> Result<Round, KvmError> {
         let mut pages = Vec::new();
         let slots = self.protected.machine.slots().iter();
-        let query = PageQuery::Written(WrittenMemory {
+        let query = PageQuery::WrittenAndProtected(WrittenMemory {
             is_private: false,
             is_registered: true,
         });
         for (slot, &range) in slots.zip(&self.protected.ranges) {
             let scanned = self
                 .written
-                .scan(self.pagemap.as_fd(), range, query, |run| {
+                .scan(self.pagemap.as_fd(), range, query, |run, _| {
                     // The kernel answers within the range that it was given.
                     let first = slot.first.0 + (run.start - range.start) / PAGE_BYTES;
                     pages.extend((first..first + run.len_bytes / PAGE_BYTES).map(PageNumber));

@@ -263,6 +263,32 @@ fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> 
     (stalls.time + stalls.long_time).as_secs_f64() / length.as_secs_f64().max(1e-9)
 }
 
+/// Visits of the guest that met an absent page, in a second of `work`.
+fn stalls_per_second(subject: &mut Subject, work: impl FnOnce()) -> f64 {
+    let from = Instant::now();
+    work();
+    let to = Instant::now();
+    subject.assert_goes_on();
+    let (stalls, length) = subject.listen().unwrap().stalls(from, to);
+    stalls.count as f64 / length.as_secs_f64().max(1e-9)
+}
+
+/// Under KVM every page that a scan may protect is taken out of the VM's page tables.
+#[test]
+fn write_scans_cost_a_guest_that_reads_no_faults() {
+    let workload = "workload=uniform mib=64";
+    under_each(quiet_ground(), "reader", workload, |_, mut subject| {
+        let pid = subject.pid();
+        let untraced = stalls_per_second(&mut subject, || thread::sleep(Duration::from_secs(3)));
+        let traced = stalls_per_second(&mut subject, || {
+            let options = "--backend write-scan --budget none --rate-rule fixed --scan-interval 25ms --period 2s --periods 3";
+            Attach::start(&pid, options).end().assert_quiet_success();
+        });
+        println!("{untraced:.0} stalls a second untraced, {traced:.0} traced");
+        assert!(traced < 2.0 * untraced + 1000.0);
+    });
+}
+
 #[test]
 fn the_account_is_what_the_guest_loses() {
     /// Largest factor between the tracer's account and the guest's.
