@@ -5,6 +5,7 @@
 
 mod apparmor;
 mod damon;
+mod kvm;
 mod page_cache;
 
 use std::path::Path;

@@ -1,0 +1,137 @@
+//! VMs under KVM, in an emulated guest whose processor has AMD's SVM with nested page tables: QEMU as it comes, and a Linux with the
+//! module kvm_amd. The VM is a guest without an operating system (`guest/kvm`).
+
+use std::fs;
+use std::path::Path;
+
+use plimsoll_rig::host;
+
+use super::{Row, all_rows, rows, run_in};
+
+/// `vm NAME WORKLOAD ARGUMENT...`: a VM of 192 MiB with small pages, of which `$vm` is then the process.
+const VM: &str = r#"
+echo never > /sys/kernel/mm/transparent_hugepage/enabled
+vm() {
+    name=$1 words=$2
+    shift 2
+    /qemu-system-x86_64 -name $name -accel kvm -cpu qemu64,-cx16,-svm -m 192M -display none -nodefaults -no-reboot \
+        -serial file:/tmp/$name -bios /guest.rom -fw_cfg "name=opt/plimsoll/workload,string=workload=$words" "$@" &
+    vm=$!
+    $b touch /tmp/$name
+    while ! $b grep -q round /tmp/$name; do $b sleep 0.2; done
+}
+"#;
+/// Ends the VM, after a look at whether it still runs and found its memory as it left it.
+const LEAVE: &str = r#"
+$b sleep 1
+before=$($b grep -c round /tmp/$name)
+$b sleep 2
+after=$($b grep -c round /tmp/$name)
+[ "$after" -gt "$before" ] && ! $b grep -q MISMATCH /tmp/$name && echo sound $name
+$b kill $vm
+"#;
+
+fn run(name: &str, script: &str) -> Option<Vec<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let rom = folder.path().join("guest.rom");
+    fs::write(&rom, plimsoll_kvm_guest::IMAGE).unwrap();
+    let programs = [Path::new("/usr/bin/qemu-system-x86_64"), &rom];
+    // One for the VM, one for the tracer: as they run by turns, the tracer's time is the VM's.
+    let processor = ["-cpu", "qemu64,-cx16,+svm,+npt", "-smp", "2"];
+    let script = format!("{VM}{script}");
+    run_in(
+        host::shared_turn,
+        None,
+        &processor,
+        &programs,
+        name,
+        &script,
+    )
+}
+
+/// Checks the last working set; that of the first periods may be a bound on a busy host.
+fn assert_near(rows: &[Row], mib: f64) {
+    let pages = rows[rows.len() - 1].pages;
+    let overhead = plimsoll_rig::median(rows.iter().map(|row| row.overhead));
+    println!(
+        "working set {:.1} MiB of {mib:.1} MiB, overhead {:.2} %",
+        pages / 256.0,
+        overhead * 100.0
+    );
+    assert!((pages / (mib * 256.0) - 1.0).abs() < 0.05, "{rows:?}");
+}
+
+fn assert_sound(lines: &[String], name: &str) {
+    let sound = format!("sound {name}");
+    assert!(lines.contains(&sound), "{name} was harmed");
+}
+
+#[test]
+fn the_working_set_of_a_vm_with_private_memory_is_found_within_a_twentieth() {
+    let script = format!(
+        r#"
+vm small "sequential mib=64"
+echo sequential
+attach $vm --backend idle --period 4s --periods 5 --budget 2% -o csv
+{LEAVE}
+vm large "uniform mib=128 write_ratio=0.2"
+echo uniform
+attach $vm --backend idle --period 4s --periods 5 --budget 2% -o csv
+echo auto
+attach $vm --period 2s --periods 1
+{LEAVE}
+"#
+    );
+    let Some(lines) = run("kvm-private", &script) else {
+        return;
+    };
+    assert_near(&rows(&lines, "sequential", "uniform"), 64.0);
+    // 5 % of the visits miss in a memory that holds 95 % of the pages.
+    assert_near(&rows(&lines, "uniform", "auto"), 128.0 * 0.95);
+    let says = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(says("MiB of RAM, 1 vCPU, kvm"), "{lines:?}");
+    assert!(says("Backend idle chosen: Idle pages"), "{lines:?}");
+    assert_sound(&lines, "small");
+    assert_sound(&lines, "large");
+}
+
+#[test]
+fn backends_trace_a_vm_and_leave_it_as_it_was_also_when_they_are_killed() {
+    const BACKENDS: [&str; 6] = [
+        "trap",
+        "scan",
+        "first-touch",
+        "write-scan",
+        "sample",
+        "damon",
+    ];
+    let backends = BACKENDS.join(" ");
+    let script = format!(
+        r#"
+vm shared "uniform mib=64 write_ratio=0.2" -machine q35,memory-backend=ram \
+    -object memory-backend-memfd,id=ram,size=192M,share=on
+for backend in {backends}; do
+    echo killed $backend
+    /plimsoll attach $vm --backend $backend --period 30s > /dev/null 2>&1 &
+    tracer=$!
+    $b sleep 2
+    $b kill -9 $tracer
+    $b sleep 1
+    echo backend $backend
+    attach $vm --backend $backend --period 2s --periods 3 --budget 20% -o csv
+done
+echo done
+{LEAVE}
+"#
+    );
+    let Some(lines) = run("kvm-shared", &script) else {
+        return;
+    };
+    assert_sound(&lines, "shared");
+    let is_traced = |line: &&String| *line == "exit 0";
+    assert_eq!(lines.iter().filter(is_traced).count(), BACKENDS.len());
+    for backend in ["trap", "scan"] {
+        let found = all_rows(&lines, &format!("backend {backend}"), "done");
+        assert_near(&found[..3], 64.0 * 0.95);
+    }
+}
