@@ -89,7 +89,7 @@ impl Engine {
             hash = self.hash(&self.scratch[..]);
         }
         self.stats.hits += 1;
-        if let Some(frame) = frame.filter(|_| self.disabled.is_none()) {
+        if let Some(frame) = frame.filter(|_| copied.is_ok() && self.disabled.is_none()) {
             self.frames
                 .set(frame, FrameContents::Contents(location, hash));
         } else {

@@ -28,6 +28,24 @@ impl GuestData for Ram {
     }
 }
 
+/// The same, where nothing can be written.
+struct Lost;
+
+impl GuestData for Lost {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
+        Ram.read(address, bytes)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam> {
+        let bytes = bytes.len();
+        Err(OutsideRam { address, bytes })
+    }
+
+    fn is_ram(&self, frame: u64) -> bool {
+        Ram.is_ram(frame)
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Observed {
     missed: u64,
@@ -260,6 +278,31 @@ fn a_request_says_whether_it_read_storage() {
     let read: Vec<_> = done.map(|done| (done.tag.0, done.read_storage)).collect();
     assert_eq!(read, [(1, false), (2, false), (3, true)]);
     assert_eq!(guest.engine.stats().hits, 1);
+}
+
+#[test]
+fn a_frame_to_which_a_block_of_the_cache_was_not_copied_does_not_hold_it() {
+    let mut guest = Guest::new(EngineOptions {
+        hash_check: false,
+        ..options(CacheMode::Exclusive, WriteMode::Through, 0)
+    });
+    guest.write(5, 1);
+    guest.carry_out_all();
+    guest.evict(5);
+    assert_eq!(guest.engine.stats().cached_pages, 1);
+    guest.engine.submit(Request {
+        disk: DISK,
+        tag: Tag(9),
+        operation: Operation::Read {
+            offset: 5 * PAGE_BYTES as u64,
+            segments: pages(7, 1),
+        },
+        ram: Arc::new(Lost),
+    });
+    assert_eq!(guest.completed(), [(1, Status::Ok), (9, Status::IoError)]);
+    guest.evict(7);
+    let stats = guest.engine.stats();
+    assert_eq!((stats.cached_pages, stats.refused_unknown), (0, 1));
 }
 
 #[test]
