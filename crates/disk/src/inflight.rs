@@ -11,8 +11,10 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstatfs, memfd_create};
 use vm_memory::{Bytes as _, FileOffset, MmapRegion, VolatileMemory as _, VolatileSlice};
+
+use crate::memory::HUGETLBFS_MAGIC;
 
 const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 16;
@@ -37,6 +39,8 @@ pub(crate) enum BadRegion {
     Size,
     #[error("its file can shrink (it is not sealed)")]
     NotSealed,
+    #[error("its file is of huge pages, of which there may be none")]
+    HugePages,
     #[error("the part of a queue has another version or size, or is invalid")]
     Contents,
 }
@@ -79,6 +83,10 @@ impl Inflight {
         let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if !sealed {
             return Err(BadRegion::NotSealed);
+        }
+        let system = fstatfs(&file).map_err(|_| BadRegion::Size)?;
+        if system.f_type == HUGETLBFS_MAGIC {
+            return Err(BadRegion::HugePages);
         }
         let length = file.metadata().map_err(|_| BadRegion::Size)?.len();
         let needed = Self::bytes(queues, entries);
@@ -237,6 +245,8 @@ impl InflightQueue {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_skip::{Lack, skip};
+
     use super::*;
 
     fn region(queues: u16, entries: u16) -> (File, Inflight) {
@@ -325,6 +335,19 @@ mod tests {
             let map = Inflight::map(again, offset, bytes, 1, 8).map(drop);
             assert_eq!(map, Err(BadRegion::Size));
         }
+    }
+
+    #[test]
+    fn a_region_of_huge_pages_is_refused() {
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+        let Ok(made) = memfd_create("huge", huge) else {
+            return skip(Lack::Host, "this kernel has no huge pages");
+        };
+        let file = File::from(made);
+        file.set_len(2 << 20).expect("its length");
+        fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+        let map = Inflight::map(file, 0, Inflight::bytes(1, 8), 1, 8).map(drop);
+        assert_eq!(map, Err(BadRegion::HugePages));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use engine::{Engine, StorageErrors};
 pub use error::DiskError;
 pub use image_lock::ImageLock;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Recovery, Socket};
-pub use memory::{GuestRam, RamError, RamRegion};
+pub use memory::{GuestRam, MappedRam, RamError, RamRegion};
 pub use notices::{AttachError, BlockSink, DrainResult, FrameSink, Notices, RingMemory};
 pub use served_images::{ImageNumber, ServedImages, Verdict, image_pool_key};
 pub use source::{MissObserver, Misses, misses};

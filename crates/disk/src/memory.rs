@@ -5,9 +5,9 @@
 //! request headers and status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM
 //! that cannot be written as a file (hugetlbfs) is written through the mapping.
 //!
-//! If a mapped file shrinks, accessing it kills the process. So the file is sealed against shrinking if possible (memfd
-//! with sealing, as created by QEMU), and its length is checked. With a file that cannot be sealed, a VM's own QEMU
-//! can still kill the VM's daemon, which serves no other VM.
+//! A page of the mapping may be impossible to have: no huge page is free for one that the guest gave back, its tmpfs is
+//! full, its file has shrunk, or its memory is damaged. The access would end the process by SIGBUS; it fails instead
+//! ([`MappedRam`]). The file is also sealed against shrinking if possible (memfd with sealing, as created by QEMU).
 
 use std::fs::File;
 use std::io;
@@ -17,13 +17,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fstatfs};
 use vm_memory::{
-    Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestRegionMmap,
+    AtomicAccess, Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryError,
+    GuestMemoryMmap, GuestRegionMmap,
 };
 
 use crate::{GuestData, OutsideRam, sys};
 
 /// File system magic of hugetlbfs, whose files cannot be written with `pwrite`.
-const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+pub(crate) const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
 /// A piece of guest RAM and the file behind it.
 #[derive(Debug, Clone)]
@@ -50,12 +51,89 @@ pub enum RamError {
         /// Length in bytes.
         bytes: u64,
     },
-    /// Regions overlap, or there are none.
-    #[error("there are no regions of RAM, or they overlap or are empty")]
+    /// Regions overlap, are not of whole huge pages, or there are none.
+    #[error("there are no regions of RAM, or they overlap, are empty or end within a huge page")]
     Regions,
     /// It cannot be mapped.
     #[error("RAM cannot be mapped")]
     Map(#[source] io::Error),
+}
+
+/// The mapping of a guest's RAM. Accesses to pages that cannot be had fail as those outside of RAM do; if they have
+/// several pages, part of them may have been accessed.
+#[derive(Debug, Clone, Copy)]
+pub struct MappedRam<'a>(&'a GuestMemoryMmap<()>);
+
+impl<'a> From<&'a GuestMemoryMmap<()>> for MappedRam<'a> {
+    fn from(ram: &'a GuestMemoryMmap<()>) -> Self {
+        Self(ram)
+    }
+}
+
+impl MappedRam<'_> {
+    /// Whether the whole range is RAM.
+    #[must_use]
+    pub fn contains(self, address: u64, bytes: u64) -> bool {
+        address.checked_add(bytes).is_some()
+            && usize::try_from(bytes)
+                .is_ok_and(|bytes| self.0.check_range(GuestAddress(address), bytes))
+    }
+
+    /// Loads a number at an aligned address.
+    ///
+    /// # Errors
+    /// [`OutsideRam`], also if the address is not aligned.
+    pub fn load<T: AtomicAccess>(self, address: u64, order: Ordering) -> Result<T, OutsideRam> {
+        self.access(address, size_of::<T>(), |ram, address| {
+            ram.load(address, order)
+        })
+    }
+
+    /// Stores a number at an aligned address.
+    ///
+    /// # Errors
+    /// As of [`load`](Self::load).
+    pub fn store<T: AtomicAccess>(
+        self,
+        value: T,
+        address: u64,
+        order: Ordering,
+    ) -> Result<(), OutsideRam> {
+        self.access(address, size_of::<T>(), |ram, address| {
+            ram.store(value, address, order)
+        })
+    }
+
+    /// Copies from the guest.
+    ///
+    /// # Errors
+    /// [`OutsideRam`].
+    pub fn read(self, address: u64, bytes: &mut [u8]) -> Result<(), OutsideRam> {
+        self.access(address, bytes.len(), |ram, address| {
+            ram.read_slice(bytes, address)
+        })
+    }
+
+    /// Copies to the guest.
+    ///
+    /// # Errors
+    /// [`OutsideRam`].
+    pub fn write(self, address: u64, bytes: &[u8]) -> Result<(), OutsideRam> {
+        self.access(address, bytes.len(), |ram, address| {
+            ram.write_slice(bytes, address)
+        })
+    }
+
+    fn access<T>(
+        self,
+        address: u64,
+        bytes: usize,
+        access: impl FnOnce(&GuestMemoryMmap<()>, GuestAddress) -> Result<T, GuestMemoryError>,
+    ) -> Result<T, OutsideRam> {
+        sys::without_bus_errors(self.0, |ram| access(ram, GuestAddress(address)).ok())
+            .flatten()
+            .ok_or(OutsideRam { address, bytes })
+    }
 }
 
 /// A guest's RAM. A request in flight keeps it alive by an `Arc`.
@@ -82,6 +160,7 @@ impl GuestRam {
     /// # Errors
     /// See [`RamError`].
     pub fn new(mut regions: Vec<RamRegion>) -> Result<Self, RamError> {
+        sys::handle_bus_errors().map_err(RamError::Map)?;
         regions.sort_by_key(|region| region.address);
         let mut mapped = Vec::new();
         let mut kept = Vec::new();
@@ -94,22 +173,24 @@ impl GuestRam {
             if offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
                 return Err(RamError::FileTooShort { offset, bytes });
             }
+            let system = fstatfs(&region.file).map_err(|error| RamError::Map(error.into()))?;
+            let is_hugetlbfs = system.f_type == HUGETLBFS_MAGIC;
+            let page_bytes = u64::try_from(system.f_bsize).unwrap_or(1);
+            if is_hugetlbfs && !bytes.is_multiple_of(page_bytes) {
+                return Err(RamError::Regions);
+            }
             let length = usize::try_from(bytes).map_err(|_| RamError::Regions)?;
             let place = FileOffset::from_arc(Arc::clone(&region.file), offset);
             let start = GuestAddress(region.address);
             let mapping = GuestRegionMmap::from_range(start, length, Some(place))
                 .map_err(|error| RamError::Map(io::Error::other(error)))?;
             mapped.push(mapping);
-            let writes_by_mapping = fstatfs(&region.file)
-                .map_err(|error| RamError::Map(error.into()))?
-                .f_type
-                == HUGETLBFS_MAGIC;
             kept.push(Region {
                 start: region.address,
                 end,
                 file: region.file,
                 offset,
-                writes_by_mapping,
+                writes_by_mapping: is_hugetlbfs,
             });
         }
         let mapped = GuestMemoryMmap::from_regions(mapped).map_err(|_| RamError::Regions)?;
@@ -122,11 +203,11 @@ impl GuestRam {
 
     /// The mapping: for rings and headers, not for data.
     #[must_use]
-    pub fn mapped(&self) -> &GuestMemoryMmap<()> {
+    pub fn mapped(&self) -> MappedRam<'_> {
         if !self.touched.load(Ordering::Relaxed) {
             self.touched.store(true, Ordering::Relaxed);
         }
-        &self.mapped
+        MappedRam::from(&self.mapped)
     }
 
     /// Whether the whole range is RAM.
@@ -198,7 +279,7 @@ impl GuestData for GuestRam {
         self.pieces(address, bytes.len(), |region, at, part| {
             let from = &bytes[part];
             if region.writes_by_mapping {
-                self.mapped().write_slice(from, GuestAddress(at)).is_ok()
+                self.mapped().write(at, from).is_ok()
             } else {
                 let offset = region.offset + (at - region.start);
                 region.file.write_all_at(from, offset).is_ok()
@@ -252,9 +333,7 @@ mod tests {
         ram.read(0x1400, &mut read).expect("in RAM");
         assert!(read == written);
         // The same bytes by the mapping, and where the file has them.
-        ram.mapped()
-            .read_slice(&mut read, GuestAddress(0x1400))
-            .expect("mapped");
+        ram.mapped().read(0x1400, &mut read).expect("mapped");
         assert!(read == written);
         let mut first = [0; 16];
         file.read_exact_at(&mut first, 0x1400).expect("a read");
@@ -275,12 +354,12 @@ mod tests {
         let file = file(0x2000);
         let ram = GuestRam::new(vec![region(0, 0x2000, &file, 0)]).expect("RAM");
         ram.mapped()
-            .write_obj(77u64, GuestAddress(0x1008))
+            .store(77u64, 0x1008, Ordering::Relaxed)
             .expect("in RAM");
         ram.sweep();
         assert_eq!(
             ram.mapped()
-                .read_obj::<u64>(GuestAddress(0x1008))
+                .load::<u64>(0x1008, Ordering::Relaxed)
                 .expect("in RAM"),
             77
         );
@@ -309,6 +388,39 @@ mod tests {
     }
 
     #[test]
+    fn ram_that_cannot_be_mapped_again_fails_for_good() {
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+        let Ok(made) = memfd_create("huge", flags) else {
+            skip(Lack::Host, "this kernel has no huge pages");
+            return;
+        };
+        let file = Arc::new(File::from(made));
+        file.set_len(2 << 20).expect("its length");
+        let ram = GuestRam::new(vec![region(0, 2 << 20, &file, 0)]).expect("RAM");
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).expect("sealed");
+        let load = || ram.mapped().load::<u64>(0, Ordering::Relaxed);
+        if load().is_ok() {
+            skip(Lack::Host, "huge pages are free");
+            return;
+        }
+        assert!(load().is_err() && load().is_err());
+    }
+
+    #[test]
+    fn parts_of_huge_pages_are_refused() {
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC;
+        let Ok(made) = memfd_create("huge", huge) else {
+            skip(Lack::Host, "this kernel has no huge pages");
+            return;
+        };
+        let file = Arc::new(File::from(made));
+        file.set_len(4 << 20).expect("its length");
+        let made = GuestRam::new(vec![region(0, 3 << 20, &file, 0)]);
+        assert!(matches!(made, Err(RamError::Regions)));
+        GuestRam::new(vec![region(0, 4 << 20, &file, 0)]).expect("whole pages");
+    }
+
+    #[test]
     fn reading_huge_pages_that_are_not_there_takes_none() {
         let huge = MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC;
         let Ok(made) = memfd_create("huge", huge) else {
@@ -331,5 +443,35 @@ mod tests {
         let ram = GuestRam::new(vec![region(0, 0x2000, &file, 0)]).expect("RAM");
         file.set_len(0x1000).expect("a shorter file");
         assert!(ram.read(0x1000, &mut [0; 8]).is_err());
+    }
+
+    #[test]
+    fn the_mapping_of_a_file_that_shrank_fails_until_it_has_grown() {
+        let file = file(0x3000);
+        let ram = GuestRam::new(vec![
+            region(0x1_0000, 0x1000, &file, 0x2000),
+            region(0, 0x2000, &file, 0),
+        ]);
+        let ram = ram.expect("RAM");
+        let mapped = ram.mapped();
+        mapped.write(0xff8, &[7; 16]).expect("in RAM");
+        file.set_len(0x1000).expect("a shorter file");
+        for _ in 0..2 {
+            assert!(mapped.load::<u64>(0x1000, Ordering::Relaxed).is_err());
+            assert!(mapped.store(1u64, 0x1_0000, Ordering::Relaxed).is_err());
+            assert!(mapped.write(0xff0, &[8; 32]).is_err());
+            let mut bytes = [0; 32];
+            assert!(mapped.read(0xff0, &mut bytes).is_err());
+            mapped.read(0xff0, &mut bytes[..16]).expect("still in RAM");
+            assert_eq!(bytes[8..16], [7; 8]);
+        }
+        file.set_len(0x3000).expect("its length");
+        mapped
+            .store(9u64, 0x1_0000, Ordering::Relaxed)
+            .expect("in RAM");
+        let mut bytes = [0; 8];
+        ram.read(0x1_0000, &mut bytes).expect("in RAM");
+        assert_eq!(u64::from_ne_bytes(bytes), 9);
+        assert_eq!(mapped.load::<u64>(0x1000, Ordering::Relaxed), Ok(0));
     }
 }

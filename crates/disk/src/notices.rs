@@ -19,10 +19,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
-
 use crate::protocol::{VERSION, control, record, ring, u16_at, u32_at, u64_at};
-use crate::{Contents, Engine, GuestData, GuestRam, Notice, PAGE_BYTES, Page, RingStats};
+use crate::{
+    Contents, Engine, GuestData, GuestRam, MappedRam, Notice, PAGE_BYTES, Page, RingStats,
+};
 
 /// Maximum number of records of a ring: bounds the cost of one batch.
 const RECORDS_MAX: u32 = 1 << 20;
@@ -38,11 +38,11 @@ const _: () = assert!(RUN * record::BYTES <= PAGE_BYTES);
 /// Guest RAM that a ring can be read from.
 pub trait RingMemory: GuestData {
     /// The RAM, mapped.
-    fn mapped(&self) -> &GuestMemoryMmap<()>;
+    fn mapped(&self) -> MappedRam<'_>;
 }
 
 impl RingMemory for GuestRam {
-    fn mapped(&self) -> &GuestMemoryMmap<()> {
+    fn mapped(&self) -> MappedRam<'_> {
         self.mapped()
     }
 }
@@ -299,7 +299,7 @@ impl ValidRing {
             return Err(AttachError::Sizes);
         }
         ram.mapped()
-            .read_slice(&mut header, GuestAddress(address))
+            .read(address, &mut header)
             .map_err(|_| AttachError::OutsideRam)?;
         if u64_at(&header, ring::AT_MAGIC) != ring::MAGIC {
             return Err(AttachError::NotARing);
@@ -365,23 +365,17 @@ impl ValidRing {
     }
 
     /// Whether header and chunks are wholly in the RAM.
-    fn is_in(&self, ram: &GuestMemoryMmap<()>) -> bool {
-        let holds = |address: u64, bytes: u64| {
-            address.checked_add(bytes).is_some()
-                && usize::try_from(bytes)
-                    .is_ok_and(|bytes| ram.check_range(GuestAddress(address), bytes))
-        };
-        holds(self.address, PAGE_BYTES as u64)
-            && (self.chunks.iter()).all(|&chunk| holds(chunk, self.chunk_bytes))
+    fn is_in(&self, ram: MappedRam<'_>) -> bool {
+        ram.contains(self.address, PAGE_BYTES as u64)
+            && (self.chunks.iter()).all(|&chunk| ram.contains(chunk, self.chunk_bytes))
     }
 
     fn load(&self, at: usize, order: Ordering) -> Result<u64, Fault> {
-        let address = GuestAddress(self.address + at as u64);
-        Ok(self.ram.mapped().load::<u64>(address, order)?)
+        Ok(self.ram.mapped().load(self.address + at as u64, order)?)
     }
 
     fn store(&self, at: usize, value: u64) -> Result<(), Fault> {
-        let address = GuestAddress(self.address + at as u64);
+        let address = self.address + at as u64;
         Ok(self.ram.mapped().store(value, address, Release)?)
     }
 
@@ -397,7 +391,7 @@ impl ValidRing {
     fn copy(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
         let chunk = usize::try_from(offset / self.chunk_bytes)?;
         let address = self.chunks[chunk] + offset % self.chunk_bytes;
-        Ok(self.ram.mapped().read_slice(bytes, GuestAddress(address))?)
+        Ok(self.ram.mapped().read(address, bytes)?)
     }
 
     /// Lets the guest reuse the places of all records and pages read so far.

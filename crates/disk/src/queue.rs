@@ -15,8 +15,9 @@ use virtio_bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
     VRING_USED_F_NO_NOTIFY,
 };
-use vm_memory::{AtomicAccess, Bytes as _, GuestAddress};
+use vm_memory::AtomicAccess;
 
+use crate::OutsideRam;
 use crate::inflight::{BadRegion, InflightQueue};
 use crate::memory::GuestRam;
 
@@ -41,6 +42,8 @@ const CHAIN_MAX: usize = ENTRIES_MAX as usize + 2;
 pub(crate) enum QueueFault {
     #[error("a ring is not in RAM, or not aligned")]
     Ring,
+    #[error("RAM of a ring, of an indirect table or of a status cannot be accessed")]
+    Ram(#[from] OutsideRam),
     #[error("more requests are available than the ring has entries")]
     TooMany,
     #[error("a descriptor number beyond the table")]
@@ -88,9 +91,14 @@ pub(crate) struct Piece {
     writable: bool,
 }
 
-/// An invalid chain of descriptors.
+/// Why a request has no chain of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BadChain;
+pub(crate) enum BadChain {
+    /// The guest's is invalid.
+    Invalid,
+    /// It is in RAM that cannot be accessed.
+    Ram(OutsideRam),
+}
 
 impl Queue {
     /// Takes over a ring. `base` is the next request to take, unless `inflight` has requests.
@@ -141,19 +149,12 @@ impl Queue {
     }
 
     fn load<T: AtomicAccess>(&self, address: u64) -> Result<T, QueueFault> {
-        let loaded = self
-            .ram
-            .mapped()
-            .load(GuestAddress(address), Ordering::Acquire);
-        loaded.map_err(|_| QueueFault::Ring)
+        Ok(self.ram.mapped().load(address, Ordering::Acquire)?)
     }
 
     fn store(&self, value: u16, address: u64) -> Result<(), QueueFault> {
-        let stored =
-            self.ram
-                .mapped()
-                .store(value.to_le(), GuestAddress(address), Ordering::Release);
-        stored.map_err(|_| QueueFault::Ring)
+        let ram = self.ram.mapped();
+        Ok(ram.store(value.to_le(), address, Ordering::Release)?)
     }
 
     fn slot(&self, index: u16) -> u64 {
@@ -229,8 +230,7 @@ impl Queue {
             element[..4].copy_from_slice(&u32::from(head).to_le_bytes());
             element[4..].copy_from_slice(&written.to_le_bytes());
             let place = self.places.used + 4 + 8 * self.slot(self.next_used);
-            let written = self.ram.mapped().write_obj(element, GuestAddress(place));
-            written.map_err(|_| QueueFault::Ring)?;
+            self.ram.mapped().write(place, &element)?;
             self.next_used = self.next_used.wrapping_add(1);
         }
         self.store(self.next_used, self.places.used + 2)?;
@@ -292,20 +292,25 @@ fn chain(
     // As many steps as there can be pieces, and one into an indirect table.
     for _ in 0..=CHAIN_MAX {
         if next >= entries {
-            return Err(BadChain);
+            return Err(BadChain::Invalid);
         }
-        let at = table.checked_add(16 * u64::from(next)).ok_or(BadChain)?;
-        let descriptor: [u8; 16] = ram
-            .mapped()
-            .read_obj(GuestAddress(at))
-            .map_err(|_| BadChain)?;
+        let at = table
+            .checked_add(16 * u64::from(next))
+            .ok_or(BadChain::Invalid)?;
+        if !ram.contains(at, 16) {
+            return Err(BadChain::Invalid);
+        }
+        let mut descriptor = [0; 16];
+        ram.mapped()
+            .read(at, &mut descriptor)
+            .map_err(BadChain::Ram)?;
         let address = u64::from_le_bytes(descriptor[..8].try_into().expect("8 bytes"));
         let bytes = u32::from_le_bytes(descriptor[8..12].try_into().expect("4 bytes"));
         let flags = u32::from(u16::from_le_bytes([descriptor[12], descriptor[13]]));
         if flags & VRING_DESC_F_INDIRECT != 0 {
             let nested = indirect || flags & VRING_DESC_F_NEXT != 0;
             if nested || bytes == 0 || !bytes.is_multiple_of(16) {
-                return Err(BadChain);
+                return Err(BadChain::Invalid);
             }
             (table, entries, next, indirect) = (address, bytes / 16, 0, true);
             continue;
@@ -323,5 +328,5 @@ fn chain(
         }
         next = u16::from_le_bytes([descriptor[14], descriptor[15]]).into();
     }
-    Err(BadChain)
+    Err(BadChain::Invalid)
 }

@@ -1,5 +1,5 @@
-//! The unsafe code of this crate: page-aligned buffers, and an `io_uring` that owns the resources of transfers in
-//! flight.
+//! The unsafe code of this crate: page-aligned buffers, an `io_uring` that owns the resources of transfers in flight, and
+//! accesses to guest RAM whose pages may be impossible to have.
 //!
 //! Buffers of up to [`SLOT_BYTES`] come from an [`Arena`] that the ring has registered: the kernel then need not look up and
 //! pin their pages for each transfer.
@@ -10,15 +10,19 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::ptr::NonNull;
-use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use std::{mem, slice};
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::PollFlags;
-use rustix::mm::{Advice, madvise};
-use vm_memory::GuestRegionMmap;
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
+use vm_memory::{
+    GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, GuestRegionMmap,
+};
 
 /// Alignment of buffers: the largest that direct I/O requires.
 const ALIGNMENT: usize = 4096;
@@ -510,13 +514,142 @@ pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
     debug_assert!(dropped.is_ok(), "a mapping of ours: {dropped:?}");
 }
 
+thread_local! {
+    /// The RAM that this thread accesses; null again if a page of it could not be had.
+    static ACCESSED: AtomicPtr<GuestMemoryMmap<()>> = const { AtomicPtr::new(ptr::null_mut()) };
+}
+
+/// What handled SIGBUS before.
+static EARLIER_ACTION: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Lets [`without_bus_errors`] catch SIGBUS, in all threads.
+pub(crate) fn handle_bus_errors() -> io::Result<()> {
+    if EARLIER_ACTION.get().is_some() {
+        return Ok(());
+    }
+    // SAFETY: a sigaction is integers and a handler that may be null.
+    let (mut earlier, mut action) = unsafe { mem::zeroed::<(libc::sigaction, libc::sigaction)>() };
+    // SAFETY: it only writes to `earlier`.
+    if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut earlier) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if EARLIER_ACTION.set(earlier).is_err() {
+        return Ok(()); // Another thread does it.
+    }
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: the handler has the signature of SA_SIGINFO and only does what is safe in a handler.
+    if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Calls `access`, which may access this RAM and nothing else that raises SIGBUS. `None` if a page of the RAM could not be
+/// had: what was read then is undefined, and of what was written, anything may be missing. The next access tries again.
+///
+/// As libwayland does for buffers of its clients: the handler maps private memory in place of the RAM, with which the access
+/// ends, and then the RAM is mapped again. Nothing else may access the same mapping meanwhile.
+pub(crate) fn without_bus_errors<T>(
+    ram: &GuestMemoryMmap<()>,
+    access: impl FnOnce(&GuestMemoryMmap<()>) -> T,
+) -> Option<T> {
+    /// Also if `access` panics, the handler uses the RAM no more.
+    struct Access<'a>(&'a AtomicPtr<GuestMemoryMmap<()>>);
+
+    impl Drop for Access<'_> {
+        fn drop(&mut self) {
+            self.0.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
+
+    ACCESSED.with(|accessed| {
+        let entered = Access(accessed);
+        accessed.store(ptr::from_ref(ram).cast_mut(), Ordering::Relaxed);
+        // The handler runs in this thread.
+        compiler_fence(Ordering::SeqCst);
+        let result = access(ram);
+        compiler_fence(Ordering::SeqCst);
+        let whole = !accessed.load(Ordering::Relaxed).is_null();
+        drop(entered);
+        if !whole {
+            map_again(ram);
+        }
+        whole.then_some(result)
+    })
+}
+
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a siginfo of SIGBUS, which has an address.
+    let address = unsafe { (*info).si_addr() }.addr();
+    let caught = ACCESSED.with(|accessed| {
+        // SAFETY: `without_bus_errors` has borrowed it, and sets the pointer to null before the borrow ends.
+        let ram = unsafe { accessed.load(Ordering::Relaxed).as_ref() };
+        let caught = ram.is_some_and(|ram| {
+            let holds = |region: &GuestRegionMmap<()>| {
+                let start = region.as_ptr().addr();
+                (start..start + region.size()).contains(&address)
+            };
+            ram.iter().any(holds) && files(ram).all(|(region, _)| map_private(region))
+        });
+        if caught {
+            accessed.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+        caught
+    });
+    if !caught {
+        // The access is repeated and ends the process, or is handled, as it would without this handler.
+        let earlier = EARLIER_ACTION.get().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: an action that sigaction(2) returned.
+        unsafe { libc::sigaction(libc::SIGBUS, earlier, ptr::null_mut()) };
+    }
+}
+
+/// The regions that are mapped files.
+fn files(
+    ram: &GuestMemoryMmap<()>,
+) -> impl Iterator<Item = (&GuestRegionMmap<()>, &vm_memory::FileOffset)> {
+    ram.iter()
+        .filter_map(|region| Some((region, region.file_offset()?)))
+}
+
+const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Replaces the mapping of a region by private memory of zeros.
+fn map_private(region: &GuestRegionMmap<()>) -> bool {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the range is a mapping that `region` owns, and is only accessed with volatile operations.
+    unsafe { mmap_anonymous(region.as_ptr().cast(), region.size(), PROTECTION, flags) }.is_ok()
+}
+
+/// Replaces what the handler mapped by the RAM. If that is refused, later accesses fail as well.
+#[cold]
+fn map_again(ram: &GuestMemoryMmap<()>) {
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+    for (region, place) in files(ram) {
+        let (start, bytes) = (region.as_ptr().cast(), region.size());
+        // SAFETY: as above.
+        let mapped = unsafe { mmap(start, bytes, PROTECTION, flags, place.file(), place.start()) };
+        let mapped = mapped.or_else(|_| {
+            let empty = memfd_create("no-ram", MemfdFlags::CLOEXEC)?;
+            // SAFETY: as above.
+            unsafe { mmap(start, bytes, PROTECTION, flags, empty, 0) }
+        });
+        if mapped.is_err() {
+            // The guest's data would go to private memory.
+            std::process::abort();
+        }
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
         // The kernel may still write to buffers in flight: they live on unless it is done with them. Of the rest it has
         // copies since it was submitted.
         for flight in self.flights.iter_mut().filter_map(Option::take) {
             if flight.buffer.is_some() {
-                std::mem::forget(flight);
+                mem::forget(flight);
             }
         }
     }

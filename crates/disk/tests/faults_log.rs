@@ -8,11 +8,10 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use faults_common::{MachineThread, Place, Process, Setup, ram, serve_as_told};
+use faults_common::{MachineThread, Place, Process, Setup, SmallTmpfs, ram, serve_as_told};
 use plimsoll_disk::{
     CacheMode, DirtyLog, DirtyPages as _, DiskError, DiskIdentity, DiskNumber, Location, Machine,
     WriteMode, boot_id,
@@ -245,36 +244,6 @@ fn delayed_writes_need_a_directory_in_memory() {
     let mut options = place.options();
     options.engine.write = WriteMode::Through;
     assert!(Machine::new(options).is_ok());
-}
-
-/// A tmpfs of this size, mounted until it is dropped; `None` if that is not allowed here.
-struct SmallTmpfs(tempfile::TempDir);
-
-impl SmallTmpfs {
-    fn new(mebibytes: u64) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "none"])
-            .arg(folder.path())
-            .output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Self(folder)),
-            _ => {
-                skip(Lack::Root, "no right to mount a tmpfs");
-                None
-            }
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallTmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).output();
-    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! RAM as QEMU's `memory-backend-memfd` provides it: one file, of which a low and a high part are mapped.
+//! RAM as QEMU's `memory-backend-memfd` provides it: one file, of which a low and a high part are mapped; or in other files.
 
 use std::fs::File;
 use std::io;
@@ -80,18 +80,31 @@ impl Ram {
             fcntl_add_seals(&file, seals).to("seal a memfd")?;
         }
         let file = Arc::new(File::from(file));
+        let high = FileOffset::from_arc(Arc::clone(&file), low_bytes);
+        Self::of_files([
+            (FileOffset::from_arc(file, 0), low_bytes),
+            (high, high_bytes),
+        ])
+    }
+
+    /// Maps the low and the high part, each of that many bytes, from places in files.
+    ///
+    /// # Errors
+    /// The operating system's error.
+    pub fn of_files(parts: [(FileOffset, u64); 2]) -> Result<Arc<Self>, FrontendError> {
+        let [(low, low_bytes), (_, high_bytes)] = &parts;
+        let file = Arc::clone(low.arc());
+        let (low_bytes, high_bytes) = (*low_bytes, *high_bytes);
         let mut ranges = Vec::new();
-        for (start, bytes, offset) in [(0, low_bytes, 0), (HIGH, high_bytes, low_bytes)] {
+        for (start, (place, bytes)) in [0, HIGH].into_iter().zip(parts) {
             if bytes > 0 {
                 let bytes = usize::try_from(bytes).map_err(io::Error::other);
-                let bytes = bytes.to("map a memfd")?;
-                let at = FileOffset::from_arc(Arc::clone(&file), offset);
-                ranges.push((GuestAddress(start), bytes, Some(at)));
+                ranges.push((GuestAddress(start), bytes.to("map RAM")?, Some(place)));
             }
         }
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges)
             .map_err(io::Error::other)
-            .to("map a memfd")?;
+            .to("map RAM")?;
         // Address 0 stays unused, because drivers treat it as none.
         let free = [(PAGE_BYTES as u64, low_bytes), (HIGH, HIGH + high_bytes)];
         Ok(Arc::new(Self {
@@ -122,7 +135,7 @@ impl Ram {
         self.memory.last_addr().0 + 1
     }
 
-    /// The file behind it; the high part follows the low one.
+    /// The file of the low part; of RAM that was [created](Self::new), the high part follows there.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file

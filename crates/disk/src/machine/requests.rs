@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP};
-use vm_memory::{Bytes as _, GuestAddress};
 
 use super::device::{InFlight, Link, lock};
 use super::token::{LAST_FLUSH, Token};
 use super::{Machine, TURN};
 
-use crate::queue::{QueueFault, Refusal, RequestKind, parse_request};
+use crate::queue::{BadChain, QueueFault, Refusal, RequestKind, parse_request};
 use crate::{
     ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, RequestResult,
     Segment, Status, Tag,
@@ -140,7 +139,9 @@ impl Machine {
                 device.stats.resubmitted += u64::from(again);
                 let wanted = match queue.chain(head, &mut self.pieces) {
                     Ok(()) => parse_request(&ram, &self.pieces, &shape),
-                    Err(_) => Err(Refusal::UNANSWERABLE),
+                    Err(BadChain::Invalid) => Err(Refusal::UNANSWERABLE),
+                    // The driver would take what the status was before as its answer.
+                    Err(BadChain::Ram(outside)) => return Err(outside.into()),
                 };
                 // Every notification sent before the request.
                 if let Some(control) = &mut self.control
@@ -209,8 +210,7 @@ impl Machine {
                     },
                 };
                 if let Some(status) = status {
-                    // In RAM: checked with the request.
-                    let _ = ram.mapped().write_obj(answer, GuestAddress(status));
+                    ram.mapped().write(status, &[answer])?;
                 }
                 queue.done(head, written);
                 if self.touched.last() != Some(&(index, number)) {
@@ -291,11 +291,16 @@ impl Machine {
         };
         #[expect(clippy::cast_possible_truncation, reason = "0 to 2")]
         let answer = answer as u8;
-        // In RAM: checked with the request.
-        let _ = queue
+        if queue
             .ram()
             .mapped()
-            .write_obj(answer, GuestAddress(request.status));
+            .write(request.status, &[answer])
+            .is_err()
+        {
+            device.stats.bad_requests += 1;
+            vring.fail();
+            return;
+        }
         queue.done(request.head, written);
         let touched = (request.device, request.queue);
         if self.touched.last() != Some(&touched) {

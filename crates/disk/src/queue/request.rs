@@ -9,7 +9,6 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use vm_memory::{Bytes as _, GuestAddress};
 
 use super::{Piece, chain};
 
@@ -120,8 +119,8 @@ fn read_segments(ram: &GuestRam, segments: &[Segment], bytes: &mut [u8]) -> Opti
     let mut at = 0;
     for segment in segments {
         let end = bytes.len().min(at + segment.bytes as usize);
-        let from = GuestAddress(segment.address);
-        ram.mapped().read_slice(&mut bytes[at..end], from).ok()?;
+        let part = &mut bytes[at..end];
+        ram.mapped().read(segment.address, part).ok()?;
         at = end;
     }
     (at == bytes.len()).then_some(())
@@ -153,9 +152,8 @@ pub(crate) fn parse_request(
     let mut header = [0; 16];
     match out.first() {
         Some(first) if u64::from(first.bytes) >= HEADER_BYTES => {
-            let from = GuestAddress(first.address);
             ram.mapped()
-                .read_slice(&mut header, from)
+                .read(first.address, &mut header)
                 .map_err(|_| bad)?;
         }
         _ => read_segments(ram, &segments(out, 0, 0), &mut header).ok_or(bad)?,

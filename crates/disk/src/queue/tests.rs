@@ -319,19 +319,19 @@ fn chains_that_make_no_sense_are_refused() {
     assert_eq!(walk(0), Ok(2));
     // Cycles, numbers beyond the table.
     describe(&ram, TABLE, 2, DATA, 16, NEXT, 0);
-    assert_eq!(walk(0), Err(BadChain));
+    assert_eq!(walk(0), Err(BadChain::Invalid));
     describe(&ram, TABLE, 2, DATA, 16, NEXT, 8);
-    assert_eq!(walk(0), Err(BadChain));
-    assert_eq!(walk(8), Err(BadChain));
+    assert_eq!(walk(0), Err(BadChain::Invalid));
+    assert_eq!(walk(8), Err(BadChain::Invalid));
     // Indirect tables: a good one, one in another, one with a successor, of odd size, empty, outside RAM.
     describe(&ram, TABLE, 2, INDIRECT, 32, NESTED, 0);
     describe(&ram, INDIRECT, 0, DATA, 16, NEXT, 1);
     describe(&ram, INDIRECT, 1, DATA, 16, WRITE, 0);
     assert_eq!(walk(0), Ok(3));
     describe(&ram, INDIRECT, 1, DATA, 16, NEXT, 2);
-    assert_eq!(walk(0), Err(BadChain));
+    assert_eq!(walk(0), Err(BadChain::Invalid));
     describe(&ram, INDIRECT, 1, INDIRECT, 16, NESTED, 0);
-    assert_eq!(walk(0), Err(BadChain));
+    assert_eq!(walk(0), Err(BadChain::Invalid));
     for (address, bytes, flags) in [
         (INDIRECT, 32, NESTED | NEXT),
         (INDIRECT, 31, NESTED),
@@ -340,7 +340,7 @@ fn chains_that_make_no_sense_are_refused() {
         (u64::MAX - 8, 16, NESTED),
     ] {
         describe(&ram, TABLE, 2, address, bytes, flags, 0);
-        assert_eq!(walk(0), Err(BadChain));
+        assert_eq!(walk(0), Err(BadChain::Invalid));
     }
 }
 

@@ -18,6 +18,7 @@ use plimsoll_driver::{
     Bank, ControlDisk, Driver, DriverOptions, FrontendError, Ram, RamOptions, Request, Segment,
     Status,
 };
+use plimsoll_skip::{Lack, skip};
 use tempfile::TempDir;
 
 /// Size of the images.
@@ -549,6 +550,36 @@ impl Guest {
         let mut bytes = vec![0; usize::try_from(IMAGE_BYTES).unwrap()];
         self.disk.read(0, &mut bytes).unwrap();
         self.model.check(0, &bytes, "whole disk");
+    }
+}
+
+/// A tmpfs of this size, mounted until it is dropped; `None` if that is not allowed here.
+pub struct SmallTmpfs(tempfile::TempDir);
+
+impl SmallTmpfs {
+    pub fn new(mebibytes: u64) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "none"])
+            .arg(folder.path())
+            .output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Self(folder)),
+            _ => {
+                skip(Lack::Root, "no right to mount a tmpfs");
+                None
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallTmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).output();
     }
 }
 

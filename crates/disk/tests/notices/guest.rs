@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use plimsoll_disk::protocol::{VERSION, control, record, ring};
-use plimsoll_disk::{GuestData, OutsideRam, PAGE_BYTES, Page, RingMemory};
+use plimsoll_disk::{GuestData, MappedRam, OutsideRam, PAGE_BYTES, Page, RingMemory};
 pub use plimsoll_driver::Record;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
@@ -61,8 +61,8 @@ impl GuestData for Ram {
 }
 
 impl RingMemory for Ram {
-    fn mapped(&self) -> &GuestMemoryMmap<()> {
-        &self.0
+    fn mapped(&self) -> MappedRam<'_> {
+        MappedRam::from(&self.0)
     }
 }
 
