@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fstatfs};
 use vm_memory::{
@@ -142,6 +142,8 @@ pub struct GuestRam {
     mapped: GuestMemoryMmap<()>,
     regions: Vec<Region>,
     touched: AtomicBool,
+    /// Copies of data that failed since they were taken.
+    failures: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -198,6 +200,7 @@ impl GuestRam {
             mapped,
             regions: kept,
             touched: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
         })
     }
 
@@ -224,6 +227,11 @@ impl GuestRam {
             at = region.end;
         }
         true
+    }
+
+    /// How many copies of data to or from RAM failed since the last call.
+    pub(crate) fn take_failures(&self) -> u64 {
+        self.failures.swap(0, Ordering::Relaxed)
     }
 
     /// Drops the mapping's page-table entries, if there may be any.
@@ -258,6 +266,7 @@ impl GuestRam {
             let left = usize::try_from(region.end - at).unwrap_or(usize::MAX);
             let end = bytes.min(done.saturating_add(left));
             if !copy(region, at, done..end) {
+                self.failures.fetch_add(1, Ordering::Relaxed);
                 return Err(outside);
             }
             done = end;

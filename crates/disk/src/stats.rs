@@ -116,7 +116,10 @@ pub struct DiskStats {
     pub no_space_errors: u64,
     /// Those that failed for other reasons.
     pub io_errors: u64,
-    /// The last error.
+    /// Accesses to the guest's RAM that failed: no huge page, a full tmpfs, or a file that was truncated.
+    #[serde(default)]
+    pub ram_errors: u64,
+    /// The last error of a transfer.
     pub last_error: Option<String>,
     /// Dirty blocks that could not be written when it was last tried. They stay dirty, and flushes fail.
     pub unwritable_pages: u64,

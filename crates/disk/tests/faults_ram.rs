@@ -187,14 +187,14 @@ fn a_file_of_ram_that_shrinks_ends_no_daemon() {
         let mut disk = connect(&running, &ram_in(&file));
         let status = offer(&mut disk, kind, banks);
         file.set_len(LOW_BYTES).unwrap();
-        let bad = running.stats().disks[0].bad_requests;
+        let failed = running.stats().disks[0].ram_errors;
         disk.queue(0).raw_kick().unwrap();
         if is_answered {
             used(&mut disk);
             assert_eq!(status_of(&disk, status), IO_ERROR, "{what}");
         } else {
             // What the guest could take for an answer is not written.
-            running.wait_for(what, |stats| stats.disks[0].bad_requests > bad);
+            running.wait_for(what, |stats| stats.disks[0].ram_errors > failed);
             assert_eq!(disk.queue(0).raw_used_index(), 1, "{what}");
         }
         is_served(&running, 1);
@@ -208,9 +208,9 @@ fn a_file_of_ram_that_shrinks_ends_no_daemon() {
     let mut disk = connect(&running, &ram_in(&file));
     offer(&mut disk, IN, LOW);
     file.set_len(0).unwrap();
-    let bad = running.stats().disks[0].bad_requests;
+    let failed = running.stats().disks[0].ram_errors;
     disk.queue(0).raw_kick().unwrap();
-    running.wait_for("a queue", |stats| stats.disks[0].bad_requests > bad);
+    running.wait_for("a queue", |stats| stats.disks[0].ram_errors > failed);
     drop(disk);
     is_served(&running, 0);
     is_served(&running, 1);
@@ -254,7 +254,7 @@ fn a_full_tmpfs_of_ram_ends_no_daemon_and_the_request_is_repeated() {
     let filled = File::create(&ballast).unwrap().write_all(&[1; 1 << 20]);
     assert_eq!(filled.unwrap_err().kind(), ErrorKind::StorageFull);
     disk.queue(0).raw_kick().unwrap();
-    running.wait_for("status", |stats| stats.disks[0].bad_requests == 1);
+    running.wait_for("status", |stats| stats.disks[0].ram_errors == 1);
     is_served(&running, 1);
 
     fs::remove_file(ballast).unwrap();
@@ -300,6 +300,6 @@ fn reads_into_huge_pages_that_cannot_be_had_fail() {
         disk.execute(&Request::Write { sector, segments }).unwrap();
         disk.execute(&Request::Read { sector, segments }).unwrap();
     }
-    assert_eq!(running.stats().disks[0].bad_requests, 0);
+    assert_eq!(running.stats().disks[0].ram_errors, 3);
     is_served(&running, 1);
 }

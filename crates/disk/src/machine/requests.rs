@@ -11,9 +11,10 @@ use super::token::{LAST_FLUSH, Token};
 use super::{Machine, TURN};
 
 use crate::queue::{BadChain, QueueFault, Refusal, RequestKind, parse_request};
+use crate::vhost::Vring;
 use crate::{
-    ControlDisk, Engine, GuestData, GuestRam, Operation, OutsideRam, Request, RequestResult,
-    Segment, Status, Tag,
+    ControlDisk, DiskStats, Engine, GuestData, GuestRam, Operation, OutsideRam, Request,
+    RequestResult, Segment, Status, Tag,
 };
 
 /// No more requests are taken while those in flight move this many bytes.
@@ -102,6 +103,15 @@ fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -
         rest = later;
     }
     true
+}
+
+/// Stops a queue that is invalid, or in RAM that cannot be accessed.
+fn fail(vring: &mut Vring, fault: QueueFault, stats: &mut DiskStats) {
+    match fault {
+        QueueFault::Ram(_) => stats.ram_errors += 1,
+        _ => stats.bad_requests += 1,
+    }
+    vring.fail();
 }
 
 impl Machine {
@@ -219,9 +229,8 @@ impl Machine {
             }
             Ok(QueueProgress::More)
         })();
-        served.unwrap_or_else(|_| {
-            device.stats.bad_requests += 1;
-            vring.fail();
+        served.unwrap_or_else(|fault| {
+            fail(vring, fault, &mut device.stats);
             QueueProgress::All
         })
     }
@@ -291,14 +300,12 @@ impl Machine {
         };
         #[expect(clippy::cast_possible_truncation, reason = "0 to 2")]
         let answer = answer as u8;
-        if queue
-            .ram()
-            .mapped()
-            .write(request.status, &[answer])
-            .is_err()
-        {
-            device.stats.bad_requests += 1;
-            vring.fail();
+        if result.status == Status::IoError {
+            device.stats.ram_errors += queue.ram().take_failures();
+        }
+        let told = queue.ram().mapped().write(request.status, &[answer]);
+        if let Err(outside) = told {
+            fail(vring, outside.into(), &mut device.stats);
             return;
         }
         queue.done(request.head, written);
@@ -323,10 +330,7 @@ impl Machine {
             match queue.publish() {
                 Ok(true) => vring.signal(),
                 Ok(false) => {}
-                Err(_) => {
-                    device.stats.bad_requests += 1;
-                    vring.fail();
-                }
+                Err(fault) => fail(vring, fault, &mut device.stats),
             }
         }
     }

@@ -103,6 +103,7 @@ const DISK_COUNTERS: &[DiskFamily] = families! { d =>
     image_bad_requests: d.bad_requests, "Requests that were malformed or out of range.";
     image_no_space_errors: d.no_space_errors, "Transfers that failed for lack of space.";
     image_io_errors: d.io_errors, "Transfers that failed for other reasons.";
+    image_ram_errors: d.ram_errors, "Accesses to the guest's RAM that failed.";
     image_connections: d.connections, "Connections of a guest.";
     image_waited_reads: d.waited_reads, "Reads that needed at least one block from storage.";
 };

@@ -11,6 +11,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
 use super::report::{GhostsReport, Report};
+use super::trouble::RAM_ERRORS;
 
 /// Lines of the curve, at most; they are multiples of [`SEGMENT_PAGES`] apart.
 const CURVE_LINES: u64 = 24;
@@ -305,6 +306,13 @@ impl Table<'_> {
                 printable(error),
             );
         }
+        if disk.ram_errors > 0 {
+            let _ = writeln!(
+                text,
+                "RAM       disk {number}: {} accesses to the guest's RAM failed ({RAM_ERRORS})",
+                count(|disk| disk.ram_errors),
+            );
+        }
         if disk.unwritable_pages > 0 {
             let _ = writeln!(
                 text,
@@ -526,12 +534,14 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         let disk = &mut report.machine.disks[0];
         disk.no_space_errors = 7;
         disk.last_error = Some("No space left".to_owned());
+        disk.ram_errors = 5;
         disk.unwritable_pages = 2;
         disk.unsynced = true;
         report.machine.engine.wants_pause = true;
         let told = text(&report, None);
         let lines = "\
 ERRORS    disk 0: 7 for lack of space, 0 others; the last: No space left
+RAM       disk 0: 5 accesses to the guest's RAM failed (no free huge page, a full tmpfs, or a truncated file)
 UNWRITTEN disk 0: 8 KiB cannot be written; they stay dirty, and flushes fail
 UNSYNCED  disk 0: a sync failed, so flushes fail until `plimsoll disk enable`
 PAUSED    the VM, until its writes succeed (--write-error)

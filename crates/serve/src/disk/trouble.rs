@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use plimsoll_disk::{DiskStats, MachineStats, boot_id};
 use plimsoll_vm::{Qmp, VmError};
 
+/// Why RAM cannot be accessed.
+pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
 /// How often new errors of a disk are told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Time limit of a command to the VM's monitor.
@@ -24,6 +26,7 @@ pub(super) struct Journal {
 #[derive(Debug, Clone, Default)]
 struct Told {
     errors: u64,
+    ram_errors: bool,
     unwritable: bool,
     unsynced: bool,
     at: Option<Instant>,
@@ -55,6 +58,12 @@ impl Journal {
                 told.unwritable = unwritable;
                 told.errors = errors;
                 told.at = Some(now);
+            }
+            if disk.ram_errors > 0 && !told.ram_errors {
+                lines.push(format!(
+                    "{name}: the guest's RAM cannot be accessed ({RAM_ERRORS}): such requests fail"
+                ));
+                told.ram_errors = true;
             }
             if disk.unsynced && !told.unsynced {
                 lines.push(format!(
@@ -321,6 +330,9 @@ mod tests {
         disk.unwritable_pages = 0;
         let line = "disk: 0 (/a.raw): all blocks can be written again, after 99 errors for lack of space and 0 others";
         assert_eq!(told(&disk, 62), [line]);
+        disk.ram_errors = 1;
+        assert!(told(&disk, 63)[0].contains("RAM cannot be accessed"));
+        disk.ram_errors = 2;
         disk.unsynced = true;
         assert!(told(&disk, 63)[0].contains("a sync failed"));
         assert_eq!(told(&disk, 64), [""; 0]);
