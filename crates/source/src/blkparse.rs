@@ -200,14 +200,17 @@ impl<'a> Event<'a> {
             length_bytes: 0,
         };
         let [sector, plus, sectors] = [(); 3].map(|()| word(&mut rest));
-        // A request that neither reads nor writes may have any text here; a flush without data has only a process.
-        if kind.is_none() || sector.starts_with(b"[") {
+        // A request that neither reads nor writes may have any text here; a flush without data has only a process, and
+        // a pass-through command its bytes in parentheses, `36 (12 00 00 00 24 00 ..) [udevd]`, without its length once
+        // it is completed.
+        let is_end = |word: &[u8]| word.starts_with(b"[") || word.starts_with(b"(");
+        if kind.is_none() || is_end(sector) {
             return Some(request);
         }
         request.offset_bytes = parse_digits(sector, 10)?.checked_mul(SECTOR_BYTES)?;
         if plus == b"+" {
             request.length_bytes = parse_digits(sectors, 10)?.checked_mul(SECTOR_BYTES)?;
-        } else if !plus.starts_with(b"[") {
+        } else if !is_end(plus) {
             return None;
         }
         Some(request)
@@ -325,6 +328,18 @@ Skips: 0 forward (0 -   0.0%)
         assert_eq!(read(TRACE, "C", None).unwrap(), (merged, 0));
         assert_eq!(read(TRACE, "Q", Some("8,1")).unwrap(), (vec![(2, W)], 0));
         assert!("M".parse::<BlockEvent>().is_err());
+    }
+
+    #[test]
+    fn pass_through_commands_yield_no_reference() {
+        let text =
+            "  8,16   1        9     0.331614356  4184  D   R 36 (12 00 00 00 24 00 ..) [ata_id]
+  8,16   1       10     0.331630921    13  C   R (12 00 00 00 24 00 ..) [0]
+  8,16   1       11     0.331640580  4184  D   R 512 [ata_id]
+  8,16   1       12     0.331642169    13  C  WS 0 (    4813) [0]
+";
+        assert_eq!(read(text, "D", None).unwrap(), (vec![], 2));
+        assert_eq!(read(text, "C", None).unwrap(), (vec![], 2));
     }
 
     #[test]

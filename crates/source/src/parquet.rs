@@ -233,7 +233,8 @@ impl Reader {
                 found.ok_or_else(missing).map(Some)
             };
             let time = wanted(TIME, options.times)?;
-            let time = time.map(|leaf| (leaf, Tick::of(&metadata, leaf)));
+            let with_tick = |leaf| Tick::of(&metadata, leaf).map(|tick| (leaf, tick));
+            let time = time.map(with_tick).transpose()?;
             let size = wanted(SIZE, options.sizes)?;
             let all = metadata.num_row_groups();
             let groups = options.row_groups.clone();
@@ -311,8 +312,12 @@ impl Reader {
         let details = batch.details_mut();
         if let (Some(column), Some((time, tick))) = (&mut group.time, self.time) {
             let times = numbers_of((column, time, "time"), read, rows, numbers, small, levels)?;
-            for &time in &*numbers {
-                details.times_us.push(tick.to_us(time.cast_unsigned())?);
+            for (before, &time) in numbers.iter().enumerate() {
+                let time_us = tick.to_us(time.cast_unsigned()).ok_or_else(|| {
+                    *rows += before as u64;
+                    general("a time is too large".to_owned())
+                })?;
+                details.times_us.push(time_us);
             }
             if times != read {
                 return Err(general("it has fewer times than pages".to_owned()));
@@ -320,11 +325,12 @@ impl Reader {
         }
         if let (Some(column), Some(size)) = (&mut group.size, self.size) {
             let sizes = numbers_of((column, size, "size"), read, rows, numbers, small, levels)?;
-            let as_size = |&size| {
-                u32::try_from(size).map_err(|_| general("a size is 4 GiB or more".to_owned()))
-            };
-            for size in numbers.iter().map(as_size) {
-                details.sizes_bytes.push(size?);
+            for (before, &size) in numbers.iter().enumerate() {
+                let size_bytes = u32::try_from(size).map_err(|_| {
+                    *rows += before as u64;
+                    general("a size is 4 GiB or more".to_owned())
+                })?;
+                details.sizes_bytes.push(size_bytes);
             }
             if sizes != read {
                 return Err(general("it has fewer sizes than pages".to_owned()));
@@ -415,7 +421,8 @@ fn decoded<T>(decode: impl FnOnce() -> ParquetResult<T>) -> Result<T, String> {
     })
 }
 
-/// Unit of a column of times: that of its type, if it is one of timestamps, else microseconds, as its name says.
+/// Unit of a column of times: that of its type, if it is one of timestamps or of times of day, else microseconds, as its
+/// name says.
 #[derive(Debug, Clone, Copy)]
 enum Tick {
     Milliseconds,
@@ -424,25 +431,33 @@ enum Tick {
 }
 
 impl Tick {
-    fn of(metadata: &ParquetMetaData, leaf: Leaf) -> Self {
+    fn of(metadata: &ParquetMetaData, leaf: Leaf) -> ParquetResult<Self> {
         let column = metadata.file_metadata().schema_descr().column(leaf.index);
-        match (column.logical_type_ref(), column.converted_type()) {
-            (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {
-                TimeUnit::MILLIS => Self::Milliseconds,
-                TimeUnit::MICROS => Self::Microseconds,
-                TimeUnit::NANOS => Self::Nanoseconds,
-            },
-            (_, ConvertedType::TIMESTAMP_MILLIS) => Self::Milliseconds,
+        let unit = match column.logical_type_ref() {
+            Some(LogicalType::Timestamp(timestamp)) => Some(timestamp.unit),
+            Some(LogicalType::Time(time)) => Some(time.unit),
+            _ => None,
+        };
+        Ok(match (unit, column.converted_type()) {
+            (Some(TimeUnit::MILLIS), _) => Self::Milliseconds,
+            (Some(TimeUnit::MICROS), _) => Self::Microseconds,
+            (Some(TimeUnit::NANOS), _) => Self::Nanoseconds,
+            (None, ConvertedType::TIMESTAMP_MILLIS | ConvertedType::TIME_MILLIS) => {
+                Self::Milliseconds
+            }
+            (None, ConvertedType::DATE) => {
+                return Err(general(format!("column '{TIME}' has dates, not times")));
+            }
             _ => Self::Microseconds,
-        }
+        })
     }
 
-    fn to_us(self, time: u64) -> ParquetResult<u64> {
-        let late = || general("a time is too large".to_owned());
+    /// `None` beyond 64 bits.
+    fn to_us(self, time: u64) -> Option<u64> {
         match self {
-            Self::Milliseconds => time.checked_mul(1000).ok_or_else(late),
-            Self::Microseconds => Ok(time),
-            Self::Nanoseconds => Ok(time / 1000),
+            Self::Milliseconds => time.checked_mul(1000),
+            Self::Microseconds => Some(time),
+            Self::Nanoseconds => Some(time / 1000),
         }
     }
 }
@@ -654,32 +669,40 @@ mod tests {
             times: true,
             ..Options::default()
         };
-        let times = |kind: &str, times: Vec<Option<i64>>| {
-            let schema =
-                format!("message t {{ required int64 page; required int64 time_us {kind}; }}");
-            let pages = vec![Some(1); times.len()];
-            let file = file_of(
-                &schema,
-                &[Values::Long(pages), Values::Long(times)],
-                Compression::UNCOMPRESSED,
-            );
+        let times = |kind: &str, time: Values| {
+            let schema = format!("message t {{ required int64 page; required {kind}; }}");
+            let pages = Values::Long(vec![Some(1); 2]);
+            let file = file_of(&schema, &[pages, time], Compression::UNCOMPRESSED);
             let mut trace = open(file.path(), &with_times)?;
             let mut batch = ReferenceBatch::new();
             trace.next_batch(&mut batch)?;
             Ok::<_, SourceError>(batch.details().times_us.clone())
         };
-        let seconds_3 = [3_000_000; 2];
-        for (kind, value) in [
-            ("", 3_000_000),
-            ("(TIMESTAMP(MILLIS,true))", 3000),
-            ("(TIMESTAMP_MILLIS)", 3000),
-            ("(TIMESTAMP(MICROS,true))", 3_000_000),
-            ("(TIMESTAMP(NANOS,false))", 3_000_000_999),
+        let long = |time: i64| Values::Long(vec![Some(3), Some(time)]);
+        let short = |time: i32| Values::Short(vec![Some(3), Some(time)]);
+        for (kind, time, first_us) in [
+            ("int64 time_us", long(3_000_000), 3),
+            ("int64 time_us (TIMESTAMP(MILLIS,true))", long(3000), 3000),
+            ("int64 time_us (TIMESTAMP_MILLIS)", long(3000), 3000),
+            ("int64 time_us (TIMESTAMP(MICROS,true))", long(3_000_000), 3),
+            (
+                "int64 time_us (TIMESTAMP(NANOS,false))",
+                long(3_000_000_999),
+                0,
+            ),
+            ("int32 time_us (TIME(MILLIS,true))", short(3000), 3000),
+            ("int32 time_us (TIME_MILLIS)", short(3000), 3000),
+            ("int64 time_us (TIME(MICROS,true))", long(3_000_000), 3),
+            ("int64 time_us (TIME(NANOS,true))", long(3_000_000_999), 0),
         ] {
-            assert_eq!(times(kind, vec![Some(value)]).unwrap(), seconds_3, "{kind}");
+            let both = times(kind, time).unwrap();
+            assert_eq!(both[..2], [first_us, 3_000_000], "{kind}");
         }
-        let late = times("(TIMESTAMP(MILLIS,true))", vec![Some(i64::MAX)]).unwrap_err();
-        assert!(late.to_string().contains("a time is too large"), "{late}");
+        let error = |kind, time| times(kind, time).unwrap_err().to_string();
+        let late = error("int64 time_us (TIMESTAMP(MILLIS,true))", long(i64::MAX));
+        assert!(late.ends_with("row 2: a time is too large"), "{late}");
+        let date = error("int32 time_us (DATE)", short(20_000));
+        assert!(date.contains("column 'time_us' has dates"), "{date}");
     }
 
     #[test]
@@ -821,6 +844,24 @@ mod tests {
             let error = references(&file, &options).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_size_of_4_gib_is_named_with_its_row() {
+        let options = Options {
+            sizes: true,
+            ..Options::default()
+        };
+        let schema = "message t { required int64 page; required int64 size_bytes; }";
+        let mut sizes = vec![Some(1); 30_000];
+        sizes[20_000] = Some(1 << 32);
+        let columns = [Values::Long(vec![Some(1); 30_000]), Values::Long(sizes)];
+        let file = file_of(schema, &columns, Compression::UNCOMPRESSED);
+        let error = references(&file, &options).unwrap_err().to_string();
+        assert!(
+            error.ends_with("row 20001: a size is 4 GiB or more"),
+            "{error}"
+        );
     }
 
     #[test]
