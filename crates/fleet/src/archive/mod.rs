@@ -139,6 +139,12 @@ fn whole_host(
         ));
     }
     let now_ms = demands.now_unix_ms;
+    if now_ms < demands.since_unix_ms {
+        return Err(format!(
+            "its clock is {} s behind, so it has none of the days",
+            host.clock_ahead_ms.unsigned_abs() / 1000
+        ));
+    }
     let mut begin_ms = demands.since_unix_ms - demands.since_unix_ms % DAY_MS;
     while begin_ms < now_ms {
         let day = Day {

@@ -258,7 +258,7 @@ fn answers_that_cannot_be_are_named_and_other_hosts_are_archived() {
 }
 
 #[test]
-fn hosts_of_one_name_or_of_a_time_to_come_are_not_archived() {
+fn hosts_of_one_name_or_of_a_wrong_time_are_not_archived() {
     let folder = TempDir::new().unwrap();
     let [first, second] = [(); 2].map(|()| daemon(&example()));
     let hosts = [&first, &second].map(|base| (&**base, demands("twin", DAY + 1000)));
@@ -271,6 +271,17 @@ fn hosts_of_one_name_or_of_a_time_to_come_are_not_archived() {
     };
     let found = archived(vec![ahead], folder.path()).unwrap();
     assert!(found.missing[0].why.contains("ahead"), "{found:?}");
+    let behind = CollectedHost {
+        clock_ahead_ms: -1000,
+        demands: HostDemands {
+            since_unix_ms: DAY,
+            ..demands("behind", DAY - 1000)
+        },
+        ..collected(&(&first, demands("behind", DAY)))
+    };
+    let found = archived(vec![behind], folder.path()).unwrap();
+    assert_eq!(found.hosts, 0);
+    assert!(found.missing[0].why.contains("1 s behind"), "{found:?}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
