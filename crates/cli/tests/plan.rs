@@ -4,7 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use plimsoll_protocol::curve_json::{CurveJson, PointJson};
+use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::plan::{
     DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
 };
@@ -354,6 +354,27 @@ fn promises_that_cannot_be_kept_are_exit_code_4_with_who_needs_what() {
         let said = "VM 'web': its maximum size is less than its max-loss needs: ";
         assert!(complaint.contains(said), "{now}: {complaint}");
     }
+    let [_, mut web, _] = three();
+    for point in &mut web.points {
+        point.misses = Some(MissesJson {
+            misses_per_second: point.miss_ratio * 1000.0,
+            misses_low_per_second: point.low * 1000.0,
+            misses_high_per_second: point.high * 1000.0,
+        });
+    }
+    desk.put("rated.json", &serde_json::to_string(&web).unwrap());
+    let with_max = |max: &str| {
+        desk.ran(&format!(
+            "rated.json --total 4G --vm web:max-misses=700/s{max}"
+        ))
+    };
+    let (code, _, complaint) = with_max("");
+    assert_eq!(code, Some(0), "{complaint}");
+    let (code, out, complaint) = with_max(",max=300M");
+    assert!(code == Some(4) && out.contains("300 MiB"), "{out}");
+    let said =
+        "VM 'web': its maximum size is less than its max-misses needs: 990.0/s, 700/s are allowed";
+    assert!(complaint.contains(said), "{complaint}");
 }
 
 #[test]

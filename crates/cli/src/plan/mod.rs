@@ -11,7 +11,9 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
-use plimsoll_policy::{GivenOptions, POLICIES, Policy, PolicyError, Rules};
+use plimsoll_policy::{
+    GivenOptions, POLICIES, Policy, PolicyError, Prediction, PredictionUnit, Rules,
+};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
 
@@ -26,7 +28,7 @@ use plimsoll_report::plan::PlanReport;
 
 /// Show how a policy would allocate a host's memory among VMs whose curves are known.
 ///
-/// Nothing is moved. The exit code is 4 if no allocation keeps every VM within its minimum size and max-loss, also if a maximum size
+/// Nothing is moved. The exit code is 4 if no allocation keeps every VM within its minimum size and bound, also if a maximum size
 /// forbids it. A miss ratio below 0.1 % counts as 0.1 %: quotients of tiny ratios are noise.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -124,21 +126,31 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-/// The VM, if there is one, that its maximum size takes below what its loss bound needs: the allocation was computed
+/// The VM, if there is one, that its maximum size takes below what its bound needs: the allocation was computed
 /// nevertheless.
 fn over_its_bound(inputs: &PlanInputs, plan: &PlanJson) -> Option<String> {
     let mut targets = plan.targets.iter().zip(&inputs.demands);
     targets.find_map(|(target, demand)| {
-        let (most, found) = (1.0 + target.max_loss?, target.relative?.high);
         let next_bytes = target.target_bytes.saturating_add(inputs.page_bytes);
         let is_forced =
             target.target_bytes < target.baseline_bytes && next_bytes > demand.ceiling_bytes?;
-        (is_forced && found > most).then(|| {
-            format!(
-                "VM '{}': its maximum size is less than its max-loss needs: {found:.2}x of its misses at the baseline, {most:.2}x are allowed",
-                printable(&target.vm)
-            )
-        })
+        let predictions = target.predictions().into_iter();
+        let mut over = predictions.filter(|prediction| prediction.high > prediction.limit);
+        let Prediction {
+            unit, high, limit, ..
+        } = over.next().filter(|_| is_forced)?;
+        let needs = match unit {
+            PredictionUnit::OfBaseline => format!(
+                "max-loss needs: {high:.2}x of its misses at the baseline, {limit:.2}x are allowed"
+            ),
+            PredictionUnit::PerSecond => {
+                format!("max-misses needs: {high:.1}/s, {limit}/s are allowed")
+            }
+        };
+        let vm = printable(&target.vm);
+        Some(format!(
+            "VM '{vm}': its maximum size is less than its {needs}"
+        ))
     })
 }
 
