@@ -304,6 +304,11 @@ fn what_cannot_be_asked_for_ends_with_2_and_says_what_can() {
             "from 1 to 2^20 references; got 4294967296",
         ),
         ("mrc loop.ids --rate 0.5", "lru uses every reference"),
+        ("mrc loop.ids --seed 1", "--seed: lru does not take it"),
+        (
+            "mrc loop.ids -o svg --out a.png",
+            "of another format than -o",
+        ),
         (
             "mrc loop.ids --max-samples 9",
             "lru does not take it; shards-max does",
@@ -983,6 +988,8 @@ fn a_simulation_refuses_what_only_estimators_take() {
     for other in ["--every 1h", "--by device", "--compare", "--estimator lru"] {
         desk.complaint(&format!("mrc loop.ids --cache-policy fifo {other}"), 2);
     }
+    let complaint = desk.complaint("mrc loop.ids --cache-policy fifo,lru,fifo", 2);
+    assert!(complaint.contains("fifo is named twice"), "{complaint}");
 }
 
 #[test]
@@ -1335,6 +1342,13 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
         seen = next();
     }
     assert!(follower.wait().unwrap().success());
+
+    fs::write(desk.path("cut.ids"), format!("{}x\n", "1\n".repeat(90_000))).unwrap();
+    let complaint = desk.complaint("mrc cut.ids --follow --every 1m", 1);
+    assert!(
+        complaint.contains("cut.ids, line 90001: expected"),
+        "{complaint}"
+    );
 
     desk.stdout("trace generate uniform --pages 90000 --references 90000 --out many.ids");
     let of = |name: &str| desk.text(&format!("mrc {name} --follow --every 1m -o csv --points 9"));

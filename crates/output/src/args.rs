@@ -172,11 +172,13 @@ impl OutputArgs {
     /// The format requested by name or by the ending of the file's name.
     #[must_use]
     pub fn format(&self) -> Format {
-        let ending = || {
-            let ending = self.path()?.extension()?.to_str()?;
-            Format::from_str(ending, true).ok()
-        };
-        self.output.or_else(ending).unwrap_or(Format::Table)
+        let format = self.output.or_else(|| self.format_of_ending());
+        format.unwrap_or(Format::Table)
+    }
+
+    fn format_of_ending(&self) -> Option<Format> {
+        let ending = self.path()?.extension()?.to_str()?;
+        Format::from_str(ending, true).ok()
     }
 
     /// The file to write instead of standard output.
@@ -200,6 +202,12 @@ impl OutputArgs {
         if let (None, Some(ending)) = (self.output, ending.filter(is_foreign)) {
             let ending = ending.display();
             bail_usage!("--out: no output format is '.{ending}': name one with -o");
+        }
+        if let (Some(format), Some(other)) = (self.output, self.format_of_ending())
+            && format != other
+            && (format.is_picture() || other.is_picture())
+        {
+            bail_usage!("--out: the file's ending is of another format than -o");
         }
         let picture = self.format().is_picture();
         match self.path() {
@@ -252,6 +260,8 @@ mod tests {
             args(Some(Format::Csv), Some(name)).check().unwrap();
         }
         args(None, Some("curve.txt")).check().unwrap();
+        assert!(args(Some(Format::Svg), Some("curve.PNG")).check().is_err());
+        args(Some(Format::Svg), Some("curve.SVG")).check().unwrap();
     }
 
     #[test]

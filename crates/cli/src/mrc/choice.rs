@@ -157,7 +157,7 @@ impl EstimatorArgs {
         matches!(self.estimator, Choice::All)
     }
 
-    /// Whether no estimator was chosen, nor set, be it a seed.
+    /// Whether no estimator was chosen, nor any option of one.
     pub(super) fn is_default(&self) -> bool {
         self.is_exact_lru() && self.stream.is_none() && self.options.0.is_empty()
     }
@@ -165,12 +165,6 @@ impl EstimatorArgs {
     /// Whether it is exact LRU, by default or by name.
     pub(super) fn is_exact_lru(&self) -> bool {
         matches!(self.estimator, Choice::One(row) if row.name == ALGORITHMS[0].name)
-    }
-
-    /// The options given, but for the seed, which every estimator accepts.
-    fn set_options(&self) -> impl Iterator<Item = &OptionSpec> {
-        let given = self.options.0.iter().map(|(option, _)| option);
-        given.filter(|option| option.kind != OptionKind::Seed)
     }
 
     /// Where to record counters, if anywhere.
@@ -316,7 +310,7 @@ impl EstimatorArgs {
             }
             return Ok(());
         };
-        for option in self.set_options() {
+        for (option, _) in &self.options.0 {
             let taken = row.option(option.name);
             taken.map_err(|error| UsageError(error.to_string()))?;
         }

@@ -19,7 +19,7 @@ use plimsoll_flow::{ReferenceBatch, Source as _};
 use plimsoll_output::{bail_usage, printable_path, stop_flag};
 use plimsoll_protocol::size::Interval;
 use plimsoll_report::trace::FollowedReport;
-use plimsoll_source::{Options, parts};
+use plimsoll_source::{Options, SourceError, parts};
 
 use super::choice::EstimatorArgs;
 use super::report::ViewArgs;
@@ -100,12 +100,12 @@ pub(super) fn run(
         let part = parts.recv_timeout(left.min(POLL));
         match &part {
             Ok(Ok(text)) => {
-                let name = match lines {
-                    0 => trace.label(),
-                    lines => format!("{} after line {lines}", trace.label()),
-                };
+                let name = trace.label();
                 let mut source = plimsoll_source::read(Cursor::new(text), &name, &options)?;
-                while source.next_batch(&mut batch)? {
+                while source
+                    .next_batch(&mut batch)
+                    .map_err(|error| after(lines, error))?
+                {
                     for window in &mut windows {
                         window.built.estimator.observe(batch.pages());
                         window.references += batch.len() as u64;
@@ -137,6 +137,14 @@ pub(super) fn run(
             }
         }
     }
+}
+
+/// The error of a part of the stream that is preceded by `lines` lines.
+fn after(lines: u64, mut error: SourceError) -> SourceError {
+    if let SourceError::Line { line, .. } | SourceError::LineTooLong { line, .. } = &mut error {
+        *line += lines;
+    }
+    error
 }
 
 /// A window's curve; with its head for the first one.

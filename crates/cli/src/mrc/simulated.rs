@@ -6,8 +6,8 @@ use anyhow::Context as _;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use plimsoll_estimator::simulation::{CACHE_POLICIES, CachePolicyRow, MiniSim, cache_policy};
 use plimsoll_flow::PageCount;
-use plimsoll_output::Format;
 use plimsoll_output::exit::UsageError;
+use plimsoll_output::{Format, bail_usage};
 use plimsoll_plot::Figure as _;
 use plimsoll_report::trace::SimulationReport;
 
@@ -56,6 +56,11 @@ pub(super) fn run(
     view: &ViewArgs,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let names: Vec<_> = args.cache_policy.iter().map(|row| row.name).collect();
+    let twice = (1..names.len()).find(|&at| names[..at].contains(&names[at]));
+    if let Some(twice) = twice {
+        bail_usage!("--cache-policy: {} is named twice", names[twice]);
+    }
     let (rate, seed) = estimator.sample(RATE)?;
     let mut simulation = MiniSim::new(rate, seed).map_err(|error| UsageError(error.to_string()))?;
     let mut source = trace.open()?;
