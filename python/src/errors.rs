@@ -87,8 +87,26 @@ impl From<PyErr> for Raised {
 
 impl From<BuildError> for Raised {
     fn from(error: BuildError) -> Self {
-        Self(option(error.to_string()))
+        Self(option(in_python(&error.to_string())))
     }
+}
+
+/// A text of the command line with the names that its options have in Python: `max_samples` for `--max-samples`.
+pub(crate) fn in_python(text: &str) -> String {
+    let mut parts = text.split("--");
+    let mut all = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_in_name = |c: char| c.is_ascii_lowercase() || c == '-';
+        let name_bytes = part.find(|c| !is_in_name(c)).unwrap_or(part.len());
+        let (name, rest) = part.split_at(name_bytes);
+        let follows_name = all.ends_with(|c: char| c != ' ' && c != '(');
+        if name.is_empty() || follows_name {
+            all.extend(["--", part]);
+        } else {
+            all.extend([&*name.replace('-', "_"), rest]);
+        }
+    }
+    all
 }
 
 impl From<PartialError> for Raised {
@@ -157,7 +175,7 @@ impl From<serde_json::Error> for Raised {
 
 impl From<SourceError> for Raised {
     fn from(error: SourceError) -> Self {
-        let text = error.to_string();
+        let text = in_python(&error.to_string());
         let raised = match error {
             SourceError::Open { .. } => python::TraceOpenError::new_err(text),
             _ => python::TraceError::new_err(text),

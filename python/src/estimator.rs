@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::curve::Curve;
-use crate::errors::OrRaise as _;
+use crate::errors::{self, OrRaise as _};
 use crate::options;
 use crate::references;
 
@@ -153,7 +153,7 @@ pub(crate) fn estimators(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let rows = PyDict::new(py);
     for row in ALGORITHMS {
         let entry = PyDict::new(py);
-        entry.set_item("help", row.help)?;
+        entry.set_item("help", errors::in_python(row.help))?;
         entry.set_item("options", options::described(py, row.options)?)?;
         entry.set_item("is_exact", row.is_exact)?;
         entry.set_item("cost", row.cost)?;

@@ -119,9 +119,8 @@ pub(crate) fn settings(
     let mut settings = Settings::new(page_size);
     for (name, value) in given.into_iter().flatten() {
         let spec = option(&name.extract::<String>()?.replace('_', "-")).or_raise()?;
-        let value = self::value(spec.kind, &value, page_size).map_err(|error| {
-            errors::option(format!("--{}: {}", spec.name, error.value(name.py())))
-        })?;
+        let value = self::value(spec.kind, &value, page_size)
+            .map_err(|error| errors::option(format!("{name}: {}", error.value(name.py()))))?;
         settings.set(spec.name, value);
     }
     Ok(settings)
@@ -135,7 +134,7 @@ pub(crate) fn described<'py>(
     let all = PyDict::new(py);
     for option in options {
         let entry = PyDict::new(py);
-        entry.set_item("help", option.help)?;
+        entry.set_item("help", errors::in_python(option.help))?;
         entry.set_item("kind", option.kind.value_name().to_lowercase())?;
         let default = option.default.map(|value| match value {
             OptionValue::Rate(number) | OptionValue::Share(number) => number.into_py_any(py),

@@ -111,7 +111,7 @@ pub(crate) fn cache_policies(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let rows = PyDict::new(py);
     for row in CACHE_POLICIES {
         let entry = PyDict::new(py);
-        entry.set_item("help", row.help)?;
+        entry.set_item("help", errors::in_python(row.help))?;
         entry.set_item("source", row.source)?;
         rows.set_item(row.name, entry)?;
     }

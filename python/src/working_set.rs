@@ -145,7 +145,7 @@ impl WorkingSetEstimator {
             _ => None,
         };
         if memory == Some(PageCount(0)) {
-            return Err(errors::option("--memory: it has no pages".to_owned()));
+            return Err(errors::option("memory: it has no pages".to_owned()));
         }
         Ok(Self {
             row,
@@ -224,7 +224,7 @@ pub(crate) fn working_set_estimators(py: Python<'_>) -> PyResult<Bound<'_, PyDic
     let rows = PyDict::new(py);
     for row in METHODS {
         let entry = PyDict::new(py);
-        entry.set_item("help", row.help)?;
+        entry.set_item("help", errors::in_python(row.help))?;
         entry.set_item("feed", row.feed.help())?;
         entry.set_item("options", options::described(py, row.options)?)?;
         entry.set_item("columns", row.columns)?;

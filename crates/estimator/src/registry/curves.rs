@@ -452,7 +452,7 @@ mod tests {
         );
         assert_eq!(
             option("shards", "ratio"),
-            "--ratio: shards takes only rate, seed"
+            "--ratio: shards takes only --rate, --seed"
         );
         assert_eq!(
             option("footprint", "ratio"),

@@ -249,7 +249,10 @@ pub(super) fn not_taken(specs: &[OptionSpec], takers: &[&str]) -> String {
     if !takers.is_empty() {
         return format!("does not take it; {} does", takers.join(" or "));
     }
-    let taken: Vec<_> = specs.iter().map(|option| option.name).collect();
+    let taken: Vec<_> = specs
+        .iter()
+        .map(|option| format!("--{}", option.name))
+        .collect();
     match &*taken {
         [] => "takes no options".to_owned(),
         names => format!("takes only {}", names.join(", ")),
