@@ -806,6 +806,8 @@ impl State {
     fn record_turn(&mut self, unix_ms: u64, moments: &[TurnRecord<'_>]) {
         let span = unix_ms / SPAN_MS;
         let closes = self.span != Some(span);
+        // With turns that are longer than a span, those of the spans passed over are kept, too.
+        let passes_over = self.span.is_some_and(|last| last.abs_diff(span) > 1);
         let mut curves = Vec::new();
         for moment in moments {
             let id = self.id(moment.vm).to_owned();
@@ -819,7 +821,7 @@ impl State {
             // Half of the VMs at a time.
             if let Some(curve) = moment.curve
                 && closes
-                && (span ^ key).is_multiple_of(2)
+                && (passes_over || (span ^ key).is_multiple_of(2))
             {
                 curves.push((key, form::Curve::thinned(curve)));
             }

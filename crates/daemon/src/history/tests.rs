@@ -99,6 +99,31 @@ fn ids(decisions: &[Decision]) -> Vec<u64> {
 }
 
 #[test]
+fn turns_longer_than_a_span_keep_a_curve_of_every_vm() {
+    let curve: CurveJson = serde_json::from_str(
+        r#"{"schema":1,"vm":"web","page_bytes":4096,"references":7,"baseline_pages":5,"points":[
+            {"size_pages":1,"miss_ratio":0.5,"low":0.4,"high":0.6}]}"#,
+    )
+    .unwrap();
+    for turn_spans in [2, 12] {
+        let history = History::nowhere();
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+        for turn in 0..6 {
+            let now_ms = NOON_MS + turn * turn_spans * SPAN_MS;
+            let records = names.map(|name| TurnRecord {
+                curve: Some(&curve),
+                ..moment(name, sample(now_ms, 5))
+            });
+            history.record_turn(&records);
+        }
+        for name in names {
+            let kept = history.valid_curves(name, 0).len();
+            assert!(kept >= 5, "{name}: {kept} of turns of {turn_spans} spans");
+        }
+    }
+}
+
+#[test]
 fn history_follows_the_uuid_of_a_vm() {
     const WEB: &str = "c7a5fdbd-edaf-9455-926a-d65c16db1809";
     const OTHER: &str = "11111111-edaf-9455-926a-d65c16db1809";
