@@ -19,6 +19,7 @@ mod filter;
 mod tlb;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::num::NonZeroU64;
 
 use foldhash::fast::RandomState;
@@ -54,12 +55,11 @@ impl Default for Config {
     }
 }
 
-/// A page's frame, and the interval in which its flags were last set; in all other intervals they are clear.
-#[derive(Debug, Clone, Copy)]
-struct Frame {
-    number: u32,
-    accessed: Option<u64>,
-    dirty: Option<u64>,
+/// The intervals in which a frame's flags were last set, from 1; 0 for never. In all other intervals they are clear.
+#[derive(Debug, Clone, Copy, Default)]
+struct Flags {
+    accessed: u64,
+    dirty: u64,
 }
 
 /// The MMU of one vCPU and its page tables.
@@ -68,7 +68,10 @@ pub struct Mmu {
     tlb: Tlb,
     tlb2: Option<Tlb>,
     filter: Option<Filter>,
-    frames: HashMap<PageNumber, Frame, RandomState>,
+    /// The frames' numbers.
+    frames: HashMap<PageNumber, u32, RandomState>,
+    /// By number.
+    flags: Vec<Flags>,
     interval: u64,
     /// Accesses so far, at the last record with the vCPU's clock, and at the last count.
     accesses: u64,
@@ -85,6 +88,7 @@ impl Mmu {
             tlb2: config.tlb2.map(Tlb::new),
             filter: config.filter_pages.map(Filter::new),
             frames: HashMap::default(),
+            flags: Vec::new(),
             interval: 0,
             accesses: 0,
             clocked: 0,
@@ -104,42 +108,65 @@ impl Mmu {
         write: bool,
         records: &mut Vec<Record>,
     ) -> Result<(), PageLogError> {
+        let frame = self.frame_of(page)?;
+        self.access_frame(page, frame, write, records);
+        Ok(())
+    }
+
+    /// The number of a page's frame; assigns the next one on first access.
+    fn frame_of(&mut self, page: PageNumber) -> Result<u32, PageLogError> {
+        match self.frames.entry(page) {
+            Entry::Occupied(frame) => Ok(*frame.get()),
+            Entry::Vacant(place) => {
+                let next = u32::try_from(self.flags.len());
+                let frame = *place.insert(next.map_err(|_| PageLogError::TooManyPages)?);
+                self.flags.push(Flags::default());
+                Ok(frame)
+            }
+        }
+    }
+
+    fn access_frame(
+        &mut self,
+        page: PageNumber,
+        number: u32,
+        write: bool,
+        records: &mut Vec<Record>,
+    ) {
         self.accesses += 1;
         let vcpu = 0;
+        let frame = PageNumber(number.into());
         if let Some(filter) = &mut self.filter
-            && let Some(left) = filter.access(page)
+            && let Some(left) = filter.access(frame)
         {
-            let frame = frame_of(&mut self.frames, page)?.number;
-            let frame = PageNumber(frame.into());
             records.push(Record::Enter { vcpu, frame, write });
-            if let Some(left) = left.and_then(|page| self.frames.get(&page)) {
-                let frame = PageNumber(left.number.into());
+            if let Some(frame) = left {
                 records.push(Record::Leave { vcpu, frame });
             }
         }
         if self.tlb.serves(page, write) {
-            return Ok(());
+            return;
         }
         if let Some(second) = &mut self.tlb2
             && second.serves(page, write)
         {
             self.tlb.fill(page, second.is_dirty(page));
-            return Ok(());
+            return;
         }
-        let frame = frame_of(&mut self.frames, page)?;
-        let now = Some(self.interval);
+        let flags = &mut self.flags[number as usize];
+        let now = self.interval + 1;
         let walk = Walk {
             vcpu,
-            frame: PageNumber(frame.number.into()),
+            frame,
             step_instructions: 0,
             write,
             fetch: false,
-            sets_accessed: frame.accessed != now,
-            sets_dirty: write && frame.dirty != now,
+            sets_accessed: flags.accessed != now,
+            sets_dirty: write && flags.dirty != now,
         };
-        frame.accessed = now;
+        flags.accessed = now;
         if write {
-            frame.dirty = now;
+            flags.dirty = now;
         }
         self.tlb.fill(page, write);
         if let Some(second) = &mut self.tlb2 {
@@ -156,7 +183,6 @@ impl Mmu {
             step_instructions,
             ..walk
         }));
-        Ok(())
     }
 
     /// Ends an interval.
@@ -182,22 +208,6 @@ impl Mmu {
     }
 }
 
-/// The frame of a page; assigns a new one on first access.
-fn frame_of(
-    frames: &mut HashMap<PageNumber, Frame, RandomState>,
-    page: PageNumber,
-) -> Result<&mut Frame, PageLogError> {
-    let next = frames.len() as u64;
-    match frames.entry(page) {
-        std::collections::hash_map::Entry::Occupied(frame) => Ok(frame.into_mut()),
-        std::collections::hash_map::Entry::Vacant(place) => Ok(place.insert(Frame {
-            number: u32::try_from(next).map_err(|_| PageLogError::TooManyPages)?,
-            accessed: None,
-            dirty: None,
-        })),
-    }
-}
-
 /// Converts references to the records of a machine with one vCPU, one instruction each. Unknown kinds count as reads.
 pub struct EmulatedRecords<S> {
     source: S,
@@ -205,6 +215,8 @@ pub struct EmulatedRecords<S> {
     mmu: Mmu,
     description: Description,
     batch: ReferenceBatch,
+    /// The frames of the batch's pages, found all at once: so the processor waits for several places of memory at a time.
+    frames: Vec<u32>,
     /// Number of the batch's references already converted.
     made: usize,
     /// References left in the interval.
@@ -243,6 +255,7 @@ impl<S: Source> EmulatedRecords<S> {
             mmu: Mmu::new(config),
             description,
             batch: ReferenceBatch::new(),
+            frames: Vec::new(),
             made: 0,
             left: config.interval_references.map_or(u64::MAX, NonZeroU64::get),
             ended: false,
@@ -251,7 +264,12 @@ impl<S: Source> EmulatedRecords<S> {
 
     fn next_references(&mut self) -> Result<bool, PageLogError> {
         let next = self.source.next_batch(&mut self.batch);
-        next.map_err(|error| PageLogError::Source(Box::new(error)))
+        let is_more = next.map_err(|error| PageLogError::Source(Box::new(error)))?;
+        self.frames.clear();
+        for &page in self.batch.pages() {
+            self.frames.push(self.mmu.frame_of(page)?);
+        }
+        Ok(is_more)
     }
 
     fn fill(&mut self, records: &mut Vec<Record>) -> Result<(), PageLogError> {
@@ -267,8 +285,9 @@ impl<S: Source> EmulatedRecords<S> {
             }
             let page = self.batch.pages()[self.made];
             let write = self.batch.kinds()[self.made] == AccessKind::Write;
+            let frame = self.frames[self.made];
             self.made += 1;
-            self.mmu.access(page, write, records)?;
+            self.mmu.access_frame(page, frame, write, records);
             self.left -= 1;
             if self.left == 0
                 && let Some(references) = self.config.interval_references
