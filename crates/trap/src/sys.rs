@@ -72,7 +72,7 @@ pub struct PageRegion {
 }
 
 impl PageRegion {
-    /// Whether the page table maps it by huge pages.
+    /// Whether the page table maps it by huge pages; known of private memory whose written pages are queried.
     pub fn is_huge(&self) -> bool {
         self.categories & PAGE_IS_HUGE != 0
     }
@@ -213,7 +213,7 @@ pub struct WrittenMemory {
     /// Private memory, where pages that were only read are recognised by their contents: zeros, or a file's page. Kernels before
     /// 6.17 do not recognise a huge page of zeros.
     pub is_private: bool,
-    /// All of it is registered, and the query fails with EPERM if not. Otherwise, what is not registered is passed over.
+    /// All of it is registered, and the query fails with EPERM if not. Otherwise, what is not registered is not listed.
     pub is_registered: bool,
 }
 
@@ -337,10 +337,11 @@ pub fn pagemap_scan(
                 is_private,
                 is_registered,
             } = memory;
-            let check = if is_registered {
-                PM_SCAN_CHECK_WPASYNC
+            // What is not registered is all written.
+            let (check, written) = if is_registered {
+                (PM_SCAN_CHECK_WPASYNC, PAGE_IS_WRITTEN)
             } else {
-                0
+                (0, PAGE_IS_WRITTEN | PAGE_IS_WPALLOWED)
             };
             let protect = match query {
                 PageQuery::WrittenAndProtected(_) => PM_SCAN_WP_MATCHING,
@@ -357,12 +358,17 @@ pub fn pagemap_scan(
             } else {
                 0
             };
-            (protect | check, PAGE_IS_WRITTEN, unwritten, there)
+            (protect | check, written, unwritten, there)
         }
         PageQuery::Unregistered => (0, PAGE_IS_PRESENT, PAGE_IS_WPALLOWED, 0),
         PageQuery::Present => (0, PAGE_IS_PRESENT, 0, 0),
         PageQuery::Swapped => (0, PAGE_IS_SWAPPED, 0, 0),
         PageQuery::Accessed => (0, PAGE_IS_PRESENT | PAGE_IS_ACCESSED, 0, 0),
+    };
+    // Shared memory is queried as the kernel's fast path wants it. Huge pages of it are split whatever part is protected.
+    let huge = match query {
+        PageQuery::Written(memory) if memory.is_private => PAGE_IS_HUGE,
+        _ => 0,
     };
     let mut request = PmScanArg {
         size: size_of::<PmScanArg>() as u64,
@@ -376,7 +382,7 @@ pub fn pagemap_scan(
         category_inverted: without,
         category_mask: mask | without,
         category_anyof_mask: any_of,
-        return_mask: mask | PAGE_IS_HUGE,
+        return_mask: mask | huge,
     };
     // SAFETY: PAGEMAP_SCAN reads and writes the 96 bytes of `request` and writes at most
     // `regions_len` regions to `regions`, both borrowed mutably. A region holds only integers.
@@ -730,6 +736,23 @@ impl SharedMemory {
             start: self.address.addr() as u64,
             len_bytes: self.len_bytes as u64,
         }
+    }
+
+    /// Maps the file anew: it keeps all pages, and the page table has none.
+    #[cfg(test)]
+    pub fn map_anew(&self) {
+        // SAFETY: replaces our own mapping, which is only accessed through atomics, by one of the same file.
+        let address = unsafe {
+            libc::mmap(
+                self.address,
+                self.len_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                self.file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_eq!(address, self.address, "{}", io::Error::last_os_error());
     }
 
     /// The file behind it.

@@ -269,8 +269,8 @@ impl PageScan {
         }
     }
 
-    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order, and with whether it is mapped by
-    /// huge pages.
+    /// Calls `visit` for each run of pages in `range` that `query` asks for, in ascending order. If `query` is for what was written
+    /// of private memory, the second argument is whether the run is mapped by huge pages.
     ///
     /// `pagemap` is that of the process in which `range` lies.
     ///
