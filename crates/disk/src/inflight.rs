@@ -39,7 +39,7 @@ pub(crate) enum BadRegion {
     Size,
     #[error("its file can shrink (it is not sealed)")]
     NotSealed,
-    #[error("its file is of huge pages, of which there may be none")]
+    #[error("its file is of huge pages, of which none may be free")]
     HugePages,
     #[error("the part of a queue has another version or size, or is invalid")]
     Contents,

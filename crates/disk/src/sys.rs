@@ -524,6 +524,8 @@ static EARLIER_ACTION: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Lets [`without_bus_errors`] catch SIGBUS, in all threads.
 pub(crate) fn handle_bus_errors() -> io::Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if EARLIER_ACTION.get().is_some() {
         return Ok(());
     }
@@ -533,9 +535,7 @@ pub(crate) fn handle_bus_errors() -> io::Result<()> {
     if unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut earlier) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    if EARLIER_ACTION.set(earlier).is_err() {
-        return Ok(()); // Another thread does it.
-    }
+    EARLIER_ACTION.get_or_init(|| earlier);
     let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_bus_error;
     action.sa_sigaction = handler as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
@@ -599,10 +599,16 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
         caught
     });
     if !caught {
-        // The access is repeated and ends the process, or is handled, as it would without this handler.
+        // What the earlier action does, the signal does when it is raised again: by the access, which is repeated, or here if no
+        // access of ours raised it.
         let earlier = EARLIER_ACTION.get().map_or(ptr::null(), ptr::from_ref);
-        // SAFETY: an action that sigaction(2) returned.
-        unsafe { libc::sigaction(libc::SIGBUS, earlier, ptr::null_mut()) };
+        // SAFETY: an action that sigaction(2) returned, and a siginfo as above.
+        unsafe {
+            libc::sigaction(libc::SIGBUS, earlier, ptr::null_mut());
+            if (*info).si_code <= 0 || (*info).si_code == libc::BUS_MCEERR_AO {
+                libc::raise(libc::SIGBUS);
+            }
+        }
     }
 }
 

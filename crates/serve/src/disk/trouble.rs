@@ -61,7 +61,7 @@ impl Journal {
             }
             if disk.ram_errors > 0 && !told.ram_errors {
                 lines.push(format!(
-                    "{name}: the guest's RAM cannot be accessed ({RAM_ERRORS}): such requests fail"
+                    "{name}: the guest's RAM cannot be accessed ({RAM_ERRORS}): such requests fail, and a queue in it stops until the guest sets it up again"
                 ));
                 told.ram_errors = true;
             }
