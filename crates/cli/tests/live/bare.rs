@@ -270,7 +270,8 @@ fn stalls_per_second(subject: &mut Subject, work: impl FnOnce()) -> f64 {
     let to = Instant::now();
     subject.assert_goes_on();
     let (stalls, length) = subject.listen().unwrap().stalls(from, to);
-    stalls.count as f64 / length.as_secs_f64().max(1e-9)
+    assert!(length > Duration::from_secs(1), "{length:?} were reported");
+    stalls.count as f64 / length.as_secs_f64()
 }
 
 /// Under KVM every page that a scan may protect is taken out of the VM's page tables.
