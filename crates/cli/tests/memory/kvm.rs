@@ -34,7 +34,7 @@ $b kill $vm
 fn run(name: &str, script: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let rom = folder.path().join("guest.rom");
-    fs::write(&rom, plimsoll_kvm_guest::IMAGE).unwrap();
+    fs::write(&rom, plimsoll_rig::BARE_GUEST_IMAGE).unwrap();
     let programs = [Path::new("/usr/bin/qemu-system-x86_64"), &rom];
     // One for the VM, one for the tracer: as they run by turns, the tracer's time is the VM's.
     let processor = ["-cpu", "qemu64,-cx16,+svm,+npt", "-smp", "2"];
