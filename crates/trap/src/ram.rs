@@ -13,6 +13,8 @@ use crate::sys::{AddressRange, usize_of};
 
 /// Bytes in a page as this crate traps them; x86-64 has no smaller one.
 pub const PAGE_BYTES: u64 = 4096;
+/// Bytes in a huge page of x86-64, as a page-table entry maps it.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 /// Bytes in a block, in which a file system counts what a file takes.
 const BLOCK_BYTES: u64 = 512;
@@ -22,14 +24,30 @@ pub type PageRange = Range<u64>;
 
 /// One mapping, with the number its first page has.
 #[derive(Debug, Clone, Copy)]
-struct Region {
+pub struct Region {
     first_page: u64,
-    range: AddressRange,
+    /// Its addresses.
+    pub range: AddressRange,
 }
 
 impl Region {
-    fn pages(&self) -> PageRange {
-        self.first_page..self.first_page + self.range.len_bytes / PAGE_BYTES
+    /// Its pages.
+    pub fn pages(&self) -> PageRange {
+        self.pages_at(self.range)
+    }
+
+    /// The pages at addresses that lie in it.
+    pub fn pages_at(&self, addresses: AddressRange) -> PageRange {
+        let first = self.first_page + (addresses.start - self.range.start) / PAGE_BYTES;
+        first..first + addresses.len_bytes / PAGE_BYTES
+    }
+
+    /// The addresses of pages that lie in it.
+    pub fn addresses(&self, pages: &PageRange) -> AddressRange {
+        AddressRange {
+            start: self.range.start + (pages.start - self.first_page) * PAGE_BYTES,
+            len_bytes: (pages.end - pages.start) * PAGE_BYTES,
+        }
     }
 }
 
@@ -69,10 +87,9 @@ impl RamLayout {
         self.regions.last().map_or(0, |region| region.pages().end)
     }
 
-    /// The mappings: the number of the first page, and the addresses.
-    pub fn mappings(&self) -> impl Iterator<Item = (u64, AddressRange)> + '_ {
-        let regions = self.regions.iter();
-        regions.map(|region| (region.first_page, region.range))
+    /// The mappings.
+    pub fn regions(&self) -> impl Iterator<Item = Region> + '_ {
+        self.regions.iter().copied()
     }
 
     /// The mappings' addresses.
@@ -103,10 +120,7 @@ impl RamLayout {
         regions.filter_map(move |region| {
             let whole = region.pages();
             let (start, end) = (pages.start.max(whole.start), pages.end.min(whole.end));
-            (start < end).then(|| AddressRange {
-                start: region.range.start + (start - whole.start) * PAGE_BYTES,
-                len_bytes: (end - start) * PAGE_BYTES,
-            })
+            (start < end).then(|| region.addresses(&(start..end)))
         })
     }
 }

@@ -28,7 +28,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::marks::{MarkChecker, Marks};
 use crate::process::TracedProcess;
-use crate::ram::{PAGE_BYTES, PageRange, Presence, RamLayout};
+use crate::ram::{PageRange, Presence, RamLayout};
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{AccessProtection, Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
@@ -150,10 +150,10 @@ impl<P: Protection> AccessMarks<P> {
         query: PageQuery,
         mut visit: impl FnMut(PageRange),
     ) -> Result<(), TrapError> {
-        for (first_page, range) in self.layout.mappings() {
-            let listed = self.protection.list(range, query, &mut |run| {
-                let first = first_page + (run.start - range.start) / PAGE_BYTES;
-                visit(first..first + run.len_bytes / PAGE_BYTES);
+        for region in self.layout.regions() {
+            let range = region.range;
+            let listed = (self.protection).list(range, query, &mut |run| {
+                visit(region.pages_at(run));
             });
             listed.map_err(self.process.failed("ioctl(PAGEMAP_SCAN)"))?;
         }
@@ -262,6 +262,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{Backend, Observation};
+    use crate::ram::PAGE_BYTES;
     use crate::trial::Toucher;
 
     const START: u64 = 0x7f00_0000_0000;

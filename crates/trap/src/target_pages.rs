@@ -140,14 +140,13 @@ impl ProcessPages {
         watched: &mut Vec<Watched>,
     ) -> io::Result<Drawn> {
         let mut drawn = Drawn::default();
-        let mappings = self.layout.mappings().zip(&self.target.ram);
-        for ((first, range), mapping) in mappings {
+        let regions = self.layout.regions().zip(&self.target.ram);
+        for (region, mapping) in regions {
             // Of a private mapping of a file, the process's own pages.
             let is_private =
                 !self.target.is_vm && mapping.backing == plimsoll_flow::RamBacking::Private;
-            let pages = first..first + range.len_bytes / PAGE_BYTES;
-            for page in sample.runs_in(pages).flatten() {
-                let entry = self.entry(range.start + (page - first) * PAGE_BYTES)?;
+            for page in sample.runs_in(region.pages()).flatten() {
+                let entry = self.entry(region.addresses(&(page..page + 1)).start)?;
                 if is_private && entry.is_file_or_shared() {
                     continue;
                 }

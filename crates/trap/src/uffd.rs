@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll_flow::AccessKind;
 
-use crate::ram::PAGE_BYTES;
+use crate::ram::{HUGE_PAGE_BYTES, PAGE_BYTES};
 use crate::sys::{self, PageRegion, UFFD_MESSAGE_BYTES};
 
 pub use crate::sys::{AddressRange, PageQuery, UserfaultPurpose, WrittenMemory};
@@ -45,8 +45,6 @@ impl Fault {
 /// Bytes unregistered by one call, during which the process can neither map memory nor, before Linux 6.4, serve faults: of
 /// memory registered for write protection the kernel walks all page tables, 20 ms a GiB.
 const PIECE_BYTES: u64 = 64 << 20;
-/// Pieces end at a multiple of this, so that no huge page is split.
-const PIECE_ALIGNMENT_BYTES: u64 = 2 << 20;
 
 /// A userfaultfd on a process's memory. Dropped, it gives the memory back to the kernel.
 ///
@@ -318,7 +316,7 @@ impl Default for PageScan {
     }
 }
 
-/// Cuts a range so that unregistering one piece takes a few milliseconds at most.
+/// Cuts a range so that unregistering one piece takes a few milliseconds at most, and no huge page is split.
 fn pieces_of(range: AddressRange, purpose: UserfaultPurpose) -> impl Iterator<Item = AddressRange> {
     let end = range.start + range.len_bytes;
     let piece_bytes = match purpose {
@@ -328,8 +326,8 @@ fn pieces_of(range: AddressRange, purpose: UserfaultPurpose) -> impl Iterator<It
         | UserfaultPurpose::AsyncAccessProtect => PIECE_BYTES,
     };
     let cut = move |start: u64| {
-        let aligned = start.saturating_add(piece_bytes) / PIECE_ALIGNMENT_BYTES;
-        (aligned * PIECE_ALIGNMENT_BYTES).min(end)
+        let aligned = start.saturating_add(piece_bytes) / HUGE_PAGE_BYTES;
+        (aligned * HUGE_PAGE_BYTES).min(end)
     };
     let starts = successors(Some(range.start), move |&start| {
         Some(cut(start)).filter(|&next| next < end)
@@ -392,7 +390,7 @@ mod tests {
             assert_eq!(next, range.start + range.len_bytes);
             let (_, cut) = pieces.split_last().unwrap();
             for piece in cut {
-                assert_eq!((piece.start + piece.len_bytes) % PIECE_ALIGNMENT_BYTES, 0);
+                assert_eq!((piece.start + piece.len_bytes) % HUGE_PAGE_BYTES, 0);
                 assert!(piece.len_bytes <= PIECE_BYTES);
             }
             assert_eq!(pieces.len() > 1, purpose != UserfaultPurpose::Minor);

@@ -24,7 +24,6 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -38,7 +37,7 @@ use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::process::{TracedProcess, cpu_time};
-use crate::ram::{PAGE_BYTES, Presence, RamLayout};
+use crate::ram::{HUGE_PAGE_BYTES, PAGE_BYTES, Presence, RamLayout};
 use crate::rate::RateRule;
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
@@ -51,8 +50,6 @@ use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 const SCANS: u32 = 16;
 /// Pages between two of the sample that one call protects with them: the faults that they cost take no longer than another call.
 const GAP_PAGES: u64 = 2;
-/// A huge page of x86-64.
-const HUGE_BYTES: u64 = 2 << 20;
 
 /// The backend `write-scan`.
 pub const ROW: BackendRow = BackendRow {
@@ -88,8 +85,8 @@ struct WriteScanner {
     presence: Presence,
     userfault: Userfault,
     written: PageScan,
-    /// Addresses of a range to protect again.
-    spans: Vec<Range<u64>>,
+    /// Addresses of a mapping to protect again.
+    spans: Vec<AddressRange>,
     config: TraceConfig,
     touch_cost: TouchCost,
     /// Pages passed on in this window, by their place in the layout.
@@ -188,24 +185,16 @@ impl WriteScanner {
     }
 
     /// Protects the pages of `sample` that lie in shared memory, mapped or not: one that the file has already would count as written
-    /// when it is read first. Kernels before 6.12.100 or so do not list what is not mapped. Pages of private memory show what they
-    /// hold.
+    /// when it is read first, where the kernel does not list what is not mapped. Pages of private memory show what they hold.
     fn protect_shared(&mut self, sample: Sample) -> Result<(), TrapError> {
-        for ((first_page, range), memory) in self.layout.mappings().zip(&self.memory) {
-            if memory.is_private {
-                continue;
-            }
-            let pages = first_page..first_page + range.len_bytes / PAGE_BYTES;
+        let regions = self.layout.regions().zip(&self.memory);
+        for (region, memory) in regions.filter(|(_, memory)| !memory.is_private) {
             self.spans.clear();
-            for run in sample.runs_in(pages) {
-                let address_of = |page: u64| range.start + (page - first_page) * PAGE_BYTES;
-                add_span(&mut self.spans, address_of(run.start)..address_of(run.end));
+            for pages in sample.runs_in(region.pages()) {
+                add_span(&mut self.spans, region.addresses(&pages));
             }
-            for span in &self.spans {
-                let protected = self.userfault.protect(AddressRange {
-                    start: span.start,
-                    len_bytes: span.end - span.start,
-                });
+            for &span in &self.spans {
+                let protected = self.userfault.protect(span);
                 if memory.is_registered {
                     protected.map_err(self.process.failed("write-protecting its RAM"))?;
                 }
@@ -219,8 +208,8 @@ impl WriteScanner {
         self.process.check_alive()?;
         self.batch.advance();
         let (mut protected, mut first_place) = (0, 0);
-        for ((first_page, range), &memory) in self.layout.mappings().zip(&self.memory) {
-            let pagemap = self.presence.pagemap();
+        for (region, &memory) in self.layout.regions().zip(&self.memory) {
+            let (pagemap, range) = (self.presence.pagemap(), region.range);
             let failed = self.process.failed("ioctl(PAGEMAP_SCAN)");
             if !memory.is_registered {
                 let mut is_mapped_anew = false;
@@ -235,38 +224,28 @@ impl WriteScanner {
                     let _ = self.userfault.add(range);
                 }
             }
-            let pages_of = |run: AddressRange| {
-                let first = first_page + (run.start - range.start) / PAGE_BYTES;
-                first..first + run.len_bytes / PAGE_BYTES
-            };
-            let address_of = |page: u64| range.start + (page - first_page) * PAGE_BYTES;
             let spans = &mut self.spans;
             spans.clear();
             let list = |run: AddressRange, is_huge| {
-                for pages in sample.runs_in(pages_of(run)) {
-                    let (mut start, mut end) = (address_of(pages.start), address_of(pages.end));
+                for pages in sample.runs_in(region.pages_at(run)) {
+                    let mut span = region.addresses(&pages);
                     if is_huge {
-                        start = (start / HUGE_BYTES * HUGE_BYTES).max(run.start);
-                        end = (end.next_multiple_of(HUGE_BYTES)).min(run.start + run.len_bytes);
+                        span = whole_units(span, run);
                     }
-                    add_span(spans, start..end);
+                    add_span(spans, span);
                 }
             };
             let listed = (self.written).scan(pagemap, range, PageQuery::Written(memory), list);
             listed.map_err(failed)?;
             let mut visit = |run: AddressRange, _| {
                 protected += run.len_bytes / PAGE_BYTES;
-                for page in sample.runs_in(pages_of(run)).flatten() {
+                for page in sample.runs_in(region.pages_at(run)).flatten() {
                     self.batch.push(PageNumber(page), AccessKind::Write);
-                    let place = page - first_page + first_place;
+                    let place = page - region.pages().start + first_place;
                     self.distinct_pages += u64::from(self.touched.set(place, true));
                 }
             };
-            for span in &self.spans {
-                let span = AddressRange {
-                    start: span.start,
-                    len_bytes: span.end - span.start,
-                };
+            for &span in &self.spans {
                 let query = PageQuery::WrittenAndProtected(memory);
                 let scanned = self.written.scan(pagemap, span, query, &mut visit);
                 scanned.map_err(failed)?;
@@ -278,10 +257,22 @@ impl WriteScanner {
 }
 
 /// Adds addresses that follow those before, or joins them with the last where the gap is small.
-fn add_span(spans: &mut Vec<Range<u64>>, span: Range<u64>) {
+fn add_span(spans: &mut Vec<AddressRange>, span: AddressRange) {
     match spans.last_mut() {
-        Some(last) if span.start <= last.end + GAP_PAGES * PAGE_BYTES => last.end = span.end,
+        Some(last) if span.start <= last.start + last.len_bytes + GAP_PAGES * PAGE_BYTES => {
+            last.len_bytes = span.start + span.len_bytes - last.start;
+        }
         _ => spans.push(span),
+    }
+}
+
+/// The addresses in `run`, which is mapped by huge pages, of all huge pages that `span` has a part of.
+fn whole_units(span: AddressRange, run: AddressRange) -> AddressRange {
+    let start = (span.start / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).max(run.start);
+    let end = (span.start + span.len_bytes).next_multiple_of(HUGE_PAGE_BYTES);
+    AddressRange {
+        start,
+        len_bytes: end.min(run.start + run.len_bytes) - start,
     }
 }
 
