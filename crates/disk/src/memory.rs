@@ -5,8 +5,8 @@
 //! request headers and status bytes are read through a mapping, whose page-table entries [`GuestRam::sweep`] drops. RAM
 //! that cannot be written as a file (hugetlbfs) is written through the mapping.
 //!
-//! A page of the mapping may be impossible to have: no huge page is free for one that the guest gave back, its tmpfs is
-//! full, its file has shrunk, or its memory is damaged. The access would end the process by SIGBUS; it fails instead
+//! A page of the mapping may be inaccessible: no huge page is free for one that the guest gave back, its tmpfs is full,
+//! its file has shrunk, or its memory is damaged. The access would end the process by SIGBUS; it fails instead
 //! ([`MappedRam`]). The file is also sealed against shrinking if possible (memfd with sealing, as created by QEMU).
 
 use std::fs::File;
@@ -51,7 +51,7 @@ pub enum RamError {
         /// Length in bytes.
         bytes: u64,
     },
-    /// Regions overlap, are not of whole huge pages, or there are none.
+    /// Regions overlap, are empty or end within a huge page, or there are none.
     #[error("there are no regions of RAM, or they overlap, are empty or end within a huge page")]
     Regions,
     /// It cannot be mapped.
@@ -59,8 +59,8 @@ pub enum RamError {
     Map(#[source] io::Error),
 }
 
-/// The mapping of a guest's RAM. Accesses to pages that cannot be had fail as those outside of RAM do; if they have
-/// several pages, part of them may have been accessed.
+/// The mapping of a guest's RAM. An access to a page that is inaccessible fails as one outside of RAM does; of one to
+/// several pages, a part may have been done.
 #[derive(Debug, Clone, Copy)]
 pub struct MappedRam<'a>(&'a GuestMemoryMmap<()>);
 
@@ -216,17 +216,7 @@ impl GuestRam {
     /// Whether the whole range is RAM.
     #[must_use]
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
-        let mut at = address;
-        let Some(end) = address.checked_add(bytes) else {
-            return false;
-        };
-        while at < end {
-            let Some(region) = self.region(at) else {
-                return false;
-            };
-            at = region.end;
-        }
-        true
+        MappedRam(&self.mapped).contains(address, bytes)
     }
 
     /// How many copies of data to or from RAM failed since the last call.
@@ -327,6 +317,18 @@ mod tests {
         }
     }
 
+    /// A file of huge pages, none of which it has yet; `None` after saying why the test is skipped.
+    fn huge_file(bytes: u64) -> Option<Arc<File>> {
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
+        let Ok(made) = memfd_create("huge", flags) else {
+            skip(Lack::Host, "this kernel has no huge pages");
+            return None;
+        };
+        let file = File::from(made);
+        file.set_len(bytes).expect("its length");
+        Some(Arc::new(file))
+    }
+
     #[test]
     fn data_crosses_regions_and_ends_where_ram_ends() {
         let file = file(0x4000);
@@ -398,13 +400,9 @@ mod tests {
 
     #[test]
     fn ram_that_cannot_be_mapped_again_fails_for_good() {
-        let flags = MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
-        let Ok(made) = memfd_create("huge", flags) else {
-            skip(Lack::Host, "this kernel has no huge pages");
+        let Some(file) = huge_file(2 << 20) else {
             return;
         };
-        let file = Arc::new(File::from(made));
-        file.set_len(2 << 20).expect("its length");
         let ram = GuestRam::new(vec![region(0, 2 << 20, &file, 0)]).expect("RAM");
         fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).expect("sealed");
         let load = || ram.mapped().load::<u64>(0, Ordering::Relaxed);
@@ -417,13 +415,9 @@ mod tests {
 
     #[test]
     fn parts_of_huge_pages_are_refused() {
-        let huge = MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC;
-        let Ok(made) = memfd_create("huge", huge) else {
-            skip(Lack::Host, "this kernel has no huge pages");
+        let Some(file) = huge_file(4 << 20) else {
             return;
         };
-        let file = Arc::new(File::from(made));
-        file.set_len(4 << 20).expect("its length");
         let made = GuestRam::new(vec![region(0, 3 << 20, &file, 0)]);
         assert!(matches!(made, Err(RamError::Regions)));
         GuestRam::new(vec![region(0, 4 << 20, &file, 0)]).expect("whole pages");
@@ -431,14 +425,10 @@ mod tests {
 
     #[test]
     fn reading_huge_pages_that_are_not_there_takes_none() {
-        let huge = MemfdFlags::HUGETLB | MemfdFlags::CLOEXEC;
-        let Ok(made) = memfd_create("huge", huge) else {
-            skip(Lack::Host, "this kernel has no huge pages");
+        let bytes = 2 << 20;
+        let Some(file) = huge_file(bytes) else {
             return;
         };
-        let file = Arc::new(File::from(made));
-        let bytes = 2 << 20;
-        file.set_len(bytes).expect("its length");
         let ram = GuestRam::new(vec![region(0, bytes, &file, 0)]).expect("RAM");
         let mut page = [1; 4096];
         ram.read(0x5000, &mut page).expect("in RAM");

@@ -1,5 +1,5 @@
 //! The unsafe code of this crate: page-aligned buffers, an `io_uring` that owns the resources of transfers in flight, and
-//! accesses to guest RAM whose pages may be impossible to have.
+//! accesses to guest RAM whose pages may be inaccessible.
 //!
 //! Buffers of up to [`SLOT_BYTES`] come from an [`Arena`] that the ring has registered: the kernel then need not look up and
 //! pin their pages for each transfer.
@@ -515,7 +515,7 @@ pub(crate) fn drop_page_table_entries(region: &GuestRegionMmap<()>) {
 }
 
 thread_local! {
-    /// The RAM that this thread accesses; null again if a page of it could not be had.
+    /// The RAM that this thread accesses; null again if a page of it was inaccessible.
     static ACCESSED: AtomicPtr<GuestMemoryMmap<()>> = const { AtomicPtr::new(ptr::null_mut()) };
 }
 
@@ -546,8 +546,8 @@ pub(crate) fn handle_bus_errors() -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `access`, which may access this RAM and nothing else that raises SIGBUS. `None` if a page of the RAM could not be
-/// had: what was read then is undefined, and of what was written, anything may be missing. The next access tries again.
+/// Calls `access`, which may access this RAM and nothing else that raises SIGBUS. `None` if a page of the RAM was
+/// inaccessible: what was read then is undefined, and of what was written, anything may be missing. The next access tries again.
 ///
 /// As libwayland does for buffers of its clients: the handler maps private memory in place of the RAM, with which the access
 /// ends, and then the RAM is mapped again. Nothing else may access the same mapping meanwhile.
