@@ -27,12 +27,11 @@ mod wait;
 
 pub use disk_guest::{DiskGuest, Fields, GuestOutput, Setup, make_image, make_tools_image};
 pub use error::GuestError;
-/// The firmware image of a guest without an operating system ([`Boot::Bare`]), for QEMU's `-bios`.
-pub use plimsoll_kvm_guest::IMAGE as BARE_GUEST_IMAGE;
-
 pub use guest::{AcceleratorChoice, Boot, DiskBackend, Guest, GuestConfig, GuestDisk, GuestKernel};
 pub use host::median;
 pub use image::{GuestImage, ProgramsImage};
+/// The firmware image of a guest without an operating system ([`Boot::Bare`]), for QEMU's `-bios`.
+pub use plimsoll_kvm_guest::IMAGE as BARE_GUEST_IMAGE;
 pub use programs::{JOBS, ProgramGuest};
 pub use server::{Server, cpu_time, has_ended, program, send};
 pub use subject::{ConsoleLog, PATIENCE, Round, Subject};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use plimsoll_flow::Accelerator;
 use plimsoll_rig::{AcceleratorChoice, Boot, GuestConfig, Subject};
 use plimsoll_skip::{Lack, skip};
-use plimsoll_vm::{KvmSupport, detect};
+use plimsoll_vm::{KvmSupport, Stalls, detect};
 
 use crate::nemesis::{SAMPLE, counted_vcpus, plug_vcpu, unplug_vcpu};
 use crate::rig::{Attach, EVERYTHING, Ground, Line, MIB, ground, quiet_ground, shared_ground};
@@ -254,12 +254,16 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_as_it_was() {
     });
 }
 
-/// Share of the time in which the guest stood still by its own clock; the time is what `work` returns.
-fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> f64 {
-    let (from, to) = work();
+/// What the guest lost between two times, with the time of the rounds that it reported.
+fn stalls(subject: &mut Subject, (from, to): (Instant, Instant)) -> (Stalls, Duration) {
     // The last round within it may be on its way.
     subject.assert_goes_on();
-    let (stalls, length) = subject.listen().unwrap().stalls(from, to);
+    subject.listen().unwrap().stalls(from, to)
+}
+
+/// Share of the time in which the guest stood still by its own clock; the time is what `work` returns.
+fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> f64 {
+    let (stalls, length) = stalls(subject, work());
     (stalls.time + stalls.long_time).as_secs_f64() / length.as_secs_f64().max(1e-9)
 }
 
@@ -267,9 +271,7 @@ fn stalled(subject: &mut Subject, work: impl FnOnce() -> (Instant, Instant)) -> 
 fn stalls_per_second(subject: &mut Subject, work: impl FnOnce()) -> f64 {
     let from = Instant::now();
     work();
-    let to = Instant::now();
-    subject.assert_goes_on();
-    let (stalls, length) = subject.listen().unwrap().stalls(from, to);
+    let (stalls, length) = stalls(subject, (from, Instant::now()));
     assert!(length > Duration::from_secs(1), "{length:?} were reported");
     stalls.count as f64 / length.as_secs_f64()
 }
