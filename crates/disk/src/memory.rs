@@ -62,11 +62,18 @@ pub enum RamError {
 /// The mapping of a guest's RAM. An access to a page that is inaccessible fails as one outside of RAM does; of one to
 /// several pages, a part may have been done.
 #[derive(Debug, Clone, Copy)]
-pub struct MappedRam<'a>(&'a GuestMemoryMmap<()>);
+pub struct MappedRam<'a> {
+    ram: &'a GuestMemoryMmap<()>,
+    /// Counts accesses to inaccessible pages.
+    failures: Option<&'a AtomicU64>,
+}
 
 impl<'a> From<&'a GuestMemoryMmap<()>> for MappedRam<'a> {
     fn from(ram: &'a GuestMemoryMmap<()>) -> Self {
-        Self(ram)
+        Self {
+            ram,
+            failures: None,
+        }
     }
 }
 
@@ -76,7 +83,7 @@ impl MappedRam<'_> {
     pub fn contains(self, address: u64, bytes: u64) -> bool {
         address.checked_add(bytes).is_some()
             && usize::try_from(bytes)
-                .is_ok_and(|bytes| self.0.check_range(GuestAddress(address), bytes))
+                .is_ok_and(|bytes| self.ram.check_range(GuestAddress(address), bytes))
     }
 
     /// Loads a number at an aligned address.
@@ -130,9 +137,11 @@ impl MappedRam<'_> {
         bytes: usize,
         access: impl FnOnce(&GuestMemoryMmap<()>, GuestAddress) -> Result<T, GuestMemoryError>,
     ) -> Result<T, OutsideRam> {
-        sys::without_bus_errors(self.0, |ram| access(ram, GuestAddress(address)).ok())
-            .flatten()
-            .ok_or(OutsideRam { address, bytes })
+        let done = sys::without_bus_errors(self.ram, |ram| access(ram, GuestAddress(address)).ok());
+        if let (None, Some(failures)) = (&done, self.failures) {
+            failures.fetch_add(1, Ordering::Relaxed);
+        }
+        done.flatten().ok_or(OutsideRam { address, bytes })
     }
 }
 
@@ -142,7 +151,7 @@ pub struct GuestRam {
     mapped: GuestMemoryMmap<()>,
     regions: Vec<Region>,
     touched: AtomicBool,
-    /// Copies of data that failed since they were taken.
+    /// Accesses that failed although the address is RAM, since they were taken.
     failures: AtomicU64,
 }
 
@@ -210,16 +219,19 @@ impl GuestRam {
         if !self.touched.load(Ordering::Relaxed) {
             self.touched.store(true, Ordering::Relaxed);
         }
-        MappedRam::from(&self.mapped)
+        MappedRam {
+            ram: &self.mapped,
+            failures: Some(&self.failures),
+        }
     }
 
     /// Whether the whole range is RAM.
     #[must_use]
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
-        MappedRam(&self.mapped).contains(address, bytes)
+        MappedRam::from(&self.mapped).contains(address, bytes)
     }
 
-    /// How many copies of data to or from RAM failed since the last call.
+    /// How many accesses failed since the last call although the address is RAM.
     pub(crate) fn take_failures(&self) -> u64 {
         self.failures.swap(0, Ordering::Relaxed)
     }
@@ -256,12 +268,19 @@ impl GuestRam {
             let left = usize::try_from(region.end - at).unwrap_or(usize::MAX);
             let end = bytes.min(done.saturating_add(left));
             if !copy(region, at, done..end) {
-                self.failures.fetch_add(1, Ordering::Relaxed);
                 return Err(outside);
             }
             done = end;
         }
         Ok(())
+    }
+
+    /// Whether a copy by the file behind the RAM was done; counted if not.
+    fn is_done(&self, copied: &io::Result<()>) -> bool {
+        if copied.is_err() {
+            self.failures.fetch_add(1, Ordering::Relaxed);
+        }
+        copied.is_ok()
     }
 }
 
@@ -270,7 +289,7 @@ impl GuestData for GuestRam {
         self.pieces(address, bytes.len(), |region, at, part| {
             let offset = region.offset + (at - region.start);
             // Not through a mapping: what the guest gave back would be allocated again, or end the process if it cannot be.
-            region.file.read_exact_at(&mut bytes[part], offset).is_ok()
+            self.is_done(&region.file.read_exact_at(&mut bytes[part], offset))
         })
     }
 
@@ -281,7 +300,7 @@ impl GuestData for GuestRam {
                 self.mapped().write(at, from).is_ok()
             } else {
                 let offset = region.offset + (at - region.start);
-                region.file.write_all_at(from, offset).is_ok()
+                self.is_done(&region.file.write_all_at(from, offset))
             }
         })
     }

@@ -189,14 +189,15 @@ fn a_file_of_ram_that_shrinks_ends_no_daemon() {
         file.set_len(LOW_BYTES).unwrap();
         let failed = running.stats().disks[0].ram_errors;
         disk.queue(0).raw_kick().unwrap();
+        running.wait_for(what, |stats| stats.disks[0].ram_errors > failed);
         if is_answered {
             used(&mut disk);
             assert_eq!(status_of(&disk, status), IO_ERROR, "{what}");
         } else {
             // What the guest could take for an answer is not written.
-            running.wait_for(what, |stats| stats.disks[0].ram_errors > failed);
             assert_eq!(disk.queue(0).raw_used_index(), 1, "{what}");
         }
+        assert_eq!(running.stats().disks[0].bad_requests, 0, "{what}");
         is_served(&running, 1);
     }
 

@@ -106,12 +106,17 @@ fn scatter(ram: &Arc<GuestRam>, segments: &[Segment], at: usize, bytes: &[u8]) -
 }
 
 /// Stops a queue that is invalid, or in RAM that cannot be accessed.
-fn fail(vring: &mut Vring, fault: QueueFault, stats: &mut DiskStats) {
-    match fault {
-        QueueFault::Ram(_) => stats.ram_errors += 1,
-        _ => stats.bad_requests += 1,
-    }
+fn fail(vring: &mut Vring, ram: &GuestRam, fault: QueueFault, stats: &mut DiskStats) {
+    let is_failure = count_failures(ram, stats) && matches!(fault, QueueFault::Ram(_));
+    stats.bad_requests += u64::from(!is_failure);
     vring.fail();
+}
+
+/// Adds the accesses to RAM that failed since the last call; returns whether there were any.
+fn count_failures(ram: &GuestRam, stats: &mut DiskStats) -> bool {
+    let failures = ram.take_failures();
+    stats.ram_errors += failures;
+    failures > 0
 }
 
 impl Machine {
@@ -161,7 +166,8 @@ impl Machine {
                 }
                 let (status, answer, written) = match wanted {
                     Err(refused) => {
-                        device.stats.bad_requests += 1;
+                        let is_failure = count_failures(&ram, &mut device.stats);
+                        device.stats.bad_requests += u64::from(!is_failure);
                         (
                             refused.status,
                             refused.answer,
@@ -229,10 +235,16 @@ impl Machine {
             }
             Ok(QueueProgress::More)
         })();
-        served.unwrap_or_else(|fault| {
-            fail(vring, fault, &mut device.stats);
-            QueueProgress::All
-        })
+        match served {
+            Ok(progress) => {
+                count_failures(&ram, &mut device.stats);
+                progress
+            }
+            Err(fault) => {
+                fail(vring, &ram, fault, &mut device.stats);
+                QueueProgress::All
+            }
+        }
     }
 
     /// Submits I/O to storage, and returns completed requests to the queues.
@@ -301,11 +313,12 @@ impl Machine {
         #[expect(clippy::cast_possible_truncation, reason = "0 to 2")]
         let answer = answer as u8;
         if result.status == Status::IoError {
-            device.stats.ram_errors += queue.ram().take_failures();
+            count_failures(queue.ram(), &mut device.stats);
         }
         let told = queue.ram().mapped().write(request.status, &[answer]);
         if let Err(outside) = told {
-            fail(vring, outside.into(), &mut device.stats);
+            let ram = Arc::clone(queue.ram());
+            fail(vring, &ram, outside.into(), &mut device.stats);
             return;
         }
         queue.done(request.head, written);
@@ -330,7 +343,10 @@ impl Machine {
             match queue.publish() {
                 Ok(true) => vring.signal(),
                 Ok(false) => {}
-                Err(fault) => fail(vring, fault, &mut device.stats),
+                Err(fault) => {
+                    let ram = Arc::clone(queue.ram());
+                    fail(vring, &ram, fault, &mut device.stats);
+                }
             }
         }
     }
