@@ -196,10 +196,10 @@ fn a_backend_chosen_by_its_cost_is_reported_with_the_reasons() {
 
 #[test]
 fn steps_of_the_working_set_are_found() {
-    let workload = "workload=steps steps_mib=16,48,16 step_ms=9000";
+    let workload = "workload=steps steps_mib=16,48,16 step_ms=6000";
     under_each(ground(), "steps", workload, |_, mut subject| {
         let from = Instant::now();
-        let tracer = Attach::start(&subject.pid(), "--budget 10% --period 1500ms --periods 17");
+        let tracer = Attach::start(&subject.pid(), "--budget 10% --period 1s --periods 17");
         let ended = tracer.end();
         ended.assert_quiet_success();
         // A page in use by the kernel at the time stays accessible.
@@ -220,8 +220,8 @@ fn steps_of_the_working_set_are_found() {
             let within = |at: Instant| steps.iter().rfind(|step| step.0 <= at).map(|step| step.1);
             // A period and the one before lie whole in the step.
             let Some(truth) = within(line.at).filter(|&truth| {
-                begin - Duration::from_millis(1600) > from
-                    && within(begin - Duration::from_millis(1600)) == Some(truth)
+                begin - Duration::from_millis(1100) > from
+                    && within(begin - Duration::from_millis(1100)) == Some(truth)
             }) else {
                 continue;
             };
@@ -317,7 +317,7 @@ fn the_account_is_what_the_guest_loses() {
             // The quietest of some tries, or the first that is quiet enough to resolve the account.
             let mut tries: Vec<(f64, f64, f64)> = Vec::new();
             let mut before = rest(&mut subject);
-            while tries.len() < 4 && tries.last().is_none_or(|last| last.0 > QUIET / 2.0) {
+            while tries.len() < 3 && tries.last().is_none_or(|last| last.0 > QUIET / 2.0) {
                 let mut account = 0.0;
                 let traced = stalled(&mut subject, || {
                     let ended = Attach::start(&pid, options).end();
@@ -341,11 +341,11 @@ fn the_account_is_what_the_guest_loses() {
                 );
                 continue;
             };
-            // Half of the noise, which is the larger of two untraced times, is in the traced time too.
-            let lost = traced - untraced / 2.0;
+            // Of the noise, which is the larger of two untraced times, anything may be in the traced time too.
+            let least = (traced - untraced) / FACTOR;
             assert!(
-                account <= lost * above && account >= lost / FACTOR,
-                "{options}: {account} where the guest lost {lost}"
+                (least..=traced * above).contains(&account),
+                "{options}: {account} where the guest lost {traced}, untraced {untraced}"
             );
         }
         subject.assert_goes_on();
