@@ -20,13 +20,22 @@ fuzz_target!(|bytes: &[u8]| {
     let plain = [&[0], bytes].concat();
     let (expected, fault) = references_of(&plain, &[], &options);
     let (head, tail) = plain.split_at(plain.len() / 2);
+    let bzip2 = |bytes: &[u8]| {
+        let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    };
     let gzip = |bytes: &[u8]| {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(bytes).unwrap();
         encoder.finish().unwrap()
     };
     let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).unwrap();
-    for packed in [[gzip(head), gzip(tail)], [zstd(head), zstd(tail)]] {
+    for packed in [
+        [bzip2(head), bzip2(tail)],
+        [gzip(head), gzip(tail)],
+        [zstd(head), zstd(tail)],
+    ] {
         let (references, packed_fault) = references_of(&packed.concat(), &[3], &options);
         assert_eq!(references, expected);
         let [packed_fault, fault] =

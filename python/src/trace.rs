@@ -63,7 +63,7 @@ impl Trace {
     }
 }
 
-/// Opens a trace file, plain or compressed by gzip, xz or zstd; "-" is standard input, `s3://BUCKET/KEY` an object of a store, found by the usual `AWS_` variables.
+/// Opens a trace file, plain or compressed by bzip2, gzip, xz or zstd; "-" is standard input, `s3://BUCKET/KEY` an object of a store, found by the usual `AWS_` variables.
 ///
 /// Formats and options are those of `plimsoll mrc`, and `row_groups`, a list of the only ones of a Parquet file to read, by their
 /// numbers from 0. Without `format`, the file's name and first bytes decide.

@@ -36,7 +36,7 @@ pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
 /// A trace and how to read it. Flatten it into a verb's `Args`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TraceArgs {
-    /// Trace to read, plain or compressed by gzip, xz or zstd; `-` is standard input, `s3://BUCKET/KEY` an object of a store, found by the
+    /// Trace to read, plain or compressed by bzip2, gzip, xz or zstd; `-` is standard input, `s3://BUCKET/KEY` an object of a store, found by the
     /// usual `AWS_` variables
     pub trace: PathBuf,
     /// Format of the trace [default: by its name and first bytes]

@@ -557,6 +557,18 @@ fn streams() -> Vec<(&'static str, Vec<u8>)> {
             lines(|page| format!("1538323200,{},8,0,1063\n", page * 8)),
         ),
         (
+            "systor",
+            lines(|page| format!("1456095145.1,0.1,R,3,{},4096\n", page * 4096)),
+        ),
+        (
+            "spc",
+            lines(|page| format!("0,{},4096,R,0.5,x\n", page * 8)),
+        ),
+        (
+            "fiu",
+            lines(|page| format!("1 7 cp {} 8 R 6 0 {:032x}\n", page * 8, 7)),
+        ),
+        (
             "blkparse",
             lines(|page| format!("8,0 1 1 0.1 7 Q R {} + 8 [x]\n", page * 8)),
         ),
@@ -631,7 +643,7 @@ fn every_format_but_parquet_is_read_from_standard_input_compressed_or_not() {
         };
         let line = format!("mrc - -o csv --sizes 100,1000,1501 --format {format}{column}");
         let mut inputs = vec![("plain", bytes)];
-        for tool in ["gzip", "xz", "zstd"] {
+        for tool in ["bzip2", "gzip", "xz", "zstd"] {
             match desk.compressed(tool, "stream") {
                 Some(packed) => inputs.push((tool, packed)),
                 None => skip(
@@ -718,7 +730,7 @@ fn input_that_is_cut_short_or_damaged_ends_with_1_and_names_the_place() {
             assert!(!desk.path("copy.ids").exists(), "{line}");
         }
     }
-    for tool in ["gzip", "xz", "zstd"] {
+    for tool in ["bzip2", "gzip", "xz", "zstd"] {
         let Some(mut packed) = desk.compressed(tool, "t.ids") else {
             skip(Lack::Program, format_args!("{tool} is not on this machine"));
             continue;

@@ -241,7 +241,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "blkparse",
     is_named: |last, _| last == "blkparse",
     is_head: |head| head.line_is(is_event),
-    may_be_csv: false,
+    also_named: &[],
     options: &[
         TraceOption::Device,
         TraceOption::Event,

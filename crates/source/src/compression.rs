@@ -1,6 +1,6 @@
 //! Decompresses traces; the compression is recognised by magic bytes and not by the file's name.
 //!
-//! Concatenated members (gzip), streams (xz) and frames (zstd) are read as one file, as
+//! Concatenated members (gzip), streams (bzip2, xz) and frames (zstd) are read as one file, as
 //! their own tools do. The memory that a compressed file can make the decoder allocate is
 //! bounded: by [`XZ_MEMORY_BYTES_MAX`], and for zstd by the window of 128 MiB that the
 //! `zstd` tool itself accepts.
@@ -18,6 +18,8 @@ const XZ_MEMORY_BYTES_MAX: u64 = 256 << 20;
 pub enum Compression {
     /// No compression.
     Plain,
+    /// bzip2.
+    Bzip2,
     /// gzip, RFC 1952.
     Gzip,
     /// xz, the `.xz` file format.
@@ -30,6 +32,9 @@ impl Compression {
     /// Determines the compression from the first six bytes, or all if there are fewer.
     fn of_head(head: &[u8]) -> Self {
         match head {
+            // The size of the blocks, and the begin of a block or of the end.
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41] => Self::Bzip2,
+            [b'B', b'Z', b'h', b'1'..=b'9', 0x17, 0x72] => Self::Bzip2,
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
@@ -44,6 +49,7 @@ impl fmt::Display for Compression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Plain => "none",
+            Self::Bzip2 => "bzip2",
             Self::Gzip => "gzip",
             Self::Xz => "xz",
             Self::Zstd => "zstd",
@@ -70,6 +76,7 @@ pub(crate) fn decompressed<'a>(
     let whole = Cursor::new(head).take(length as u64).chain(input);
     let reader: DecompressedReader = match compression {
         Compression::Plain => Box::new(whole),
+        Compression::Bzip2 => Box::new(bzip2::read::MultiBzDecoder::new(whole)),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(whole)),
         Compression::Xz => {
             let concatenated = liblzma::stream::CONCATENATED;
@@ -97,6 +104,12 @@ mod tests {
         encoder.finish().unwrap()
     }
 
+    fn bzip2(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
     fn xz(bytes: &[u8]) -> Vec<u8> {
         let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 1);
         encoder.write_all(bytes).unwrap();
@@ -120,6 +133,7 @@ mod tests {
             |compress: fn(&[u8]) -> Vec<u8>| [compress(b"1\n2\n"), compress(b"3\n")].concat();
         for (twice, compression) in [
             (twice(<[u8]>::to_vec), Compression::Plain),
+            (twice(bzip2), Compression::Bzip2),
             (twice(gzip), Compression::Gzip),
             (twice(xz), Compression::Xz),
             (twice(zstd), Compression::Zstd),
@@ -154,7 +168,7 @@ mod tests {
     #[test]
     fn a_compressed_file_cut_short_is_an_error() {
         let text: Vec<u8> = (0..10_000u32).flat_map(u32::to_le_bytes).collect();
-        for whole in [gzip(&text), xz(&text), zstd(&text)] {
+        for whole in [bzip2(&text), gzip(&text), xz(&text), zstd(&text)] {
             assert!(read_all(&whole[..whole.len() - 5]).is_err());
         }
     }

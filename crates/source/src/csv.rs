@@ -405,7 +405,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "csv",
     is_named: |last, _| matches!(last, "csv" | "tsv"),
     is_head: |head| head.line_is(|line| line.contains(&b',')),
-    may_be_csv: false,
+    also_named: &[],
     options: &[
         TraceOption::PageColumn,
         TraceOption::KeyColumn,

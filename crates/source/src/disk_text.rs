@@ -1,14 +1,17 @@
-//! Comma-separated block I/O requests, in the layouts of published data-centre traces.
+//! Block I/O requests as text, one a line, in the layouts of published traces.
 //!
 //! | layout | fields of a line | offset and length | device |
 //! |---|---|---|---|
 //! | `msr` | `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime` | bytes | `Hostname,DiskNumber` |
 //! | `alibaba` | `device_id,opcode,offset,length,timestamp` | bytes | `device_id` |
 //! | `tencent` | `Timestamp,Offset,Size,IOType,VolumeID` | sectors of 512 bytes | `VolumeID` |
+//! | `systor` | `Timestamp,Response,IOType,LUN,Offset,Size` | bytes | `LUN` |
+//! | `spc` | `ASU,LBA,Size,Opcode,Timestamp`, then any others | sectors of 512 bytes, bytes | `ASU` |
+//! | `fiu` | `time pid process LBA size operation major minor MD5` | sectors of 512 bytes | `major,minor` |
 //!
-//! The traces have no header; a header with these names is skipped. Fields are not
+//! All traces but `systor` have no header; a header with these names is skipped. Fields are not
 //! quoted. The order of the lines is the order of the requests; times are read only if asked for: `msr`'s in units of
-//! 100 ns, `alibaba`'s in microseconds, `tencent`'s in seconds.
+//! 100 ns, `alibaba`'s in microseconds, `tencent`'s, `systor`'s and `spc`'s in seconds, `fiu`'s in nanoseconds.
 //!
 //! Source: the descriptions published with the traces (`docs/formats.md`).
 
@@ -17,7 +20,7 @@ use std::io::Read;
 use plimsoll_flow::AccessKind;
 
 use crate::TraceOption;
-use crate::lines::{Lines, parse_digits};
+use crate::lines::{Lines, parse_digits, parse_seconds};
 use crate::requests::{Request, Requests, SECTOR_BYTES};
 use crate::row::{FormatRow, Opening};
 use crate::spans::SpanSource;
@@ -33,16 +36,32 @@ pub(crate) enum Layout {
     Alibaba,
     /// Tencent's block traces of 2018.
     Tencent,
+    /// Fujitsu's traces of a virtual desktop infrastructure, SYSTOR '17.
+    Systor,
+    /// The trace file format of the Storage Performance Council, as of the traces Financial and WebSearch.
+    Spc,
+    /// Florida International University's traces with hashes of contents.
+    Fiu,
 }
 
 impl Layout {
-    const ALL: [Self; 3] = [Self::Msr, Self::Alibaba, Self::Tencent];
+    const ALL: [Self; 6] = [
+        Self::Msr,
+        Self::Alibaba,
+        Self::Tencent,
+        Self::Systor,
+        Self::Spc,
+        Self::Fiu,
+    ];
 
     fn header(self) -> &'static str {
         match self {
             Self::Msr => "Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime",
             Self::Alibaba => "device_id,opcode,offset,length,timestamp",
             Self::Tencent => "Timestamp,Offset,Size,IOType,VolumeID",
+            Self::Systor => "Timestamp,Response,IOType,LUN,Offset,Size",
+            Self::Spc => "ASU,LBA,Size,Opcode,Timestamp",
+            Self::Fiu => "time pid process LBA size operation major minor MD5",
         }
     }
 
@@ -59,6 +78,18 @@ impl Layout {
             Self::Tencent => {
                 "a request like '1538323200,12910952,128,0,1063': \
                  time, offset and size in sectors, 0 or 1, volume"
+            }
+            Self::Systor => {
+                "a request like '1456095145.133076000,0.000806000,R,0,899056122368,131072': \
+                 time, response time, R, W or nothing, LUN, offset, size"
+            }
+            Self::Spc => {
+                "a request like '0,20941264,8192,W,0.551706': \
+                 unit, offset in sectors, size in bytes, R or W, time"
+            }
+            Self::Fiu => {
+                "a request like '89968195792462 20782 gzip 283193184 8 R 6 0 56f11b711d91a065a2b6458eca924523': \
+                 time, process, its name, offset and size in sectors, R or W, device, hash"
             }
         }
     }
@@ -77,12 +108,16 @@ impl Layout {
     }
 
     /// Whether a request is distinguishable from all other kinds of CSV: five numbers are recognised as Tencent's only
-    /// if the first is a time in seconds after the year 2001.
+    /// if the first is a time in seconds after the year 2001, and SPC's by a time with a fraction.
     fn is_typical(self, line: &[u8]) -> bool {
         let of_ten_digits = |time: &[u8]| time.len() == 10 && time.iter().all(u8::is_ascii_digit);
         match self {
-            Self::Msr | Self::Alibaba => true,
+            Self::Msr | Self::Alibaba | Self::Systor | Self::Fiu => true,
             Self::Tencent => fields::<5>(line).is_some_and(|[time, ..]| of_ten_digits(time)),
+            Self::Spc => {
+                self.time_us(line).is_some()
+                    && first_fields::<5>(line).is_some_and(|fields| fields[4].contains(&b'.'))
+            }
         }
     }
 
@@ -92,6 +127,9 @@ impl Layout {
             Self::Msr => (fields::<7>(line)?[0], |time| Some(time / 10)),
             Self::Alibaba => (fields::<5>(line)?[4], Some),
             Self::Tencent => (fields::<5>(line)?[0], |time| time.checked_mul(1_000_000)),
+            Self::Systor => return parse_seconds(fields::<6>(line)?[0].trim_ascii()),
+            Self::Spc => return parse_seconds(first_fields::<5>(line)?[4].trim_ascii()),
+            Self::Fiu => (words(line)?.time, |time| Some(time / 1000)),
         };
         scale(parse_digits(time.trim_ascii(), 10)?)
     }
@@ -132,6 +170,40 @@ impl Layout {
                     length_bytes: sectors(size)?,
                 }
             }
+            Self::Systor => {
+                let [_, _, kind, device, offset, size] = fields(line)?;
+                number(device)?;
+                let is_unknown = kind.trim_ascii().is_empty();
+                Request {
+                    device,
+                    // Of one without a response it was not recorded.
+                    kind: match is_unknown {
+                        true => None,
+                        false => Some(kind_of(kind, b"r", b"w")?),
+                    },
+                    offset_bytes: number(offset)?,
+                    length_bytes: number(size)?,
+                }
+            }
+            Self::Spc => {
+                let [device, offset, size, kind, _] = first_fields(line)?;
+                number(device)?;
+                Request {
+                    device,
+                    kind: Some(kind_of(kind, b"r", b"w")?),
+                    offset_bytes: sectors(offset)?,
+                    length_bytes: number(size)?,
+                }
+            }
+            Self::Fiu => {
+                let words = words(line)?;
+                Request {
+                    device: words.device,
+                    kind: Some(kind_of(words.kind, b"r", b"w")?),
+                    offset_bytes: sectors(words.offset)?,
+                    length_bytes: sectors(words.size)?,
+                }
+            }
         };
         Some(Request {
             device: request.device.trim_ascii(),
@@ -142,15 +214,63 @@ impl Layout {
 
 /// Splits a line at its commas into exactly `N` fields.
 fn fields<const N: usize>(line: &[u8]) -> Option<[&[u8]; N]> {
-    let mut fields = [&b""[..]; N];
     let mut rest = Some(line);
+    let fields = next_fields(&mut rest)?;
+    rest.is_none().then_some(fields)
+}
+
+/// Splits a line at its commas into `N` fields, and any others, which are ignored.
+fn first_fields<const N: usize>(line: &[u8]) -> Option<[&[u8]; N]> {
+    next_fields(&mut Some(line))
+}
+
+/// Takes `N` fields from the rest of a line; `None` is left after the last one.
+fn next_fields<'a, const N: usize>(rest: &mut Option<&'a [u8]>) -> Option<[&'a [u8]; N]> {
+    let mut fields = [&b""[..]; N];
     for field in &mut fields {
-        let here = rest?;
+        let here = (*rest)?;
         let end = here.iter().position(|&byte| byte == b',');
         *field = &here[..end.unwrap_or(here.len())];
-        rest = end.map(|end| &here[end + 1..]);
+        *rest = end.map(|end| &here[end + 1..]);
     }
-    rest.is_none().then_some(fields)
+    Some(fields)
+}
+
+/// Of a line of `fiu`.
+struct Words<'a> {
+    time: &'a [u8],
+    offset: &'a [u8],
+    size: &'a [u8],
+    kind: &'a [u8],
+    /// Its numbers, with what is between them.
+    device: &'a [u8],
+}
+
+/// Splits a line of `fiu` at its blanks, from both ends: the name of a process may have some.
+fn words(line: &[u8]) -> Option<Words<'_>> {
+    let line = line.trim_ascii();
+    let mut last: [std::ops::Range<usize>; 6] = Default::default();
+    let mut rest = line;
+    for word in last.iter_mut().rev() {
+        let start = rest.iter().rposition(u8::is_ascii_whitespace)? + 1;
+        *word = start..rest.len();
+        rest = rest[..start].trim_ascii_end();
+    }
+    let [offset, size, kind, major, minor, hash] = last;
+    let is_hash = hash.len() == 32 && line[hash].iter().all(u8::is_ascii_hexdigit);
+    let numbers = [&line[major.clone()], &line[minor.clone()]];
+    let are_numbers = numbers
+        .iter()
+        .all(|number| parse_digits(number, 10).is_some());
+    // The number and the name of the process follow.
+    let time_bytes = rest.iter().position(u8::is_ascii_whitespace)?;
+    (is_hash && are_numbers).then(|| Words {
+        time: &line[..time_bytes],
+        offset: &line[offset],
+        size: &line[size],
+        kind: &line[kind],
+        device: &line[major.start..minor.end],
+    })
 }
 
 fn kind_of(field: &[u8], read: &[u8], write: &[u8]) -> Option<AccessKind> {
@@ -231,7 +351,7 @@ const LAYOUT: FormatRow = FormatRow {
     name: "",
     is_named: |_, _| false,
     is_head: |_| false,
-    may_be_csv: true,
+    also_named: &["csv"],
     options: &[
         TraceOption::Device,
         TraceOption::ByDevice,
@@ -277,6 +397,42 @@ pub(crate) const TENCENT: FormatRow = FormatRow {
     ..LAYOUT
 };
 
+/// `systor`.
+pub(crate) const SYSTOR: FormatRow = FormatRow {
+    name: "systor",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Systor)),
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Systor, options);
+        Ok(Box::new(SpanSource::new(reader, options)))
+    }),
+    ..LAYOUT
+};
+
+/// `spc`.
+pub(crate) const SPC: FormatRow = FormatRow {
+    name: "spc",
+    is_named: |last, _| last == "spc",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Spc)),
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Spc, options);
+        Ok(Box::new(SpanSource::new(reader, options)))
+    }),
+    ..LAYOUT
+};
+
+/// `fiu`.
+pub(crate) const FIU: FormatRow = FormatRow {
+    name: "fiu",
+    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Fiu)),
+    // As which they were published, although `blkparse` has not written them.
+    also_named: &["blkparse"],
+    opening: Opening::Stream(|input, name, options| {
+        let reader = Reader::new(input, name, Layout::Fiu, options);
+        Ok(Box::new(SpanSource::new(reader, options)))
+    }),
+    ..LAYOUT
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -312,11 +468,19 @@ mod tests {
                        7,W,0,0,1577808000000627\n3,r,0,4096,1577808000000629\n";
         let tencent = "1538323200,8,16,0,1063\n1538323200,1,1,1,1064\n\
                        1538323200,1,0,1,1064\n 1538323201 , 0 , 8 , 0 , 1063 ";
+        let systor = "1456095145.133076000,0.000806000,R,3,4096,8192\n1456095145.2,0.1,W,4,512,512\n\
+                      1456095145.3,,,4,512,512\n1456095145.4,0.1,r,3,0,4096\n";
+        let fiu = "89968195792462 20782 gzip 8 16 R 6 0 56f11b711d91a065a2b6458eca924523\n\
+                   89968195792463 7 kjournald 0 1 1 W 8 1 56f11b711d91a065a2b6458eca924523\n\
+                   89968195792464 7 x 1 0 W 8 1 56f11b711d91a065a2b6458eca924523\n\
+                   89968195792465 7 x 0 8 R 6 0 56f11b711d91a065a2b6458eca924523\n";
         let expected = vec![(1, R), (2, R), (OTHER, W), (0, R)];
         for (layout, text, device) in [
             (Layout::Msr, msr, "usr,1"),
             (Layout::Alibaba, alibaba, "7"),
             (Layout::Tencent, tencent, "1064"),
+            (Layout::Systor, systor, "4"),
+            (Layout::Fiu, fiu, "8 1"),
         ] {
             let whole = (expected.clone(), 1);
             assert_eq!(read(text, layout, None).unwrap(), whole, "{layout:?}");
@@ -333,6 +497,18 @@ mod tests {
     }
 
     #[test]
+    fn further_fields_of_spc_are_ignored() {
+        let spc = "0,8,8192,W,0.551706,Alpha/NT\n1,1,512,r,0.554041\n\
+                   1, 1, 0, R, 1.250720,0x123,5.99,test\n0,7,1,w,2\n";
+        let expected = (vec![(1, W), (2, W), (OTHER, R), (0, W)], 1);
+        assert_eq!(read(spc, Layout::Spc, None).unwrap(), expected);
+        assert_eq!(
+            Layout::of_line(spc.lines().next().unwrap().as_bytes()),
+            Some(Layout::Spc)
+        );
+    }
+
+    #[test]
     fn times_are_microseconds_in_every_layout_and_must_be_numbers() {
         let options = Options {
             times: true,
@@ -342,9 +518,20 @@ mod tests {
             (Layout::Msr, "70,usr,0,Read,0,8192,1\n", [7, 7]),
             (Layout::Alibaba, "3,R,0,8192,7\n", [7, 7]),
             (Layout::Tencent, "7,0,16,0,3\n", [7_000_000, 7_000_000]),
+            (
+                Layout::Systor,
+                "7.000001999,1,R,0,0,8192\n",
+                [7_000_001, 7_000_001],
+            ),
+            (Layout::Spc, "3,0,8192,R,0.000007\n", [7, 7]),
+            (
+                Layout::Fiu,
+                "7999 7 x 0 16 R 6 0 56f11b711d91a065a2b6458eca924523\n",
+                [7, 7],
+            ),
         ] {
             let wrong = match layout {
-                Layout::Alibaba => text.replace(",7\n", ",x\n"),
+                Layout::Alibaba | Layout::Spc => text.replace("7\n", "x\n"),
                 _ => format!("x{text}"),
             };
             let text = text.to_owned() + &wrong;
@@ -376,6 +563,22 @@ mod tests {
             (Layout::Tencent, "1,36028797018963968,1,0,2"),
             (Layout::Tencent, "1,0,1,2,2"),
             (Layout::Tencent, "Timestamp"),
+            (Layout::Systor, "1.0,1,T,0,0,1"),
+            (Layout::Systor, "1.0,1,R,x,0,1"),
+            (Layout::Systor, "1.0,1,R,0,0,1,"),
+            (Layout::Spc, "0,8,512,W"),
+            (Layout::Spc, "x,8,512,W,1"),
+            (Layout::Spc, "0,8,512,,1"),
+            (Layout::Fiu, "1 7 x 0 8 R 6 0 56f1"),
+            (Layout::Fiu, "1 0 8 R 6 0 56f11b711d91a065a2b6458eca924523"),
+            (
+                Layout::Fiu,
+                "1 7 x 0 8 R 6 x 56f11b711d91a065a2b6458eca924523",
+            ),
+            (
+                Layout::Fiu,
+                "1 7 x 0 8 D 6 0 56f11b711d91a065a2b6458eca924523",
+            ),
         ] {
             assert!(read(wrong, layout, None).is_err(), "{wrong}");
         }
@@ -389,6 +592,8 @@ mod tests {
             "page,op",
             "1,2,3,0,5",
             "1538323200,8,16,2,1063",
+            "1,2,3,R,5",
+            "8,0 3 1 0.0 697 Q W 8 + 8 [x]",
             "",
         ] {
             assert_eq!(Layout::of_line(line.as_bytes()), None, "{line}");

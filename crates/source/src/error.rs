@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use crate::{Format, TraceOption};
+use crate::{Compression, Format, TraceOption};
 
 /// Why a source or a trace writer stopped.
 ///
@@ -107,11 +107,16 @@ pub enum SourceError {
     #[error("{format} traces are read, but not written")]
     NotWritten { format: Format },
     /// The compression can be read but not written; nothing was created.
-    #[error("{name}: xz is read, but not written; name the output .gz, .zst, or neither")]
-    CompressionNotWritten { name: String },
+    #[error(
+        "{name}: {compression} is read, but not written; name the output .gz, .zst, or neither"
+    )]
+    CompressionNotWritten {
+        name: String,
+        compression: Compression,
+    },
     /// The format is read from its end, so that a file compressed as a whole could not be read; nothing was created.
     #[error(
-        "{name}: {format} is not compressed as a whole: it could not be read from its end; name the output without .gz, .xz or .zst"
+        "{name}: {format} is not compressed as a whole: it could not be read from its end; name the output without .bz2, .gz, .xz or .zst"
     )]
     NotCompressed { name: String, format: Format },
     /// The output could not be created.

@@ -9,21 +9,24 @@ use std::str::FromStr;
 use crate::error::excerpt;
 use crate::row::{FormatRow, Head};
 use crate::{
-    Options, SourceError, TraceOption, blkparse, csv, disk_csv, ids, lackey, lcs, mooncake,
+    Options, SourceError, TraceOption, blkparse, csv, disk_text, ids, lackey, lcs, mooncake,
     oracle_general, parquet, plimsoll, twitter, vscsi,
 };
 
 /// All formats. The content of a trace is tested against the rows from the last to the first, so general text formats
 /// come first.
-const ROWS: [FormatRow; 14] = [
+const ROWS: [FormatRow; 17] = [
     ids::ROW,
     csv::ROW,
     oracle_general::ROW,
     lackey::ROW,
     vscsi::ROW,
-    disk_csv::MSR,
-    disk_csv::ALIBABA,
-    disk_csv::TENCENT,
+    disk_text::MSR,
+    disk_text::ALIBABA,
+    disk_text::TENCENT,
+    disk_text::SYSTOR,
+    disk_text::SPC,
+    disk_text::FIU,
     blkparse::ROW,
     twitter::ROW,
     mooncake::ROW,
@@ -74,6 +77,12 @@ impl Format {
     pub const ALIBABA: Self = named("alibaba");
     /// Block requests of Tencent's cloud, comma-separated.
     pub const TENCENT: Self = named("tencent");
+    /// Block requests of a desktop infrastructure, published at SYSTOR '17, comma-separated.
+    pub const SYSTOR: Self = named("systor");
+    /// Block requests in the format of the Storage Performance Council, comma-separated.
+    pub const SPC: Self = named("spc");
+    /// Block requests with hashes of their contents, of Florida International University.
+    pub const FIU: Self = named("fiu");
     /// Output of `blkparse`.
     pub const BLKPARSE: Self = named("blkparse");
     /// Requests of Twitter's caches, comma-separated.
@@ -126,7 +135,7 @@ impl Format {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         let mut parts = name.split('.').rev();
         let mut last = parts.next()?;
-        if matches!(last, "gz" | "xz" | "zst") {
+        if matches!(last, "bz2" | "gz" | "xz" | "zst") {
             last = parts.next()?;
         }
         let before = parts.next();
@@ -144,10 +153,20 @@ impl Format {
             .find(|format| (format.row().is_head)(&head))
     }
 
-    /// The format of a file named `.csv` whose content is not `csv`. No such file can be read as `csv`
-    /// without a selection of columns.
-    pub(crate) fn of_csv_head(head: &[u8]) -> Option<Self> {
-        Self::of_head(head).filter(|format| format.row().may_be_csv)
+    /// Whether files of another format go by its name as well.
+    pub(crate) fn shares_name(self) -> bool {
+        Self::all().any(|other| other.is_also_named(self))
+    }
+
+    /// The format of a file that is named as one of this format. A file of another format that goes by its name cannot be read
+    /// as this one, but for `csv` with a selection of columns.
+    pub(crate) fn or_of_head(self, head: &[u8]) -> Self {
+        let other = Self::of_head(head).filter(|other| other.is_also_named(self));
+        other.unwrap_or(self)
+    }
+
+    fn is_also_named(self, named: Self) -> bool {
+        self.row().also_named.contains(&named.name())
     }
 
     /// Refuses options that the format does not use.
@@ -205,6 +224,7 @@ mod tests {
         assert_eq!(of_name("w.lackey.xz"), Some(Format::LACKEY));
         assert_eq!(of_name("w.vscsi.gz"), Some(Format::VSCSI));
         assert_eq!(of_name("w.blkparse"), Some(Format::BLKPARSE));
+        assert_eq!(of_name("w.spc.bz2"), Some(Format::SPC));
         assert_eq!(of_name("w.lcs.zst"), Some(Format::LCS));
         assert_eq!(of_name("w.jsonl"), Some(Format::MOONCAKE));
         assert_eq!(of_name("w.parquet"), Some(Format::PARQUET));
@@ -246,6 +266,9 @@ mod tests {
         assert_eq!(of_head("\n419,W,8,4096,15\n"), Some(Format::ALIBABA));
         assert_eq!(of_head("1538323200,8,16,0,1063\n"), Some(Format::TENCENT));
         assert_eq!(of_head("5,8,16,0,1063\n"), Some(Format::CSV));
+        assert_eq!(of_head("5.25,0.1,,3,512,512\n"), Some(Format::SYSTOR));
+        assert_eq!(of_head("0,8,512,W,0.5,x\n"), Some(Format::SPC));
+        assert_eq!(of_head("0,8,512,W,5\n"), Some(Format::CSV));
         assert_eq!(of_head("0,a:b,c,12,34,5,get,0\n"), Some(Format::TWITTER));
         assert_eq!(
             of_head(r#"{"timestamp": 0, "hash_ids": [1, 2]}"#),
@@ -262,7 +285,7 @@ mod tests {
         assert_eq!(
             error,
             "'vscsi2' is not a trace format; known formats: ids, csv, oracle-general, lackey, vscsi, \
-             msr, alibaba, tencent, blkparse, twitter, mooncake, lcs, parquet, plimsoll"
+             msr, alibaba, tencent, systor, spc, fiu, blkparse, twitter, mooncake, lcs, parquet, plimsoll"
         );
         for format in Format::all() {
             assert_eq!(format.name().parse::<Format>().unwrap(), format);
@@ -283,7 +306,7 @@ mod tests {
         let error = Format::IDS.check("t", &options).unwrap_err().to_string();
         assert_eq!(
             error,
-            "t: --device is not used by ids traces, only by: msr, alibaba, tencent, blkparse, twitter, lcs"
+            "t: --device is not used by ids traces, only by: msr, alibaba, tencent, systor, spc, fiu, blkparse, twitter, lcs"
         );
         assert!(Format::IDS.check("t", &Options::default()).is_ok());
     }

@@ -97,7 +97,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
         None => head.is_text,
         Some(line) => line.trim_ascii().first().is_some_and(u8::is_ascii_digit),
     },
-    may_be_csv: false,
+    also_named: &[],
     options: &[],
     opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)))),
     writer: Some(|_| Ok(Box::new(Writer))),

@@ -108,7 +108,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "lackey",
     is_named: |last, _| last == "lackey",
     is_head: |head| head.line_is(|line| line.starts_with(b"==") || is_access(line)),
-    may_be_csv: false,
+    also_named: &[],
     options: &[TraceOption::Instructions],
     opening: Opening::Stream(|input, name, options| {
         let reader = Reader::new(input, name, options);

@@ -186,7 +186,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "lcs",
     is_named: |last, _| last == "lcs",
     is_head: |head| head.bytes.starts_with(&MAGIC),
-    may_be_csv: false,
+    also_named: &[],
     options: &[
         TraceOption::Device,
         TraceOption::ByDevice,

@@ -21,7 +21,7 @@ mod contained;
 mod csv;
 mod details;
 mod devices;
-mod disk_csv;
+mod disk_text;
 #[cfg(test)]
 mod drained;
 mod error;

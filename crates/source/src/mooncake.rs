@@ -129,7 +129,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
                 && memchr::memmem::find(line, b"\"hash_ids\"").is_some()
         })
     },
-    may_be_csv: false,
+    also_named: &[],
     options: &[TraceOption::Times, TraceOption::ByRequest],
     opening: Opening::Stream(|input, name, options| {
         Ok(Box::new(Reader::new(input, name, options)))

@@ -137,7 +137,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "oracle-general",
     is_named: |last, before| is_own(last) || last == "bin" && before.is_some_and(is_own),
     is_head: |_| false,
-    may_be_csv: false,
+    also_named: &[],
     options: &[TraceOption::Times, TraceOption::Sizes],
     opening: Opening::Stream(|input, name, options| {
         Ok(Box::new(Reader::new(input, name, options)))

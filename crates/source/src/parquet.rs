@@ -557,7 +557,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "parquet",
     is_named: |last, _| last == "parquet",
     is_head: |head| head.bytes.starts_with(&MAGIC),
-    may_be_csv: false,
+    also_named: &[],
     options: &[
         TraceOption::PageColumn,
         TraceOption::OpColumn,

@@ -526,7 +526,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "plimsoll",
     is_named: |last, _| last == "plimsoll",
     is_head: |head| head.bytes.starts_with(&MAGIC),
-    may_be_csv: false,
+    also_named: &[],
     options: &[],
     opening: Opening::Stream(|input, name, _| Ok(Box::new(Reader::new(input, name)?))),
     writer: Some(|_| Ok(Box::new(Writer::new()?))),

@@ -22,8 +22,8 @@ pub(crate) struct FormatRow {
     pub(crate) is_named: fn(&str, Option<&str>) -> bool,
     /// Whether the first bytes of a trace are of this format.
     pub(crate) is_head: fn(&Head) -> bool,
-    /// Whether a file named `.csv` may have this format, which its content determines.
-    pub(crate) may_be_csv: bool,
+    /// Formats by whose names files of this one go as well; their content decides.
+    pub(crate) also_named: &'static [&'static str],
     /// The options that it uses, besides the page size.
     pub(crate) options: &'static [TraceOption],
     pub(crate) opening: Opening,

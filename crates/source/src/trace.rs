@@ -263,7 +263,7 @@ fn read_counted<'a>(
     let (mut input, compression) = decompressed(counted).map_err(failed)?;
     let format = match (options.format, format_of_name) {
         (Some(format), _) => format,
-        (None, Some(format)) if format != Format::CSV => format,
+        (None, Some(format)) if !format.shares_name() => format,
         (None, of_name) => {
             let mut head = vec![0; HEAD_BYTES];
             let (length, result) = read_full(&mut input, &mut head);
@@ -273,7 +273,7 @@ fn read_counted<'a>(
                 Some(csv) if options.page_column.is_some() || options.key_column.is_some() => {
                     Some(csv)
                 }
-                Some(csv) => Some(Format::of_csv_head(&head).unwrap_or(csv)),
+                Some(named) => Some(named.or_of_head(&head)),
                 None => Format::of_head(&head),
             };
             let format = told.ok_or_else(|| SourceError::UnknownFormat {
@@ -353,7 +353,7 @@ mod tests {
             error.to_string(),
             "prog: unknown format, it begins with '\\x7fELF\\x00'; \
              use --format with one of: ids, csv, oracle-general, lackey, vscsi, msr, alibaba, tencent, \
-             blkparse, twitter, mooncake, lcs, parquet, plimsoll"
+             systor, spc, fiu, blkparse, twitter, mooncake, lcs, parquet, plimsoll"
         );
         let missing = open(Path::new("/no/such/trace"), &Options::default()).unwrap_err();
         assert!(

@@ -147,7 +147,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "twitter",
     is_named: |_, _| false,
     is_head: |head| head.line_is(|line| Request::of(line).is_some()),
-    may_be_csv: true,
+    also_named: &["csv"],
     options: &[
         TraceOption::Device,
         TraceOption::ByDevice,

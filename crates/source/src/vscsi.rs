@@ -199,7 +199,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
     name: "vscsi",
     is_named: |last, _| last == "vscsi",
     is_head: |head| is_head(head.bytes),
-    may_be_csv: false,
+    also_named: &[],
     options: &[TraceOption::Times],
     opening: Opening::Stream(|input, name, options| {
         let reader = Reader::new(input, name, options)?;

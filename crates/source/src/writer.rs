@@ -92,6 +92,7 @@ pub fn create(
     let options = WriteOptions {
         format: format.or(Format::of_name(path)).unwrap_or(Format::IDS),
         compression: match extension.to_ascii_lowercase().as_str() {
+            "bz2" => Compression::Bzip2,
             "gz" => Compression::Gzip,
             "xz" => Compression::Xz,
             "zst" => Compression::Zstd,
@@ -192,9 +193,11 @@ fn check(name: &str, options: &WriteOptions) -> Result<MakeWriter, SourceError> 
             format,
         });
     }
-    if options.compression == Compression::Xz && options.format.is_written() {
+    let is_only_read = matches!(options.compression, Compression::Bzip2 | Compression::Xz);
+    if is_only_read && options.format.is_written() {
         return Err(SourceError::CompressionNotWritten {
             name: name.to_owned(),
+            compression: options.compression,
         });
     }
     format
@@ -438,7 +441,13 @@ mod tests {
     #[test]
     fn what_is_only_read_is_refused_before_anything_is_created() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["t.ids.xz", "t.parquet.gz", "t.parquet.zst", "t.parquet.xz"] {
+        for name in [
+            "t.ids.xz",
+            "t.ids.bz2",
+            "t.parquet.gz",
+            "t.parquet.zst",
+            "t.parquet.xz",
+        ] {
             let path = folder.path().join(name);
             assert!(create(&path, None, PageSize::default()).is_err(), "{name}");
         }
