@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`ByteSize`] | `4096`, `512M`, `2GiB`, `1.5G` | `4KiB`: exact, and read back as the same number |
 //! | [`Rate`] | `1/128`, `0.01`, `1%` | `1/128` where exact, else the shorter of `2/3` and `0.3` |
-//! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%` | the decimal number |
+//! | [`Share`] | `0`, `5%`, `0.05`, `1/20`, `150%`, but not `5` | `0.05`, `150%` |
 //! | [`PerSecond`] | `20/s`, `0.5/s` | `20/s` |
 //! | [`Interval`] | `5s`, `500ms`, `1.5m` | `500ms` |
 //!
@@ -38,8 +38,10 @@ pub enum QuantityError {
         /// The written value.
         text: String,
     },
-    /// Not a share of 0 or more.
-    #[error("'{text}' is not a share: write a number of 0 or more, such as 5%, 0.05 or 1/20")]
+    /// Not a share of 0 or more, or a number above 1, by which either a multiple or a percentage may be meant.
+    #[error(
+        "'{text}' is not a share: write a number from 0 to 1, a fraction or a percentage, such as 0.05, 1/20, 5% or 150%"
+    )]
     Share {
         /// The written value.
         text: String,
@@ -191,7 +193,11 @@ impl Share {
 
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
+        if self.0 > 1.0 {
+            write!(f, "{}%", self.0 * 100.0)
+        } else {
+            write!(f, "{}", self.0)
+        }
     }
 }
 
@@ -199,8 +205,9 @@ impl FromStr for Share {
     type Err = QuantityError;
 
     fn from_str(text: &str) -> Result<Self, QuantityError> {
+        let has_unit = text.contains(['%', '/']);
         part(text)
-            .filter(|share| share.is_finite() && *share >= 0.0)
+            .filter(|share| share.is_finite() && *share >= 0.0 && (has_unit || *share <= 1.0))
             .map(Self)
             .ok_or_else(|| QuantityError::Share {
                 text: text.to_owned(),
@@ -483,14 +490,22 @@ mod tests {
     fn shares_may_be_nothing_and_more_than_the_whole() {
         let read = |text: &str| text.parse().map(Share::get).ok();
         assert_eq!(
-            ["0", "5%", "0.05", "1/20", "150%", "0%"].map(read),
-            [0.0, 0.05, 0.05, 0.05, 1.5, 0.0].map(Some)
+            ["0", "5%", "0.05", "1/20", "150 %", "0%", "1"].map(read),
+            [0.0, 0.05, 0.05, 0.05, 1.5, 0.0, 1.0].map(Some)
         );
         for text in ["", "%", "-1%", "nan", "inf", "1/0", "0/0", "5 percent"] {
             let error = text.parse::<Share>().unwrap_err().to_string();
-            assert!(error.contains("0 or more"), "{text}: {error}");
+            assert!(error.contains("from 0 to 1, a fraction"), "{text}: {error}");
         }
-        assert_eq!("5%".parse::<Share>().unwrap().to_string(), "0.05");
+        let written = |text: &str| text.parse::<Share>().unwrap().to_string();
+        assert_eq!(["5%", "3/2"].map(written), ["0.05", "150%"]);
+    }
+
+    #[test]
+    fn five_is_neither_five_percent_nor_five_hundred() {
+        for text in ["5", "5.0", "1.01"] {
+            assert!(text.parse::<Share>().is_err(), "{text}");
+        }
     }
 
     #[test]

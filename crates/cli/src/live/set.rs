@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::{Settings, VmSummary};
 
 use super::{Daemon, QueryArgs, warn_if_not_stored};
 use plimsoll_output::{bail_usage, csv_table, printable};
-use plimsoll_protocol::size::{ByteSize, PerSecond};
+use plimsoll_protocol::size::{ByteSize, PerSecond, Share};
 use plimsoll_report::words::size;
 
 /// Change a VM's limits; options that are not given stay unchanged.
@@ -36,14 +36,14 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     shares: Option<u32>,
     /// Bound on the increase of its misses relative to the baseline, such as 5% or 0.05
-    #[arg(long, value_name = "SHARE", value_parser = loss)]
-    max_loss: Option<f64>,
+    #[arg(long, value_name = "SHARE")]
+    max_loss: Option<Share>,
     /// Bound on its misses per second, such as 20/s
     #[arg(long, value_name = "N/s")]
     max_misses: Option<PerSecond>,
     /// Bound on the time that it waits for misses, as a share of its vCPU time, such as 1%
-    #[arg(long, value_name = "SHARE", value_parser = loss)]
-    max_stall: Option<f64>,
+    #[arg(long, value_name = "SHARE")]
+    max_stall: Option<Share>,
     /// Whether the daemon may resize it
     #[arg(long, value_enum)]
     managed: Option<YesNo>,
@@ -68,9 +68,9 @@ impl Args {
             max_bytes: self.max.map(|size| size.0),
             baseline_bytes: self.baseline.map(|size| size.0),
             shares: self.shares,
-            max_loss: self.max_loss,
+            max_loss: self.max_loss.map(Share::get),
             max_misses_per_second: self.max_misses.map(PerSecond::get),
-            max_stall: self.max_stall,
+            max_stall: self.max_stall.map(Share::get),
             managed: self.managed.map(|managed| managed == YesNo::Yes),
         };
         if change == SettingsChange::default() {
@@ -85,18 +85,6 @@ impl Args {
         }
         Ok(change)
     }
-}
-
-/// Reads a share of 0 or more: `5%`, `0.05`.
-fn loss(text: &str) -> Result<f64, String> {
-    let number = |text: &str| text.trim().parse::<f64>().ok();
-    let share = match text.strip_suffix('%') {
-        Some(percent) => number(percent).map(|percent| percent / 100.0),
-        None => number(text),
-    };
-    share
-        .filter(|share| (0.0..f64::INFINITY).contains(share))
-        .ok_or_else(|| "write a share of 0 or more, such as 5% or 0.05".to_owned())
 }
 
 /// Runs the command; `out` is standard output, or a buffer in tests.
@@ -148,20 +136,4 @@ fn lines(vm: &VmSummary) -> String {
         "max_stall": vm.settings.promise.max_stall,
         "managed": vm.settings.managed,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loss_is_read_in_percent_or_as_a_share() {
-        assert_eq!(
-            ["5%", "0.05", "0", "150 %"].map(loss),
-            [0.05, 0.05, 0.0, 1.5].map(Ok)
-        );
-        for text in ["", "-1%", "nan", "inf", "five"] {
-            assert!(loss(text).is_err(), "{text}");
-        }
-    }
 }

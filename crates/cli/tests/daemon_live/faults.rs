@@ -171,7 +171,7 @@ fn of_guests_whose_balloon_does_nothing_nothing_is_taken() {
         fixed.until_populated().unwrap();
         let place = DaemonDirectory::new();
         let daemon = place.start(
-            "mode = \"act\"\n[policy]\ncooldown = \"1s\"\n[[vm]]\nname = \"*\"\nmin = \"64M\"\nmax_loss = 10\n\
+            "mode = \"act\"\n[policy]\ncooldown = \"1s\"\n[[vm]]\nname = \"*\"\nmin = \"64M\"\nmax_loss = \"1000%\"\n\
              baseline = \"96M\"\n",
         );
         let client = daemon.client();

@@ -501,6 +501,7 @@ fn set_sends_what_was_named_and_nothing_else() {
         &["set", "web", "--min", "2G", "--max", "1G"],
         &["set", "web", "--shares", "0"],
         &["set", "web", "--max-loss", "-1%"],
+        &["set", "web", "--max-loss", "5"],
         &["set", "", "--reset"],
     ] {
         assert_eq!(failed(&mut server.verb(words)).0, 2, "{words:?}");

@@ -383,7 +383,11 @@ fn values_out_of_range_are_reported_with_the_range() {
         ),
         (
             "[[vm]]\nname = \"a\"\nmax_loss = \"-5%\"",
-            "expected a share from 0 to 10",
+            "expected a share from 0% to 1000%",
+        ),
+        (
+            "[[vm]]\nname = \"a\"\nmax_loss = 5",
+            "max_loss = 5: expected a share from 0% to 1000%, such as \"5%\" or 0.05",
         ),
         (
             "[[vm]]\nname = \"a\"\nmax_misses = 20",

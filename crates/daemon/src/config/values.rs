@@ -322,7 +322,7 @@ const SHARE_RANGES: [ShareRange; 5] = [
     ("of 0 or more, below 1", |share| share < 1.0),
     ("above 0 and below 1", |share| share > 0.0 && share < 1.0),
     ("above 0 and at most 1", |share| share > 0.0 && share <= 1.0),
-    ("from 0 to 10", |share| share <= 10.0),
+    ("from 0% to 1000%", |share| share <= 10.0),
 ];
 pub(super) const FROM_0_TO_1: usize = 0;
 pub(super) const BELOW_1: usize = 1;
