@@ -19,6 +19,8 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 
+use crate::text::is_unprintable;
+
 /// Options or input that contradict each other or are out of range; nothing was done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -86,7 +88,7 @@ impl<W: Write> Output<W> {
                 // Standard error may be closed too; the exit code still reports the failure.
                 // It may contain names from files and from daemons.
                 let causes = with_causes(error.as_ref());
-                let is_unsafe = |character: char| character.is_control() && character != '\n';
+                let is_unsafe = |character: char| is_unprintable(character) && character != '\n';
                 let causes = causes.replace(is_unsafe, "\u{fffd}");
                 let _ = writeln!(complaints, "{program}: error: {causes}");
                 code_of(&error)
@@ -198,9 +200,9 @@ mod tests {
     }
 
     #[test]
-    fn an_error_moves_no_cursor() {
-        let named = anyhow!("line 1\nline 2").context("VM \u{1b}[2Jweb\r");
-        let said = "plimsoll: error: VM \u{fffd}[2Jweb\u{fffd}: line 1\nline 2\n";
+    fn an_error_moves_no_cursor_and_reorders_nothing() {
+        let named = anyhow!("line 1\nline 2").context("VM \u{1b}[2J\u{202e}web\r");
+        let said = "plimsoll: error: VM \u{fffd}[2J\u{fffd}web\u{fffd}: line 1\nline 2\n";
         assert_eq!(finish(Err(named)).1, said);
     }
 

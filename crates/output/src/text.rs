@@ -92,10 +92,16 @@ pub fn duration(seconds: f64) -> String {
     format!("{seconds:.0} s")
 }
 
-/// A text from outside without control characters, which could move a terminal's cursor.
+/// A text from outside without characters that could move a terminal's cursor, or reorder or hide the text around them.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    text.replace(char::is_control, "\u{fffd}")
+    text.replace(is_unprintable, "\u{fffd}")
+}
+
+/// Whether a character is a control character, or one that has no width or sets the direction of text.
+pub(crate) fn is_unprintable(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
 /// A path as [`printable`] text.
@@ -162,6 +168,8 @@ mod tests {
     #[test]
     fn names_are_cut_and_cannot_move_the_cursor() {
         assert_eq!(printable("web\u{1b}[2J"), "web\u{fffd}[2J");
+        // As `bew`, and another VM's text after it backwards.
+        assert_eq!(printable("\u{202e}web"), "\u{fffd}web");
         assert_eq!(printable_path(Path::new("a/b\n")), "a/b\u{fffd}");
         assert_eq!(cut(&"x".repeat(24), 24), "x".repeat(24));
         assert_eq!(cut(&"x".repeat(25), 24), "x".repeat(23) + "…");
