@@ -136,7 +136,10 @@ impl Store {
         if !metadata.is_file() {
             return Err(Failure::Io("not a regular file".to_owned()));
         }
-        guarded(move || {
+        let empty = (metadata.len() == 0)
+            .then(|| file.try_clone())
+            .transpose()?;
+        let opened = guarded(move || {
             let mut builder = Database::builder();
             builder
                 .set_cache_size(CACHE_BYTES)
@@ -149,7 +152,14 @@ impl Store {
                 store.database.compact()?;
             }
             Ok(store)
-        })
+        });
+        // What could not be created, as on a full disk, is no damaged history.
+        if let (Some(file), Err(failure)) = (empty, &opened)
+            && !matches!(failure, Failure::Held)
+        {
+            let _ = file.set_len(0);
+        }
+        opened
     }
 
     /// Creates one in memory.

@@ -767,6 +767,26 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     drop(history);
 }
 
+#[test]
+fn a_history_that_could_not_be_created_on_a_full_disk_is_not_a_damaged_one() {
+    let folder = TempDir::new().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path()) else {
+        skip(
+            Lack::Root,
+            "a small file system can be mounted by root alone",
+        );
+        return;
+    };
+    let path = folder.path().join("history.redb");
+    assert!(fs::write(folder.path().join("full"), vec![1; 8 << 20]).is_err());
+    let (history, warnings) = open(&path);
+    assert!(warnings[0].contains("No space left"), "{warnings:?}");
+    drop(history);
+    disk.enlarge();
+    let history = opened_quietly(&path);
+    assert!(!history.paused());
+}
+
 /// A file system of limited size, until dropped.
 struct SmallDisk<'a>(&'a Path);
 
