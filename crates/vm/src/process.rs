@@ -282,7 +282,7 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
 }
 
 /// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its
-/// UUID or name.
+/// UUID or name, of which `NAME-PID` is one.
 ///
 /// A process id finds any QEMU process, regardless of its user. A UUID or name finds only VMs of the default
 /// [`AllowedUsers`], so that no other user can take over a VM's name.
@@ -333,12 +333,17 @@ fn pid_of_name(name: &str) -> Result<u32, VmError> {
         .collect();
     let found = named.iter().filter(|(_, _, is_it)| *is_it);
     let pids: Vec<u32> = found.map(|&(pid, _, _)| pid).collect();
+    // What plimsolld calls a VM whose name another one has.
+    let numbered = |(pid, its, _): &&(u32, String, bool)| format!("{its}-{pid}") == name;
     match pids[..] {
         [pid] => Ok(pid),
-        [] => Err(VmError::NoSuchName {
-            name: name.to_owned(),
-            running: named.into_iter().map(|(_, name, _)| name).collect(),
-        }),
+        [] => match named.iter().find(numbered) {
+            Some(&(pid, ..)) => Ok(pid),
+            None => Err(VmError::NoSuchName {
+                name: name.to_owned(),
+                running: named.into_iter().map(|(_, name, _)| name).collect(),
+            }),
+        },
         _ => Err(VmError::AmbiguousName {
             name: name.to_owned(),
             pids,
@@ -631,6 +636,33 @@ mod tests {
         assert_eq!((vm.id.0.as_str(), vm.memory_bytes), ("conf", 96 << 20));
         assert_eq!(vm.qmp_sockets, [folder.path().join("qmp")]);
         assert_eq!(without.id.0, format!("qemu-{}", without.pid));
+    }
+
+    #[test]
+    fn a_vm_is_found_by_the_name_that_the_daemon_gives_the_second_of_a_name() {
+        let folder = tempfile::tempdir().unwrap();
+        // A shell that is called as QEMU is.
+        let program = folder.path().join("qemu-system-none");
+        fs::copy("/bin/sh", &program).unwrap();
+        let mut child = Command::new(&program)
+            .args(["-c", "read end", "-name", "guest=twin"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        while fs::read(format!("/proc/{}/cmdline", child.id())).is_ok_and(|line| line.is_empty()) {
+            std::thread::yield_now();
+        }
+        let found = find(&format!("twin-{}", child.id()));
+        let other = find(&format!("twin-{}", child.id() + 1));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // A shell has no RAM of a guest.
+        let error = found.unwrap_err();
+        assert!(
+            matches!(error, VmError::NoGuestRam { pid, .. } if pid == child.id()),
+            "{error}"
+        );
+        assert!(matches!(other, Err(VmError::NoSuchName { .. })));
     }
 
     #[test]
