@@ -98,8 +98,9 @@ pub(super) fn find_group<'a>(
     };
     let found = by_path.or_else(by_name).or_else(by_identifier);
     found.ok_or_else(|| {
-        let message =
-            format!("no control group {name:?} is watched; GET /v1/groups lists those that are");
+        let message = format!(
+            "no control group {name:?} is watched; `plimsoll vms` and GET /v1/groups list those that are"
+        );
         RequestRefusal::new(RefusalKind::NotFound, message)
     })
 }

@@ -155,6 +155,8 @@ fn a_control_group_is_shown_by_name_or_path_and_refuses_what_is_for_vms() {
     let listed = served.raw(&get("/v1/groups"));
     assert!(listed.contains("groups.max"), "{listed}");
     assert_eq!(kind(client.group("none")), RefusalKind::NotFound);
+    let refusal = client.group("none").unwrap_err().to_string();
+    assert!(refusal.contains("`plimsoll vms`"), "{refusal}");
     let history = |group: &str| client.group_history(group, None, None, None);
     assert_eq!(kind(history("/none")), RefusalKind::NotFound);
     assert_eq!(kind(history("none")), RefusalKind::NotFound);
