@@ -80,6 +80,15 @@ impl VmMemory {
         }
     }
 
+    /// Queries the cache under the VM's disk alone, which waits for no monitor, and updates its part of `status`.
+    pub fn poll_cache(&mut self, status: &mut MemoryStatus) {
+        if let Some(cache) = &mut self.cache {
+            let observed = cache.poll(&mut status.failures);
+            status.disk = observed.disk.or(status.disk.take());
+            status.cache = Some(cache.part());
+        }
+    }
+
     /// Whether the guest is to report statistics; see [`MemoryPart::want_statistics`].
     ///
     /// # Errors

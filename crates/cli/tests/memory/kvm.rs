@@ -9,7 +9,7 @@ use plimsoll_rig::host;
 use super::{all_rows, assert_found, rows, run_in};
 
 /// `vm NAME WORKLOAD ARGUMENT...`: a VM of 192 MiB with small pages, of which `$vm` is then the process.
-const VM: &str = r#"
+pub const VM: &str = r#"
 echo never > /sys/kernel/mm/transparent_hugepage/enabled
 vm() {
     name=$1 words=$2
@@ -22,7 +22,7 @@ vm() {
 }
 "#;
 /// Ends the VM, after checking that it still runs and found its memory as it left it.
-const LEAVE: &str = r#"
+pub const LEAVE: &str = r#"
 $b sleep 1
 before=$($b grep -c round /tmp/$name)
 $b sleep 2
@@ -32,17 +32,23 @@ $b kill $vm
 "#;
 
 fn run(name: &str, script: &str) -> Option<Vec<String>> {
+    run_with(&[], name, script)
+}
+
+/// The same with these programs beside `plimsoll` and QEMU.
+pub fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let rom = folder.path().join("guest.rom");
     fs::write(&rom, plimsoll_rig::BARE_GUEST_IMAGE).unwrap();
-    let programs = [Path::new("/usr/bin/qemu-system-x86_64"), &rom];
+    let own = [Path::new("/usr/bin/qemu-system-x86_64"), &rom];
+    let programs = [&own, programs].concat();
     // One for the VM, one for the tracer: as they run by turns, the tracer's time is the VM's.
     let processor = ["-cpu", "qemu64,-cx16,+svm,+npt", "-smp", "2"];
     let script = format!("{VM}{script}");
     run_in(host::turn, None, &processor, &programs, name, &script)
 }
 
-fn assert_sound(lines: &[String], name: &str) {
+pub fn assert_sound(lines: &[String], name: &str) {
     let sound = format!("sound {name}");
     assert!(lines.contains(&sound), "{name} was harmed");
 }

@@ -7,6 +7,7 @@ mod apparmor;
 mod damon;
 mod kvm;
 mod page_cache;
+mod starving;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

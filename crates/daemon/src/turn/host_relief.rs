@@ -9,9 +9,10 @@
 //! least what the VMs' limits need ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of what the host
 //! lacks.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::Holding;
+use plimsoll_actuator::{Holding, Progress};
 use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 
@@ -19,7 +20,8 @@ use super::{CACHE_LEAST_BYTES, SAME_BYTES, Stage, Turns};
 use crate::host::Host;
 use crate::vm::Vm;
 
-/// Minimum time between two reactions: the kernel has then counted what the first one freed.
+/// Minimum time between two reactions, unless the caches that the first one shrank have reached their targets before: the kernel
+/// has then counted what it freed.
 const REACTION_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for which the host must have had enough before memory is allocated again.
 const CALM: Duration = Duration::from_mins(1);
@@ -37,8 +39,10 @@ pub(super) struct HostRelief {
     left_bytes: Option<u64>,
     /// What plans divide at least: the VMs' limits need it.
     pub planned_least_bytes: u64,
-    /// Time of the last reaction.
-    reacted: Option<Instant>,
+    /// Earliest time of the next reaction.
+    next_reaction: Option<Instant>,
+    /// VMs whose caches the last reaction shrank and that have not reached their targets.
+    shrinking: BTreeSet<String>,
     /// Last time at which the host was short; `None` once it has had enough for a while.
     short_at: Option<Instant>,
     /// Stall time of all tasks at the beginning of the window, and that beginning.
@@ -111,6 +115,7 @@ impl<H: Host> Turns<H> {
             self.host_relief = HostRelief::default();
             return;
         }
+        self.follow_caches();
         let (total, available) = self.host.ram();
         let pressure = self.host.pressure();
         let full_total = pressure.map(|pressure| pressure.full_total);
@@ -128,11 +133,10 @@ impl<H: Host> Turns<H> {
             return;
         }
         let began = self.host_relief.short_at.replace(now).is_none();
-        let reacted = self.host_relief.reacted;
-        if reacted.is_some_and(|at| now.duration_since(at) < REACTION_INTERVAL) {
+        if self.host_relief.next_reaction.is_some_and(|at| now < at) {
             return;
         }
-        self.host_relief.reacted = Some(now);
+        self.host_relief.next_reaction = Some(now + REACTION_INTERVAL);
         let left = self.held_bytes().saturating_sub(lacking);
         let before = self.host_relief.left_bytes.unwrap_or(u64::MAX);
         self.host_relief.left_bytes = Some(left.min(before));
@@ -160,6 +164,7 @@ impl<H: Host> Turns<H> {
             *left = may_hold.max(*left);
         }
         relief.left_bytes = relief.left_bytes.filter(|left| *left < total);
+        relief.shrinking.clear();
         if relief.short_at.take().is_some() {
             tracing::info!(
                 "the host has enough memory again: {} MiB are still withheld",
@@ -206,7 +211,31 @@ impl<H: Host> Turns<H> {
         under_way.is_some_and(|under_way| under_way.moves().any(|(from, to)| opposite(from, to)))
     }
 
-    /// Takes memory from the caches under disks, from each in proportion to what it can give.
+    /// Polls the caches that shrink. Once all have, the next reaction need not wait.
+    fn follow_caches(&mut self) {
+        let relief = &mut self.host_relief;
+        if relief.shrinking.is_empty() {
+            return;
+        }
+        let (vms, mut is_known) = (&mut self.vms, true);
+        relief.shrinking.retain(|name| {
+            let Some(vm) = vms.get_mut(name) else {
+                return false;
+            };
+            let failures = vm.status.failures.len();
+            vm.actuator.poll_cache(&mut vm.status);
+            // The others are not to wait for one that does not answer.
+            let is_answered = vm.status.failures.len() == failures;
+            is_known &= is_answered;
+            let cache = vm.status.cache;
+            is_answered && cache.is_some_and(|cache| cache.progress != Progress::Reached)
+        });
+        if relief.shrinking.is_empty() && is_known {
+            relief.next_reaction = None;
+        }
+    }
+
+    /// Takes memory from the caches under disks, from each in proportion to what it can give. Waits for none of them.
     fn shrink_caches(&mut self, lacking_bytes: u64) {
         let has = |vm: &Vm| vm.status.holding().cache_bytes;
         let can_give = |vm: &Vm| match vm.settings().managed {
@@ -215,6 +244,7 @@ impl<H: Host> Turns<H> {
         };
         let all = self.vms.values().map(can_give);
         let all = all.fold(0, u64::saturating_add);
+        let mut shrinking = BTreeSet::new();
         for (name, vm) in &mut self.vms {
             let own = can_give(vm);
             let share =
@@ -229,7 +259,8 @@ impl<H: Host> Turns<H> {
             if let Err(error) = vm.actuator.set_cache(has(vm) - given) {
                 tracing::warn!(vm = name, "{}", with_causes(&error));
             }
-            vm.status = vm.actuator.poll();
+            shrinking.insert(name.clone());
         }
+        self.host_relief.shrinking = shrinking;
     }
 }

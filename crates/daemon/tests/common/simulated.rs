@@ -186,6 +186,10 @@ pub struct SimulatedVm {
     pub direct_bytes: u64,
     /// Capacity of its cache; `None` if it has none.
     pub cache_bytes: Option<u64>,
+    /// How long its cache takes to reach a target.
+    pub cache_lag_ms: u64,
+    /// Time at which its cache reaches a target, and the target.
+    cache_target: Option<(u64, u64)>,
     /// Its true miss-ratio curve.
     pub truth: MissRatioCurve,
     /// Its observed miss-ratio curve.
@@ -251,6 +255,8 @@ impl SimulatedVm {
             ram_bytes,
             direct_bytes: ram_bytes,
             cache_bytes: None,
+            cache_lag_ms: 0,
+            cache_target: None,
             claimed: Some(truth.clone()),
             truth,
             references_per_second: 1000,
@@ -612,6 +618,10 @@ impl SimulatedHost {
         for vm in inner.vms.values_mut() {
             vm.pass(time);
             vm.make_report(now_ms, unix_ms);
+            if let Some((_, target_bytes)) = vm.cache_target.take_if(|(at_ms, _)| *at_ms <= now_ms)
+            {
+                vm.cache_bytes = Some(target_bytes);
+            }
         }
         if let Some((has, target)) = &mut inner.store {
             // It drops pages as slowly as a balloon takes them.
@@ -809,7 +819,10 @@ impl SimulatedPart {
         if self.is_cache {
             setting.before_bytes = vm.cache_bytes;
             setting.had_bytes = vm.cache_bytes.unwrap_or(0);
-            vm.cache_bytes = Some(target_bytes);
+            match vm.cache_lag_ms {
+                0 => vm.cache_bytes = Some(target_bytes),
+                lag_ms => vm.cache_target = Some((now_ms + lag_ms, target_bytes)),
+            }
         } else {
             vm.target_bytes = Some(target_bytes);
         }
@@ -910,6 +923,14 @@ impl MemoryPart for SimulatedPart {
                 why: "more than its RAM, or nothing".to_owned(),
             });
         }
+        if let Some((_, pending_bytes)) = vm.cache_target
+            && self.is_cache
+        {
+            return Err(ActuatorError::Busy {
+                what: self.name(),
+                target_bytes: pending_bytes,
+            });
+        }
         let arrives = match vm.follows {
             _ if !self.is_answered(&vm) => now_ms / 1000 % 2 == 0,
             BalloonBehaviour::Absent if !self.is_cache => {
@@ -919,7 +940,7 @@ impl MemoryPart for SimulatedPart {
             _ => {
                 self.put(&mut inner, target_bytes);
                 self.tracker.tell(target_bytes, true, now);
-                if self.is_cache {
+                if self.is_cache && vm.cache_lag_ms == 0 {
                     self.tracker.see(target_bytes, now);
                     if let Some(vm) = self.vm(&mut inner) {
                         vm.polled_cache_bytes = Some(target_bytes);

@@ -203,9 +203,9 @@ fn a_clock_that_is_set_does_not_keep_memory_from_being_returned() {
 }
 
 /// Three VMs of which three quarters are in their caches.
-fn traced() -> Rig {
+fn traced(headroom_bytes: u64) -> Rig {
     let mut config = config(Mode::Act);
-    config.headroom_bytes = Some(1 << 30);
+    config.headroom_bytes = Some(headroom_bytes);
     config.workflow = Workflow::Cache {
         direct_ratio: 0.25,
         trace_for: Duration::from_secs(600),
@@ -230,7 +230,7 @@ fn caches(rig: &Rig) -> u64 {
 
 #[test]
 fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
-    let mut rig = traced();
+    let mut rig = traced(1 << 30);
     let had = caches(&rig);
     rig.host.set_available((1 << 30) - 300 * MIB);
     rig.pass(1);
@@ -250,6 +250,28 @@ fn a_host_that_runs_short_takes_from_caches_first_then_from_vms() {
     rig.host.stall(Duration::from_millis(200));
     rig.pass(3);
     assert!(caches(&rig) < left, "{left} {}", caches(&rig));
+}
+
+#[test]
+fn caches_shrink_as_fast_as_others_allocate() {
+    const STEP: Duration = Duration::from_millis(100);
+    const HEADROOM: u64 = 64 * MIB;
+    let mut rig = traced(HEADROOM);
+    for vm in VMS {
+        rig.host.change(vm, |vm| vm.cache_lag_ms = 80);
+    }
+    rig.host.set_available(HEADROOM);
+    let mut had = caches(&rig);
+    for step in 0..40 {
+        let available = rig.host.available_bytes();
+        assert!(available > 20 * MIB, "after {step} steps");
+        rig.host.set_available(available - 20 * MIB);
+        rig.turns.tick(rig.now);
+        rig.host.pass(STEP);
+        rig.now += STEP;
+        assert!(caches(&rig) <= had, "{had} {}", caches(&rig));
+        had = caches(&rig);
+    }
 }
 
 /// The sum of the sizes of three VMs in MiB.
@@ -336,7 +358,7 @@ fn a_move_that_shrinks_vms_goes_on_while_the_host_is_short_and_is_checked() {
 
 #[test]
 fn a_host_that_runs_short_takes_all_that_it_lacks_from_the_caches_that_may_be_shrunk() {
-    let mut rig = traced();
+    let mut rig = traced(1 << 30);
     let alone = SettingsChange {
         managed: Some(false),
         ..SettingsChange::default()
