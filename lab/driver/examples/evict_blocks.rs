@@ -1,4 +1,4 @@
-//! Reads the blocks of a disk at random, checks their contents, and evicts them into the cache under it, so that the cache fills up and stays
+//! Reads the blocks of a disk again and again, checks their contents, and evicts them into the cache under it, so that the cache fills up and stays
 //! in use: for tests of a disk daemon without a guest. Prints once a second how many blocks were read so far, and how many were wrong.
 //!
 //!     evict_blocks DISK-SOCKET CONTROL-SOCKET
@@ -14,7 +14,11 @@ use plimsoll_driver::{
 };
 
 /// Frames that blocks are read into in turn.
-const FRAMES: u64 = 64;
+const FRAMES: usize = 64;
+/// Blocks that are written at once.
+const WRITTEN: usize = 64;
+/// Distance of a block from the one read before; a prime number, so that each is read once before any is read again.
+const STRIDE: u64 = 7919;
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// The contents of a block.
@@ -43,18 +47,21 @@ fn main() -> Result<(), FrontendError> {
     let control = Driver::connect(&ram, Path::new(control), DriverOptions::default())?;
     let mut control = ControlDisk::new(control);
     let blocks = disk.config().capacity_sectors / 8;
-    for block in 0..blocks {
-        disk.write(block * PAGE_BYTES as u64, &contents(block))?;
+    for first in (0..blocks).step_by(WRITTEN) {
+        let written: Vec<_> = (first..blocks).take(WRITTEN).flat_map(contents).collect();
+        disk.write(first * PAGE_BYTES as u64, &written)?;
     }
     let mut ring = NoticeRing::new(&ram, RingOptions::default());
     control.attach(&ring)?;
-    let frames = ram.allocate(Bank::High, FRAMES as usize * PAGE_BYTES);
+    let frames = ram.allocate(Bank::High, FRAMES * PAGE_BYTES);
     let (mut reads, mut wrong, mut last) = (0_u64, 0_u64, Instant::now());
     loop {
-        let block = mix(reads) % blocks;
-        let address = frames + reads % FRAMES * PAGE_BYTES as u64;
-        let bytes = PAGE_BYTES as u32;
-        let segments = [Segment { address, bytes }];
+        let block = reads * STRIDE % blocks;
+        let address = frames + reads % FRAMES as u64 * PAGE_BYTES as u64;
+        let segments = [Segment {
+            address,
+            bytes: 4096,
+        }];
         let request = Request::Read {
             sector: block * 8,
             segments: &segments,

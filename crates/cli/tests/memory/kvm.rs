@@ -9,7 +9,7 @@ use plimsoll_rig::host;
 use super::{all_rows, assert_found, rows, run_in};
 
 /// `vm NAME WORKLOAD ARGUMENT...`: a VM of 192 MiB with small pages, of which `$vm` is then the process.
-pub const VM: &str = r#"
+const VM: &str = r#"
 echo never > /sys/kernel/mm/transparent_hugepage/enabled
 vm() {
     name=$1 words=$2
