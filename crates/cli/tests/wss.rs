@@ -294,7 +294,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         (
             "wss rwrw.plimsoll --warm-up 200%",
             2,
-            "--warm-up 2: at most 1",
+            "--warm-up 200%: at most 1",
         ),
         ("wss rwrw.plimsoll --memory 1K", 2, "less than a page"),
         (
