@@ -496,7 +496,7 @@ fn load_checks_the_pages_that_come_back() {
     let (code, _, complaint) = ran(&mut served.verb("bench --write-ratio 150%"));
     assert_eq!(code, Some(2), "{complaint}");
     assert!(
-        complaint.contains("--write-ratio 1.5: expected 0 to 1"),
+        complaint.contains("--write-ratio 150%: expected 0 to 1"),
         "{complaint}"
     );
 }
