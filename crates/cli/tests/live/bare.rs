@@ -314,10 +314,18 @@ fn the_account_is_what_the_guest_loses() {
                     (from, Instant::now())
                 })
             };
-            // The quietest of some tries, or the first that is quiet enough to resolve the account.
+            // Of the noise, which is the larger of two untraced times, anything may be in the traced time too.
+            let is_right = |&(untraced, traced, account): &(f64, f64, f64)| {
+                ((traced - untraced) / FACTOR..=traced * above).contains(&account)
+            };
+            // More than one, if the host takes time from the guest beside the tracer, which is in no account.
             let mut tries: Vec<(f64, f64, f64)> = Vec::new();
             let mut before = rest(&mut subject);
-            while tries.len() < 3 && tries.last().is_none_or(|last| last.0 > QUIET / 2.0) {
+            while tries.len() < 3
+                && !tries
+                    .last()
+                    .is_some_and(|last| last.0 <= QUIET && is_right(last))
+            {
                 let mut account = 0.0;
                 let traced = stalled(&mut subject, || {
                     let ended = Attach::start(&pid, options).end();
@@ -332,21 +340,19 @@ fn the_account_is_what_the_guest_loses() {
                 before = after;
             }
             println!("{options}: untraced, traced, account: {tries:.3?}");
-            let quietest = tries.into_iter().min_by(|a, b| a.0.total_cmp(&b.0));
-            let Some((untraced, traced, account)) = quietest.filter(|found| found.0 <= QUIET)
-            else {
+            tries.retain(|found| found.0 <= QUIET);
+            if tries.is_empty() {
                 skip(
                     Lack::Host,
                     format_args!("the host is too busy to compare the account of {options}"),
                 );
-                continue;
-            };
-            // Of the noise, which is the larger of two untraced times, anything may be in the traced time too.
-            let least = (traced - untraced) / FACTOR;
-            assert!(
-                (least..=traced * above).contains(&account),
-                "{options}: {account} where the guest lost {traced}, untraced {untraced}"
-            );
+            } else {
+                let is_one_right = tries.iter().any(is_right);
+                assert!(
+                    is_one_right,
+                    "{options}: untraced, traced, account: {tries:?}"
+                );
+            }
         }
         subject.assert_goes_on();
     });
