@@ -16,7 +16,7 @@ use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
     AllowedUsers, CgroupMount, ControlGroup, GroupLimit, HostMemory, Listener, MemoryPressure,
-    PeerSocket, ProcessId, QemuVm, memory_limits,
+    PeerSocket, ProcessId, QemuVm, memory_limits, second_name,
 };
 
 use crate::clock::Clock;
@@ -118,7 +118,7 @@ fn name<'a>(
         // No browser asks for a path that ends with one of these.
         let is_dots = |name: &str| matches!(name, "." | "..");
         while is_dots(&given.name) || names.values().any(|taken| taken.name == given.name) {
-            given.name = format!("{}-{}", given.name, process.pid);
+            given.name = second_name(&given.name, process.pid);
         }
         names.insert(process, given);
     }

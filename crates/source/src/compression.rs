@@ -29,6 +29,17 @@ pub enum Compression {
 }
 
 impl Compression {
+    /// The compression that the last extension of a file's name stands for, in lower case; `None` if it is another's.
+    pub(crate) fn of_extension(extension: &str) -> Option<Self> {
+        match extension {
+            "bz2" => Some(Self::Bzip2),
+            "gz" => Some(Self::Gzip),
+            "xz" => Some(Self::Xz),
+            "zst" => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+
     /// Determines the compression from the first six bytes, or all if there are fewer.
     fn of_head(head: &[u8]) -> Self {
         match head {

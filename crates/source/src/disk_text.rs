@@ -7,7 +7,7 @@
 //! | `tencent` | `Timestamp,Offset,Size,IOType,VolumeID` | sectors of 512 bytes | `VolumeID` |
 //! | `systor` | `Timestamp,Response,IOType,LUN,Offset,Size` | bytes | `LUN` |
 //! | `spc` | `ASU,LBA,Size,Opcode,Timestamp`, then any others | sectors of 512 bytes, bytes | `ASU` |
-//! | `fiu` | `time pid process LBA size operation major minor MD5` | sectors of 512 bytes | `major,minor` |
+//! | `fiu` | `time pid process LBA size operation major minor MD5` | sectors of 512 bytes | `major minor` |
 //!
 //! All traces but `systor` have no header; a header with these names is skipped. Fields are not
 //! quoted. The order of the lines is the order of the requests; times are read only if asked for: `msr`'s in units of
@@ -45,6 +45,7 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
+    /// In the order in which they are declared.
     const ALL: [Self; 6] = [
         Self::Msr,
         Self::Alibaba,
@@ -346,91 +347,49 @@ impl<R: Read> Spans for Reader<R> {
     }
 }
 
-/// The common parts of the rows of all layouts.
-const LAYOUT: FormatRow = FormatRow {
-    name: "",
-    is_named: |_, _| false,
-    is_head: |_| false,
-    also_named: &["csv"],
-    options: &[
-        TraceOption::Device,
-        TraceOption::ByDevice,
-        TraceOption::Times,
-    ],
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Msr, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    writer: None,
-};
+/// The row of the layout at `LAYOUT` in [`Layout::ALL`], which its content identifies, also in a file named `.csv`.
+const fn row<const LAYOUT: usize>(name: &'static str) -> FormatRow {
+    FormatRow {
+        name,
+        is_named: |_, _| false,
+        is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::ALL[LAYOUT])),
+        also_named: &["csv"],
+        options: &[
+            TraceOption::Device,
+            TraceOption::ByDevice,
+            TraceOption::Times,
+        ],
+        opening: Opening::Stream(|input, name, options| {
+            let reader = Reader::new(input, name, Layout::ALL[LAYOUT], options);
+            Ok(Box::new(SpanSource::new(reader, options)))
+        }),
+        writer: None,
+    }
+}
 
 /// `msr`.
-pub(crate) const MSR: FormatRow = FormatRow {
-    name: "msr",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Msr)),
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Msr, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
-};
+pub(crate) const MSR: FormatRow = row::<{ Layout::Msr as usize }>("msr");
 
 /// `alibaba`.
-pub(crate) const ALIBABA: FormatRow = FormatRow {
-    name: "alibaba",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Alibaba)),
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Alibaba, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
-};
+pub(crate) const ALIBABA: FormatRow = row::<{ Layout::Alibaba as usize }>("alibaba");
 
 /// `tencent`.
-pub(crate) const TENCENT: FormatRow = FormatRow {
-    name: "tencent",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Tencent)),
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Tencent, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
-};
+pub(crate) const TENCENT: FormatRow = row::<{ Layout::Tencent as usize }>("tencent");
 
 /// `systor`.
-pub(crate) const SYSTOR: FormatRow = FormatRow {
-    name: "systor",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Systor)),
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Systor, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
-};
+pub(crate) const SYSTOR: FormatRow = row::<{ Layout::Systor as usize }>("systor");
 
 /// `spc`.
 pub(crate) const SPC: FormatRow = FormatRow {
-    name: "spc",
     is_named: |last, _| last == "spc",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Spc)),
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Spc, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
+    ..row::<{ Layout::Spc as usize }>("spc")
 };
 
 /// `fiu`.
 pub(crate) const FIU: FormatRow = FormatRow {
-    name: "fiu",
-    is_head: |head| head.line_is(|line| Layout::of_line(line) == Some(Layout::Fiu)),
     // As which they were published, although `blkparse` has not written them.
     also_named: &["blkparse"],
-    opening: Opening::Stream(|input, name, options| {
-        let reader = Reader::new(input, name, Layout::Fiu, options);
-        Ok(Box::new(SpanSource::new(reader, options)))
-    }),
-    ..LAYOUT
+    ..row::<{ Layout::Fiu as usize }>("fiu")
 };
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use std::str::FromStr;
 use crate::error::excerpt;
 use crate::row::{FormatRow, Head};
 use crate::{
-    Options, SourceError, TraceOption, blkparse, csv, disk_text, ids, lackey, lcs, mooncake,
-    oracle_general, parquet, plimsoll, twitter, vscsi,
+    Compression, Options, SourceError, TraceOption, blkparse, csv, disk_text, ids, lackey, lcs,
+    mooncake, oracle_general, parquet, plimsoll, twitter, vscsi,
 };
 
 /// All formats. The content of a trace is tested against the rows from the last to the first, so general text formats
@@ -135,7 +135,7 @@ impl Format {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         let mut parts = name.split('.').rev();
         let mut last = parts.next()?;
-        if matches!(last, "bz2" | "gz" | "xz" | "zst") {
+        if Compression::of_extension(last).is_some() {
             last = parts.next()?;
         }
         let before = parts.next();

@@ -91,13 +91,8 @@ pub fn create(
     let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default();
     let options = WriteOptions {
         format: format.or(Format::of_name(path)).unwrap_or(Format::IDS),
-        compression: match extension.to_ascii_lowercase().as_str() {
-            "bz2" => Compression::Bzip2,
-            "gz" => Compression::Gzip,
-            "xz" => Compression::Xz,
-            "zst" => Compression::Zstd,
-            _ => Compression::Plain,
-        },
+        compression: Compression::of_extension(&extension.to_ascii_lowercase())
+            .unwrap_or(Compression::Plain),
         page_size,
     };
     check(&name, &options)?;

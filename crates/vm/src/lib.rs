@@ -73,7 +73,7 @@ pub use maps::{
 pub use meminfo::HostMemory;
 pub use own_program::own_program;
 pub use pressure::{ControlGroup, MemoryPressure};
-pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running};
+pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running, second_name};
 pub use qmp::{Qmp, QmpEvent, RunState, VmRam};
 pub use target::Target;
 pub use transfer::{Transfer, TransferWatch};

@@ -314,6 +314,12 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
     Ok(vm)
 }
 
+/// What plimsolld calls a VM whose name another one has: `NAME-PID`.
+#[must_use]
+pub fn second_name(name: &str, pid: u32) -> String {
+    format!("{name}-{pid}")
+}
+
 fn pid_of_name(name: &str) -> Result<u32, VmError> {
     // Any user can choose a name, so VMs of other users, and processes that merely use a VM's name, are not considered.
     let users = AllowedUsers::default();
@@ -333,8 +339,7 @@ fn pid_of_name(name: &str) -> Result<u32, VmError> {
         .collect();
     let found = named.iter().filter(|(_, _, is_it)| *is_it);
     let pids: Vec<u32> = found.map(|&(pid, _, _)| pid).collect();
-    // What plimsolld calls a VM whose name another one has.
-    let numbered = |(pid, its, _): &&(u32, String, bool)| format!("{its}-{pid}") == name;
+    let numbered = |(pid, its, _): &&(u32, String, bool)| second_name(its, *pid) == name;
     match pids[..] {
         [pid] => Ok(pid),
         [] => match named.iter().find(numbered) {

@@ -724,10 +724,6 @@ fn a_file_that_is_removed_is_made_again_with_what_vms_had() {
 fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
     let folder = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(folder.path()) else {
-        skip(
-            Lack::Root,
-            "a small file system can be mounted by root alone",
-        );
         return;
     };
     let path = folder.path().join("history.redb");
@@ -771,10 +767,6 @@ fn a_full_disk_is_survived_in_memory_and_caught_up_with() {
 fn a_history_that_could_not_be_created_on_a_full_disk_is_not_a_damaged_one() {
     let folder = TempDir::new().unwrap();
     let Some(disk) = SmallDisk::mount(folder.path()) else {
-        skip(
-            Lack::Root,
-            "a small file system can be mounted by root alone",
-        );
         return;
     };
     let path = folder.path().join("history.redb");
@@ -791,13 +783,17 @@ fn a_history_that_could_not_be_created_on_a_full_disk_is_not_a_damaged_one() {
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
+    /// `None` after saying why the test is skipped.
     fn mount(at: &'a Path) -> Option<Self> {
-        run(
-            "mount",
-            &["-t", "tmpfs", "-o", "size=4m", "plimsoll-test"],
-            at,
-        )
-        .then_some(Self(at))
+        let options = ["-t", "tmpfs", "-o", "size=4m", "plimsoll-test"];
+        if !run("mount", &options, at) {
+            skip(
+                Lack::Root,
+                "a small file system can be mounted by root alone",
+            );
+            return None;
+        }
+        Some(Self(at))
     }
 
     fn enlarge(&self) {
