@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long)]
     compare: bool,
     /// Number of periods [default: until the VM ends]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     periods: Option<u64>,
     /// With -o json, include each period's curve
     #[arg(long)]

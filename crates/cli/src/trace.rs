@@ -13,6 +13,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, PageSize, ReferenceBatch, Source as _};
+use plimsoll_protocol::size::Count;
 use plimsoll_source::synthetic::{Pattern, Program, Workload, curve_sizes};
 use plimsoll_source::{
     Compression, Format, Options, SourceError, Trace, TraceOption, TraceSummary, TraceWriter,
@@ -75,7 +76,7 @@ struct GenerateArgs {
     pages: Option<u64>,
     /// Number of references (loop, uniform, zipf, class)
     #[arg(long)]
-    references: Option<NonZeroU64>,
+    references: Option<Count>,
     /// Exponent of Zipf's law, from 0 [default: 1]
     #[arg(long)]
     alpha: Option<f64>,
@@ -352,7 +353,7 @@ impl GenerateArgs {
         let pages = || self.need("--pages", self.pages).map(PageCount);
         let references = || {
             self.need("--references", self.references)
-                .map(NonZeroU64::get)
+                .map(|Count(number)| number.get())
         };
         let rounds = self.rounds.map_or(4, NonZeroU64::get);
         Ok(match self.kind {

@@ -15,6 +15,7 @@ use plimsoll_plot::Figure as _;
 
 use crate::trace_args::{TraceArgs, is_same_file, reading_bar};
 use plimsoll_protocol::curve_size::CurveSize;
+use plimsoll_protocol::size::Count;
 use plimsoll_report::working_set::WorkingSetReport;
 
 /// Estimate the working set in a page log or a trace.
@@ -29,7 +30,7 @@ pub struct Args {
     estimator: EstimatorArgs,
     /// Length of an interval of a trace, in references; a page log has its own [default: 1000000]
     #[arg(long, visible_alias = "mu", value_name = "N")]
-    interval: Option<NonZeroU64>,
+    interval: Option<Count>,
     /// TLB of the model for traces, ENTRIESxWAYS [default: 64x4]
     #[arg(long, value_name = "SHAPE")]
     tlb: Option<TlbShape>,
@@ -52,7 +53,7 @@ pub struct Args {
 /// The estimator that draws from the VM's memory.
 const SAMPLED: &str = "esx";
 /// References of an interval of a trace.
-const INTERVAL: NonZeroU64 = NonZeroU64::new(1_000_000).unwrap();
+const INTERVAL: Count = Count(NonZeroU64::new(1_000_000).unwrap());
 /// Pages that a trace's most recent references are taken to: as many as the plugin's filter has.
 const FILTER_PAGES: u32 = 64;
 
@@ -126,7 +127,7 @@ impl Args {
         if memory.is_some() && !self.estimator.wants(SAMPLED) {
             bail_usage!("--memory: only --estimator {SAMPLED} takes it");
         }
-        let interval = self.interval.unwrap_or(INTERVAL);
+        let Count(interval) = self.interval.unwrap_or(INTERVAL);
         let trace = self.trace.open()?;
         let mut bar = reading_bar(trace.progress());
         let of = (page_size, memory);

@@ -12,6 +12,7 @@
 //! 1000 squared or 1024 squared.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -60,6 +61,15 @@ pub enum QuantityError {
          such as 10G or 2.5G"
     )]
     BitRate {
+        /// The written value.
+        text: String,
+    },
+    /// Not a number above zero.
+    #[error(
+        "'{text}' is not a number: write a whole number above 0, or a number with K, M, G or T (powers of 1000), \
+         such as 50000, 500K or 10M"
+    )]
+    Count {
         /// The written value.
         text: String,
     },
@@ -290,6 +300,23 @@ impl FromStr for BitRate {
     }
 }
 
+/// A number of events, above zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Count(pub NonZeroU64);
+
+impl FromStr for Count {
+    type Err = QuantityError;
+
+    fn from_str(text: &str) -> Result<Self, QuantityError> {
+        scaled(text, DECIMAL_UNITS)
+            .and_then(NonZeroU64::new)
+            .map(Self)
+            .ok_or_else(|| QuantityError::Count {
+                text: text.to_owned(),
+            })
+    }
+}
+
 /// Reads a decimal number, a fraction or a percentage; accepts any value of an `f64`.
 fn part(text: &str) -> Option<f64> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
@@ -397,6 +424,23 @@ mod tests {
         }
     }
     use proptest::prelude::*;
+
+    #[test]
+    fn numbers_are_read_with_their_units() {
+        let read = |text: &str| text.parse().map(|Count(number)| number.get()).ok();
+        for (text, number) in [
+            ("1", 1),
+            ("10M", 10_000_000),
+            ("1.5k", 1500),
+            ("2G", 2_000_000_000),
+        ] {
+            assert_eq!(read(text), Some(number), "{text}");
+        }
+        for wrong in ["", "0", "0.5", "-1", "M", "10 MiB", "99999999999G"] {
+            let error = wrong.parse::<Count>().unwrap_err().to_string();
+            assert!(error.contains("500K or 10M"), "{wrong}: {error}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_people_write_them() {

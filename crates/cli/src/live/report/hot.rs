@@ -9,13 +9,13 @@ use plimsoll_observe::hot::{Hot, of_file, of_history};
 use plimsoll_observe::wss::begins_as_page_log;
 use plimsoll_output::{TextFormatArg, bail_usage, csv_table, printable};
 use plimsoll_protocol::client::Client;
-use plimsoll_protocol::size::ByteSize;
+use plimsoll_protocol::size::{ByteSize, Count};
 use plimsoll_report::words::percent;
 
 use super::super::{Daemon, SocketArg};
 
 /// Default length of an interval.
-const INTERVAL: NonZeroU64 = NonZeroU64::new(100_000).unwrap();
+const INTERVAL: Count = Count(NonZeroU64::new(100_000).unwrap());
 
 /// Pages to load first when a snapshot resumes: those used in most intervals of a run; of equals, those used first.
 ///
@@ -34,7 +34,7 @@ pub struct Args {
     top: ByteSize,
     /// With --from: length of an interval of a trace, in references; a page log has its own [default: 100000]
     #[arg(long, value_name = "N", requires = "from", conflicts_with_all = ["vm", "socket"])]
-    interval: Option<NonZeroU64>,
+    interval: Option<Count>,
     /// With --from: page log or trace of another run, to measure how much of it the list covers
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with_all = ["vm", "socket"])]
     check: Option<PathBuf>,
@@ -52,7 +52,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             if args.interval.is_some() && read.all(|path| begins_as_page_log(path)) {
                 bail_usage!("--interval: a page log has intervals of its own");
             }
-            let interval = args.interval.unwrap_or(INTERVAL);
+            let Count(interval) = args.interval.unwrap_or(INTERVAL);
             of_file(path, interval, args.top.0, args.check.as_deref())?
         }
         (None, Some(vm)) => {
