@@ -533,6 +533,8 @@ fn program(pid: u32) -> Result<String, VmError> {
 }
 
 fn is_qemu(program: &str) -> bool {
+    // NixOS installs a wrapper, and moves the program to `.qemu-system-x86_64-wrapped`.
+    let program = program.strip_prefix('.').unwrap_or(program);
     program.starts_with("qemu-system-") || program == "qemu-kvm"
 }
 
@@ -691,7 +693,12 @@ mod tests {
 
     #[test]
     fn only_system_emulators_are_vms() {
-        assert!(["qemu-system-x86_64", "qemu-kvm"].into_iter().all(is_qemu));
+        let emulators = [
+            "qemu-system-x86_64",
+            "qemu-kvm",
+            ".qemu-system-x86_64-wrapped",
+        ];
+        assert!(emulators.into_iter().all(is_qemu));
         assert!(!["qemu-img", "qemu-x86_64", "bash"].into_iter().any(is_qemu));
     }
 }
