@@ -86,7 +86,6 @@ pub(crate) struct Vhost {
 pub(crate) fn needs_quiet(code: u32) -> bool {
     ![
         FrontendReq::GET_FEATURES,
-        FrontendReq::SET_OWNER,
         FrontendReq::GET_PROTOCOL_FEATURES,
         FrontendReq::SET_PROTOCOL_FEATURES,
         FrontendReq::GET_QUEUE_NUM,
@@ -351,7 +350,12 @@ fn ram_region(region: &VhostUserMemoryRegion, file: File) -> (RamRegion, u64) {
 const UNSUPPORTED: Error = Error::InvalidOperation("not supported");
 
 impl VhostUserBackendReqHandlerMut for Vhost {
+    /// Begins a device: QEMU keeps its connection when it is plugged out, and says nothing else of what the next one finds.
     fn set_owner(&mut self) -> Result<()> {
+        *self = Self {
+            protocol: self.protocol,
+            ..Self::new(self.geometry)
+        };
         Ok(())
     }
 
@@ -596,5 +600,48 @@ impl VhostUserBackendReqHandlerMut for Vhost {
 
     fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
         Err(UNSUPPORTED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    const GEOMETRY: Geometry = Geometry {
+        size_bytes: 1 << 20,
+        block_bytes: 512,
+        read_only: false,
+        plain: false,
+        queues: 1,
+    };
+
+    fn add_ram(vhost: &mut Vhost, bytes: u64) -> Result<Option<u64>> {
+        let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(bytes).unwrap();
+        let region = VhostUserSingleMemoryRegion::new(0, bytes, 0x7000_0000, 0);
+        vhost.add_mem_region(&region, file, None)
+    }
+
+    #[test]
+    fn a_device_that_is_plugged_again_begins_anew_on_the_same_connection() {
+        let mut vhost = Vhost::new(GEOMETRY);
+        vhost.set_owner().unwrap();
+        vhost.set_features(vhost.offered()).unwrap();
+        vhost
+            .set_config(AT_WRITEBACK, &[0], VhostUserConfigFlags::WRITABLE)
+            .unwrap();
+        add_ram(&mut vhost, 2 << 20).unwrap();
+        assert!(add_ram(&mut vhost, 2 << 20).is_err());
+        vhost.set_vring_num(0, 128).unwrap();
+        vhost.set_vring_base(0, 77).unwrap();
+
+        vhost.set_owner().unwrap();
+        add_ram(&mut vhost, 4 << 20).unwrap();
+        assert!(vhost.ram().unwrap().contains(0, 4 << 20));
+        let base = vhost.get_vring_base(0).unwrap().num;
+        assert_eq!(base, 0);
+        assert!(!vhost.writes_through);
     }
 }
