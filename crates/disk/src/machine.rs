@@ -661,6 +661,7 @@ impl Machine {
             stats.connected = !matches!(device.link, Link::Idle | Link::Over);
             if let Some(connection) = device.connection() {
                 let vhost = lock(&connection.vhost);
+                stats.unshared |= vhost.has_unshared_queue();
                 let running = vhost.vrings.iter().filter(|vring| vring.queue.is_some());
                 stats.queues = u32::try_from(running.count()).unwrap_or(u32::MAX);
             }

@@ -91,6 +91,13 @@ pub(crate) struct Piece {
     writable: bool,
 }
 
+impl Piece {
+    /// Whether all of it is RAM.
+    pub(crate) fn is_in(&self, ram: &GuestRam) -> bool {
+        ram.contains(self.address, self.bytes.into())
+    }
+}
+
 /// Why a request has no chain of descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadChain {

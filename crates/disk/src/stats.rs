@@ -119,6 +119,9 @@ pub struct DiskStats {
     /// Accesses to the guest's RAM that failed: no huge page, a full tmpfs, or a file that was truncated.
     #[serde(default)]
     pub ram_errors: u64,
+    /// Whether the guest used memory that its VM does not share with the daemon: queues there stand still, and requests fail.
+    #[serde(default)]
+    pub unshared: bool,
     /// The last error of a transfer.
     pub last_error: Option<String>,
     /// Dirty blocks that could not be written when it was last tried. They stay dirty, and flushes fail.

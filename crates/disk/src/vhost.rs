@@ -169,27 +169,13 @@ impl Vhost {
         let Some(ram) = self.ram.clone() else {
             return begun;
         };
-        let by_protocol = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
         let event_index = self.accepted(VIRTIO_RING_F_EVENT_IDX);
-        for (index, vring) in (0u16..).zip(&mut self.vrings) {
-            let ready = vring.kick.is_some() && (vring.enabled || !by_protocol) && !vring.faulty;
-            if !ready || vring.queue.is_some() {
+        for index in 0..self.geometry.queues {
+            let vring = &self.vrings[usize::from(index)];
+            if !self.is_ready(vring) || vring.faulty || vring.queue.is_some() {
                 continue;
             }
-            let translate = |user: u64| {
-                let (region, start) = self.regions.iter().find(|(region, start)| {
-                    user.checked_sub(*start)
-                        .is_some_and(|offset| offset < region.bytes)
-                })?;
-                Some(region.address + (user - start))
-            };
-            let places = (|| {
-                Some(RingPlaces {
-                    table: translate(vring.places.table)?,
-                    available: translate(vring.places.available)?,
-                    used: translate(vring.places.used)?,
-                })
-            })();
+            let places = self.places(vring);
             let part = self
                 .inflight
                 .as_ref()
@@ -204,6 +190,7 @@ impl Vhost {
                     part,
                 )
             });
+            let vring = &mut self.vrings[usize::from(index)];
             *run += 1;
             vring.run = *run;
             match started {
@@ -213,6 +200,33 @@ impl Vhost {
             begun.push(usize::from(index));
         }
         begun
+    }
+
+    fn is_ready(&self, vring: &Vring) -> bool {
+        let by_protocol = self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
+        vring.kick.is_some() && (vring.enabled || !by_protocol)
+    }
+
+    /// Where a ring is, guest-physical; `None` if it is not in RAM.
+    fn places(&self, vring: &Vring) -> Option<RingPlaces> {
+        let translate = |user: u64| {
+            let (region, start) = self.regions.iter().find(|(region, start)| {
+                user.checked_sub(*start)
+                    .is_some_and(|offset| offset < region.bytes)
+            })?;
+            Some(region.address + (user - start))
+        };
+        Some(RingPlaces {
+            table: translate(vring.places.table)?,
+            available: translate(vring.places.available)?,
+            used: translate(vring.places.used)?,
+        })
+    }
+
+    /// Whether a virtqueue cannot run because it is in memory that the frontend does not share.
+    pub(crate) fn has_unshared_queue(&self) -> bool {
+        let mut vrings = self.vrings.iter();
+        vrings.any(|vring| self.is_ready(vring) && self.places(vring).is_none())
     }
 
     fn stop_all(&mut self) {
@@ -624,6 +638,12 @@ mod tests {
         vhost.add_mem_region(&region, file, None)
     }
 
+    /// A queue whose used ring is at this address, and the others at the beginning of RAM.
+    fn set_used(vhost: &mut Vhost, used: u64) {
+        let (ring, flags) = (0x7000_0000, VhostUserVringAddrFlags::empty());
+        vhost.set_vring_addr(0, flags, ring, used, ring, 0).unwrap();
+    }
+
     #[test]
     fn a_device_that_is_plugged_again_begins_anew_on_the_same_connection() {
         let mut vhost = Vhost::new(GEOMETRY);
@@ -643,5 +663,20 @@ mod tests {
         let base = vhost.get_vring_base(0).unwrap().num;
         assert_eq!(base, 0);
         assert!(!vhost.writes_through);
+    }
+
+    #[test]
+    fn a_queue_in_memory_that_is_not_shared_is_seen() {
+        let mut vhost = Vhost::new(GEOMETRY);
+        let ring = 0x7000_0000;
+        set_used(&mut vhost, ring);
+        assert!(!vhost.has_unshared_queue(), "nobody uses it");
+        let kick = memfd_create("kick", MemfdFlags::CLOEXEC).unwrap();
+        vhost.set_vring_kick(0, Some(kick.into())).unwrap();
+        assert!(vhost.has_unshared_queue());
+        add_ram(&mut vhost, 2 << 20).unwrap();
+        assert!(!vhost.has_unshared_queue());
+        set_used(&mut vhost, ring + (2 << 20));
+        assert!(vhost.has_unshared_queue());
     }
 }

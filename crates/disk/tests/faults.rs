@@ -125,7 +125,11 @@ fn requests_beyond_the_disk_fail_and_touch_nothing() {
             assert!(matches!(refused, Err(FrontendError::Failed(_))));
         }
     }
-    assert_eq!(running.stats().disks[0].bad_requests, 12);
+    let stats = running.stats();
+    assert_eq!(
+        (stats.disks[0].bad_requests, stats.disks[0].unshared),
+        (12, false)
+    );
     let image = fs::metadata(running.place.image(0)).unwrap();
     assert_eq!(image.len(), IMAGE_BYTES);
 }

@@ -296,6 +296,7 @@ fn malformed_requests_are_answered_and_counted() {
     witness.is_served();
     let stats = running.stats();
     assert_eq!(stats.disks[0].bad_requests, u64::from(count), "{stats:#?}");
+    assert!(stats.disks[0].unshared, "{stats:#?}");
     assert_eq!(stats.disks[0].in_flight, 0);
 }
 

@@ -168,6 +168,7 @@ impl Machine {
                     Err(refused) => {
                         let is_failure = count_failures(&ram, &mut device.stats);
                         device.stats.bad_requests += u64::from(!is_failure);
+                        device.stats.unshared |= self.pieces.iter().any(|piece| !piece.is_in(&ram));
                         (
                             refused.status,
                             refused.answer,

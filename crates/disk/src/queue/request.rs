@@ -144,8 +144,7 @@ pub(crate) fn parse_request(
         .ok_or(refused(IOERR, None))?;
     let bad = refused(IOERR, Some(status));
     let unsupported = refused(UNSUPP, Some(status));
-    let in_ram = |piece: &Piece| ram.contains(piece.address, piece.bytes.into());
-    if !pieces.iter().all(in_ram) {
+    if !pieces.iter().all(|piece| piece.is_in(ram)) {
         return Err(bad);
     }
 

@@ -94,6 +94,7 @@ const DISK_GAUGES: &[DiskFamily] = families! { d =>
     image_unwritable_bytes: d.unwritable_pages * PAGE_BYTES as u64,
         "Dirty blocks that could not be written when it was last tried; flushes fail meanwhile.";
     image_unsynced: d.unsynced.into(), "Whether a sync failed: flushes fail since.";
+    image_unshared: d.unshared.into(), "Whether the guest used memory that its VM does not share.";
     image_in_flight: d.in_flight, "Requests in flight.";
 };
 

@@ -11,7 +11,7 @@ use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
 use super::report::{GhostsReport, Report};
-use super::trouble::RAM_ERRORS;
+use super::trouble::{RAM_ERRORS, UNSHARED};
 
 /// Lines of the curve, at most; they are multiples of [`SEGMENT_PAGES`] apart.
 const CURVE_LINES: u64 = 24;
@@ -313,6 +313,9 @@ impl Table<'_> {
                 count(|disk| disk.ram_errors),
             );
         }
+        if disk.unshared {
+            let _ = writeln!(text, "UNSHARED  disk {number}: {UNSHARED}");
+        }
         if disk.unwritable_pages > 0 {
             let _ = writeln!(
                 text,
@@ -535,6 +538,7 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         disk.no_space_errors = 7;
         disk.last_error = Some("No space left".to_owned());
         disk.ram_errors = 5;
+        disk.unshared = true;
         disk.unwritable_pages = 2;
         disk.unsynced = true;
         report.machine.engine.wants_pause = true;
@@ -542,6 +546,7 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         let lines = "\
 ERRORS    disk 0: 7 for lack of space, 0 others; the last: No space left
 RAM       disk 0: 5 accesses to the guest's RAM failed (no free huge page, a full tmpfs, or a truncated file)
+UNSHARED  disk 0: the guest uses memory that QEMU does not share: queues there stand still, and requests fail; all memory must have share=on
 UNWRITTEN disk 0: 8 KiB cannot be written; they stay dirty, and flushes fail
 UNSYNCED  disk 0: a sync failed, so flushes fail until `plimsoll disk enable`
 PAUSED    the VM, until its writes succeed (--write-error)

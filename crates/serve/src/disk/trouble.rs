@@ -9,6 +9,8 @@ use plimsoll_vm::{Qmp, VmError};
 
 /// Why RAM cannot be accessed.
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
+/// What a VM whose memory is not shared is to be given.
+pub(super) const UNSHARED: &str = "the guest uses memory that QEMU does not share: queues there stand still, and requests fail; all memory must have share=on";
 /// How often new errors of a disk are told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Time limit of a command to the VM's monitor.
@@ -27,6 +29,7 @@ pub(super) struct Journal {
 struct Told {
     errors: u64,
     ram_errors: bool,
+    unshared: bool,
     unwritable: bool,
     unsynced: bool,
     at: Option<Instant>,
@@ -65,6 +68,10 @@ impl Journal {
                 ));
                 told.ram_errors = true;
             }
+            if disk.unshared && !told.unshared {
+                lines.push(format!("{name}: {UNSHARED}"));
+            }
+            told.unshared = disk.unshared;
             if disk.unsynced && !told.unsynced {
                 lines.push(format!(
                     "{name}: a sync failed, so earlier writes may be lost: flushes fail until `plimsoll disk enable`"
@@ -332,6 +339,8 @@ mod tests {
         assert_eq!(told(&disk, 62), [line]);
         disk.ram_errors = 1;
         assert!(told(&disk, 63)[0].contains("RAM cannot be accessed"));
+        disk.unshared = true;
+        assert!(told(&disk, 63)[0].ends_with("all memory must have share=on"));
         disk.ram_errors = 2;
         disk.unsynced = true;
         assert!(told(&disk, 63)[0].contains("a sync failed"));
