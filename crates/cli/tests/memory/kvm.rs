@@ -8,13 +8,13 @@ use plimsoll_rig::host;
 
 use super::{all_rows, assert_found, rows, run_in};
 
-/// `vm NAME WORKLOAD ARGUMENT...`: a VM of 192 MiB with small pages, of which `$vm` is then the process.
+/// `vm NAME WORKLOAD ARGUMENT...`: a VM of 192 MiB with small pages, under KVM or `$accel`, of which `$vm` is then the process.
 const VM: &str = r#"
 echo never > /sys/kernel/mm/transparent_hugepage/enabled
 vm() {
     name=$1 words=$2
     shift 2
-    /qemu-system-x86_64 -name $name -accel kvm -cpu qemu64,-cx16,-svm -m 192M -display none -nodefaults -no-reboot \
+    /qemu-system-x86_64 -name $name -accel ${accel:-kvm} -cpu qemu64,-cx16,-svm -m 192M -display none -nodefaults -no-reboot \
         -serial file:/tmp/$name -bios /guest.rom -fw_cfg "name=opt/plimsoll/workload,string=workload=$words" "$@" &
     vm=$!
     $b touch /tmp/$name
@@ -29,23 +29,31 @@ $b sleep 2
 after=$($b grep -c round /tmp/$name)
 [ "$after" -gt "$before" ] && ! $b grep -q MISMATCH /tmp/$name && echo sound $name
 $b kill $vm
+# What QEMU says of that is not to lie within another line.
+wait $vm
 "#;
 
 fn run(name: &str, script: &str) -> Option<Vec<String>> {
-    run_with(&[], name, script)
+    // One for the VM, one for the tracer: as they run by turns, the tracer's time is the VM's.
+    let processor = ["-cpu", "qemu64,-cx16,+svm,+npt", "-smp", "2"];
+    run_vms(host::turn, &processor, &[], name, script)
 }
 
-/// The same with these programs beside `plimsoll` and QEMU.
-pub fn run_with(programs: &[&Path], name: &str, script: &str) -> Option<Vec<String>> {
+/// Runs a script that starts VMs, with these programs beside `plimsoll` and QEMU.
+pub fn run_vms(
+    turn: fn() -> host::Turn,
+    arguments: &[&str],
+    programs: &[&Path],
+    name: &str,
+    script: &str,
+) -> Option<Vec<String>> {
     let folder = tempfile::tempdir().unwrap();
     let rom = folder.path().join("guest.rom");
     fs::write(&rom, plimsoll_rig::BARE_GUEST_IMAGE).unwrap();
     let own = [Path::new("/usr/bin/qemu-system-x86_64"), &rom];
     let programs = [&own, programs].concat();
-    // One for the VM, one for the tracer: as they run by turns, the tracer's time is the VM's.
-    let processor = ["-cpu", "qemu64,-cx16,+svm,+npt", "-smp", "2"];
     let script = format!("{VM}{script}");
-    run_in(host::turn, None, &processor, &programs, name, &script)
+    run_in(turn, None, arguments, &programs, name, &script)
 }
 
 pub fn assert_sound(lines: &[String], name: &str) {

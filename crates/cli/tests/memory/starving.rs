@@ -1,19 +1,24 @@
-//! A host whose memory is taken by others, with a VM under KVM and a disk with a filled cache: an emulated guest, as in `kvm`.
+//! A host whose memory is taken by others, with a VM and a disk with a filled cache: an emulated guest.
+//!
+//! QEMU emulates the VM's processor too. Under KVM on an emulated SVM, as in `kvm`, the VM did not begin in 3 of 27 runs, and in 4 it
+//! ended meanwhile with exit status 0 and by no signal, as after a reset of the guest; in two of these before `plimsolld` had done anything.
 
 use std::path::Path;
 
+use plimsoll_rig::host;
 use plimsoll_skip::{Lack, skip};
 
-use super::kvm::{LEAVE, assert_sound, run_with};
+use super::kvm::{LEAVE, assert_sound, run_vms};
 
 /// What the host is to have available.
 const HEADROOM_MIB: u64 = 24;
 /// What the cache has, and how much more than is available others take: as much as no other memory could give.
 const CACHE_MIB: u64 = 64;
 const BEYOND_MIB: u64 = 16;
+/// The part of Debian's QEMU that emulates processors; others have it in the program.
+const EMULATION: &str = "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so";
 
 #[test]
-#[ignore = "in two of seven runs the VM was ended although the cache had memory left; the cause is not known"]
 fn a_host_gives_others_what_its_caches_have_and_nobody_is_harmed() {
     let plimsoll = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
     let daemon = plimsoll.with_file_name("plimsolld");
@@ -43,6 +48,8 @@ admin=/run/plimsoll/disk/admin.sock
 while [ ! -S $admin ]; do $b sleep 0.2; done
 /evict_blocks /tmp/disk.sock /tmp/control.sock > /tmp/blocks 2>&1 &
 until /plimsoll disk stat $admin -o json | $b grep -q '"dropped":[1-9]'; do $b sleep 1; done
+export QEMU_MODULE_DIR=/
+accel=tcg,tb-size=16
 vm host "uniform mib=32 write_ratio=0.2" -qmp unix:/tmp/qmp,server=on,wait=off
 cat > /tmp/plimsoll.toml << END
 mode = "act"
@@ -81,7 +88,18 @@ blocks read-last
         image = CACHE_MIB + 4,
         slowly = BEYOND_MIB + 2 * HEADROOM_MIB,
     );
-    let Some(lines) = run_with(&[&daemon, &guest_of_disk], "starving", &script) else {
+    let emulation = Path::new(EMULATION);
+    let mut programs = vec![daemon.as_path(), &guest_of_disk];
+    programs.extend(emulation.exists().then_some(emulation));
+    let processors = ["-smp", "2"];
+    let lines = run_vms(
+        host::shared_turn,
+        &processors,
+        &programs,
+        "starving",
+        &script,
+    );
+    let Some(lines) = lines else {
         return;
     };
     let word = |from: &str, at: usize| -> u64 {
