@@ -38,6 +38,7 @@ use plimsoll_flow::{
 
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
 use crate::config::TraceConfig;
+use crate::debt::Debt;
 use crate::error::TrapError;
 use crate::frames::Frames;
 use crate::kdamond::{Kdamond, LastTouch, Snapshot, Watch, check_damon};
@@ -202,8 +203,7 @@ struct DamonSampler {
     /// Time zero of the samples.
     start: Instant,
     periods: u64,
-    /// Spent beyond the budgets of the periods so far.
-    owed: Duration,
+    debt: Debt,
 }
 
 /// What a window found and took.
@@ -227,7 +227,7 @@ impl DamonSampler {
             batch: ReferenceBatch::new(),
             start: Instant::now(),
             periods: 0,
-            owed: Duration::ZERO,
+            debt: Debt::default(),
         })
     }
 
@@ -269,15 +269,6 @@ impl DamonSampler {
         let addresses;
         (addresses, self.watched) = by_address(&self.watched, address);
         addresses
-    }
-
-    /// Settles what was spent in a period; what exceeds [`PAID_MAX`] budgets is not paid.
-    fn settle(&mut self, spent: Duration) {
-        if let Some(budget) = self.budget() {
-            self.owed = (self.owed + spent)
-                .saturating_sub(budget)
-                .min(budget * PAID_MAX);
-        }
     }
 
     fn run_window(&mut self, stop: &AtomicBool, end: Instant) -> Result<Window, TrapError> {
@@ -383,7 +374,7 @@ impl Backend for DamonSampler {
         let (start, cpu) = (Instant::now(), cpu_time());
         let end = start + self.config.period;
         let from = self.start.elapsed();
-        let is_paying = self.budget().is_some_and(|budget| self.owed >= budget);
+        let is_paying = self.debt.is_due(self.budget());
         let drawn = match is_paying {
             true => {
                 self.pages.check_alive()?;
@@ -461,7 +452,7 @@ impl Backend for DamonSampler {
             },
         };
         self.periods += 1;
-        self.settle(arm_time);
+        self.debt.settle(arm_time, self.budget(), PAID_MAX);
         if window.snapshot.is_none() && !self.watched.is_empty() {
             self.control.lengthen();
         }

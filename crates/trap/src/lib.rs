@@ -32,6 +32,7 @@ mod choice;
 mod claim;
 mod config;
 mod damon;
+mod debt;
 mod error;
 mod first_touch;
 mod frames;

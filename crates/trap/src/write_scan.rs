@@ -11,7 +11,7 @@
 //!
 //! Each period begins with a scan whose pages are discarded: they were written before it. When the time budget is used up, the
 //! window closes: without another scan nothing is protected again, and the VM pays at most once for each page until the next
-//! period.
+//! period. Where the fewest scans, two, take more than a period's budget, the periods after it observe nothing until that is paid.
 //!
 //! Works on private RAM as well, locked or not, with swap or without, and on any process: on the memory that it had when a
 //! period began. What the process maps anew at the same addresses while a period runs is observed too, with all that it holds by
@@ -34,6 +34,7 @@ use plimsoll_flow::{
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
 use crate::config::TraceConfig;
+use crate::debt::Debt;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::process::{TracedProcess, cpu_time};
@@ -50,6 +51,9 @@ use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 const SCANS: u32 = 16;
 /// Pages between two of the sample that one call protects with them: the faults that they cost take no longer than another call.
 const GAP_PAGES: u64 = 2;
+
+/// Most periods in which what one took is paid.
+const PAID_MAX: u32 = 128;
 
 /// The backend `write-scan`.
 pub const ROW: BackendRow = BackendRow {
@@ -94,6 +98,7 @@ struct WriteScanner {
     distinct_pages: u64,
     batch: ReferenceBatch,
     periods: u64,
+    debt: Debt,
 }
 
 impl WriteScanner {
@@ -141,6 +146,7 @@ impl WriteScanner {
             distinct_pages: 0,
             batch: ReferenceBatch::new(),
             periods: 0,
+            debt: Debt::default(),
             config: config.clone(),
         })
     }
@@ -315,18 +321,23 @@ impl Backend for WriteScanner {
             .config
             .scan_interval
             .unwrap_or(self.config.period / SCANS);
-        let budget = self.process.budget_seconds(&self.config);
+        let budget = self.config.period_budget(self.process.vcpus);
+        let is_paying = self.debt.is_due(budget);
         let sample = Sample::of_period(self.config.scale, 1, self.config.seed, self.periods);
         let cpu = cpu_time();
-        // Written before this period.
-        self.protect_shared(sample)?;
-        self.scan(sample)?;
+        if is_paying {
+            self.process.check_alive()?;
+        } else {
+            // Written before this period.
+            self.protect_shared(sample)?;
+            self.scan(sample)?;
+        }
         self.touched.clear();
         self.distinct_pages = 0;
         let window_start = Instant::now();
         let (mut scans, mut fault_time) = (ScanCounts::default(), Duration::ZERO);
         let mut rearmed_pages = 0;
-        let (mut from, mut budget_exhausted) = (Duration::ZERO, false);
+        let (mut from, mut budget_exhausted) = (Duration::ZERO, is_paying);
         while !budget_exhausted && !stop.load(Ordering::Relaxed) && Instant::now() < end {
             let due = window_start + from + interval;
             // A remainder too short for another interval belongs to this one.
@@ -348,12 +359,20 @@ impl Backend for WriteScanner {
             rearmed_pages += protected;
             fault_time += self.touch_cost.time * u32::try_from(protected).unwrap_or(u32::MAX);
             let taken = fault_time + cpu_time().saturating_sub(cpu);
-            budget_exhausted = budget.is_some_and(|budget| taken.as_secs_f64() >= budget);
+            budget_exhausted = budget.is_some_and(|budget| taken >= budget);
         }
-        let window = window_start.elapsed();
+        let window = if is_paying {
+            Duration::ZERO
+        } else {
+            window_start.elapsed()
+        };
         self.process.rest(stop, end);
 
         let (length, arm_time) = (start.elapsed(), cpu_time().saturating_sub(cpu));
+        // With more scans than the fewest, a period ends when its budget does.
+        if scans.scans <= 1 {
+            self.debt.settle(fault_time + arm_time, budget, PAID_MAX);
+        }
         let count = scans.scans.max(1);
         let period = Period {
             index: self.periods,
@@ -441,8 +460,8 @@ mod tests {
         }
     }
 
-    fn scans_list_what_was_written(scale: u32) {
-        let memory = SharedMemory::new(PAGES).unwrap();
+    /// `None` after saying that this host cannot.
+    fn scanner_of(memory: &SharedMemory, config: &TraceConfig) -> Option<Box<dyn Backend>> {
         // A page that is read first after the scanner attached was not written.
         memory.map_anew();
         let target = memory.as_target();
@@ -455,9 +474,43 @@ mod tests {
                     plimsoll_skip::Lack::Userfaultfd,
                     format_args!("no asynchronous write protection on this host: {error}"),
                 );
-                return;
+                return None;
             }
         };
+        let process = TracedProcess::open(&target).unwrap();
+        let mut scanner = WriteScanner::new(process, userfault, &target, config).unwrap();
+        scanner.observe(target.layout(), memory_of(&target));
+        Some(Box::new(scanner))
+    }
+
+    #[test]
+    fn scans_that_take_more_than_the_budget_are_paid_by_the_next_periods() {
+        let memory = SharedMemory::new(PAGES).unwrap();
+        let config = TraceConfig {
+            period: Duration::from_millis(20),
+            // 20 ns a period.
+            budget: Some(1e-6),
+            scale: 1,
+            ..TraceConfig::default()
+        };
+        let Some(mut scanner) = scanner_of(&memory, &config) else {
+            return;
+        };
+        let stop = AtomicBool::new(false);
+        let mut scans = 0;
+        for periods in 1..=3 {
+            let period = scanner.run_period(&stop, &mut |_| scans += 1).unwrap();
+            assert_eq!(scans, 1, "after {periods} periods");
+            assert!(period.budget_exhausted);
+            assert!(period.length >= config.period);
+            assert_eq!(period.window.is_zero(), periods > 1);
+            memory.word(1).fetch_add(1, Ordering::Relaxed);
+        }
+        scanner.detach().unwrap();
+    }
+
+    fn scans_list_what_was_written(scale: u32) {
+        let memory = SharedMemory::new(PAGES).unwrap();
         let config = TraceConfig {
             period: Duration::from_millis(200),
             budget: None,
@@ -465,10 +518,9 @@ mod tests {
             scan_interval: Some(Duration::from_millis(20)),
             ..TraceConfig::default()
         };
-        let process = TracedProcess::open(&target).unwrap();
-        let mut scanner = WriteScanner::new(process, userfault, &target, &config).unwrap();
-        scanner.observe(target.layout(), memory_of(&target));
-        let mut scanner: Box<dyn Backend> = Box::new(scanner);
+        let Some(mut scanner) = scanner_of(&memory, &config) else {
+            return;
+        };
         let rounds: [Vec<usize>; 4] = [
             vec![],
             (0..PAGES).step_by(2).collect(),
