@@ -1,7 +1,8 @@
 //! A host whose memory is taken by others, with a VM and a disk with a filled cache: an emulated guest.
 //!
 //! QEMU emulates the VM's processor too. Under KVM on an emulated SVM, as in `kvm`, the VM did not begin in 3 of 27 runs, and in 4 it
-//! ended meanwhile with exit status 0 and by no signal, as after a reset of the guest; in two of these before `plimsolld` had done anything.
+//! ended, in two of these before `plimsolld` had done anything: in the one where that was recorded with exit status 0 and by no signal, as
+//! after a reset of the guest.
 
 use std::path::Path;
 
