@@ -74,7 +74,7 @@ struct GenerateArgs {
     /// Number of pages
     #[arg(long)]
     pages: Option<u64>,
-    /// Number of references (loop, uniform, zipf, class)
+    /// Number of references, such as 10M (loop, uniform, zipf, class)
     #[arg(long)]
     references: Option<Count>,
     /// Exponent of Zipf's law, from 0 [default: 1]

@@ -28,7 +28,7 @@ pub struct Args {
     trace: TraceArgs,
     #[command(flatten)]
     estimator: EstimatorArgs,
-    /// Length of an interval of a trace, in references; a page log has its own [default: 1000000]
+    /// Length of an interval of a trace, in references, such as 10M; a page log has its own [default: 1000000]
     #[arg(long, visible_alias = "mu", value_name = "N")]
     interval: Option<Count>,
     /// TLB of the model for traces, ENTRIESxWAYS [default: 64x4]

@@ -364,7 +364,7 @@ fn ram_region(region: &VhostUserMemoryRegion, file: File) -> (RamRegion, u64) {
 const UNSUPPORTED: Error = Error::InvalidOperation("not supported");
 
 impl VhostUserBackendReqHandlerMut for Vhost {
-    /// Begins a device: QEMU keeps its connection when it is plugged out, and says nothing else of what the next one finds.
+    /// Begins a new device: QEMU keeps the connection when a device is unplugged, and no other message resets the device's state.
     fn set_owner(&mut self) -> Result<()> {
         *self = Self {
             protocol: self.protocol,

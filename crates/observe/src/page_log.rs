@@ -558,7 +558,7 @@ mod tests {
     fn instructions_are_read_with_their_units() {
         assert_eq!(instructions("10M"), Ok(10_000_000));
         assert_eq!(instructions("1000"), Ok(1000));
-        for text in ["999", "0K", "", "0.9K"] {
+        for text in ["999", "0K", "", "K", "-1", "99999999999G", "0.9K"] {
             assert!(instructions(text).is_err(), "{text}");
         }
     }

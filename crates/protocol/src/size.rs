@@ -64,9 +64,9 @@ pub enum QuantityError {
         /// The written value.
         text: String,
     },
-    /// Not a number above zero.
+    /// Not a count above zero.
     #[error(
-        "'{text}' is not a number: write a whole number above 0, or a number with K, M, G or T (powers of 1000), \
+        "'{text}' is not a count: write a whole number above 0, or a number with K, M, G or T (powers of 1000), \
          such as 50000, 500K or 10M"
     )]
     Count {

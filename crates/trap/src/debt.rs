@@ -1,5 +1,5 @@
-//! Time that periods took beyond their budgets. The periods after them trace nothing until it is paid, so that what cannot be done
-//! within the budget of one period stays within the budget in the mean.
+//! Time that periods took beyond their budgets. The following periods do not trace until their budgets have paid for it, so that tracing
+//! which cannot be done within the budget of one period is within the budget in the mean.
 
 use std::time::Duration;
 

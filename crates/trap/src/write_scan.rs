@@ -11,7 +11,8 @@
 //!
 //! Each period begins with a scan whose pages are discarded: they were written before it. When the time budget is used up, the
 //! window closes: without another scan nothing is protected again, and the VM pays at most once for each page until the next
-//! period. Where the fewest scans, two, take more than a period's budget, the periods after it observe nothing until that is paid.
+//! period. A period that took more than its budget with the minimum of two scans is followed by
+//! periods without scans, until the mean is within the budget.
 //!
 //! Works on private RAM as well, locked or not, with swap or without, and on any process: on the memory that it had when a
 //! period began. What the process maps anew at the same addresses while a period runs is observed too, with all that it holds by
@@ -51,8 +52,7 @@ use crate::uffd::{PageQuery, PageScan, Userfault, UserfaultPurpose};
 const SCANS: u32 = 16;
 /// Pages between two of the sample that one call protects with them: the faults that they cost take no longer than another call.
 const GAP_PAGES: u64 = 2;
-
-/// Most periods in which what one took is paid.
+/// Maximum number of periods without scans that follow one.
 const PAID_MAX: u32 = 128;
 
 /// The backend `write-scan`.

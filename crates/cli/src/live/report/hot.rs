@@ -32,7 +32,7 @@ pub struct Args {
     /// Maximum size of the list
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     top: ByteSize,
-    /// With --from: length of an interval of a trace, in references; a page log has its own [default: 100000]
+    /// With --from: length of an interval of a trace, in references, such as 10M; a page log has its own [default: 100000]
     #[arg(long, value_name = "N", requires = "from", conflicts_with_all = ["vm", "socket"])]
     interval: Option<Count>,
     /// With --from: page log or trace of another run, to measure how much of it the list covers
