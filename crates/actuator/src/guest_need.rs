@@ -11,6 +11,8 @@
 //! A report is set against the size of the time at which it was made: a balloon that inflates has taken some of what an
 //! older report calls available.
 
+use std::ops::RangeInclusive;
+
 use plimsoll_vm::GuestStats;
 
 /// Age from which statistics are not used, in s, even if the guest reports at longer intervals.
@@ -34,10 +36,49 @@ pub struct GuestNeed {
     pub growth_bytes: u64,
     /// Memory available to its processes.
     pub available_bytes: u64,
+    /// The part of it that is unused; 0 if the guest does not report that.
+    pub free_bytes: u64,
     /// Page faults that required disk I/O, a second, between the last two reports.
     pub major_faults_per_second: Option<f64>,
     /// Processes killed for lack of memory since it booted, if it reports that.
     pub oom_kills: Option<u64>,
+}
+
+impl GuestNeed {
+    /// The need of a guest with `own_bytes` of memory by one report; `None` if it does not report what is available.
+    #[must_use]
+    pub fn of(stats: &GuestStats, own_bytes: u64) -> Option<Self> {
+        let available_bytes = stats.available_bytes?;
+        Some(Self {
+            needed_bytes: own_bytes.saturating_sub(available_bytes),
+            growth_bytes: 0,
+            available_bytes,
+            free_bytes: stats.free_bytes.unwrap_or(0).min(available_bytes),
+            major_faults_per_second: None,
+            oom_kills: stats.oom_kills,
+        })
+    }
+
+    /// The memory, at least and at most, that the guest neither uses nor can give, if it used `used_bytes` of its
+    /// `own_bytes` while it was traced and has swap of `swap_bytes`: parts of its kernel, and of processes that are idle.
+    ///
+    /// A curve of the pages that were used would evict such memory first, but a balloon does not get it: what a guest
+    /// gives is page cache and unused memory. Which of the memory that is not used is of which kind is not known. It is no
+    /// more than the guest cannot give, and none of what it reports as unused; and no less than all that it can give would
+    /// leave.
+    #[must_use]
+    pub fn idle_bytes(
+        &self,
+        own_bytes: u64,
+        used_bytes: u64,
+        swap_bytes: u64,
+    ) -> RangeInclusive<u64> {
+        let idle = own_bytes.saturating_sub(used_bytes);
+        let gives = self.available_bytes.saturating_add(swap_bytes);
+        let most = self.needed_bytes.saturating_sub(swap_bytes);
+        let most = most.min(idle.saturating_sub(self.free_bytes));
+        idle.saturating_sub(gives).min(most)..=most
+    }
 }
 
 /// Sets reports against sizes; to be called at every poll.
@@ -61,24 +102,19 @@ impl NeedTracker {
         if self.last.is_none() && stats.updated_unix_s == first_unix_s {
             return None;
         }
-        let usable = !stats.is_stale() && stats.age_s <= STATS_AGE_MAX_S;
-        let available_bytes = stats.available_bytes.filter(|_| usable)?;
+        if stats.is_stale() || stats.age_s > STATS_AGE_MAX_S {
+            return None;
+        }
         if let Some((last, need)) = &self.last
             && last.updated_unix_s == stats.updated_unix_s
         {
             return Some(*need);
         }
-        let last = self.last.as_ref();
-        let needed_bytes = largest_bytes.saturating_sub(available_bytes);
-        let need = GuestNeed {
-            needed_bytes,
-            growth_bytes: last.map_or(0, |(_, need)| {
-                needed_bytes.saturating_sub(need.needed_bytes)
-            }),
-            available_bytes,
-            major_faults_per_second: last.and_then(|(last, _)| faults_per_second(last, stats)),
-            oom_kills: stats.oom_kills,
-        };
+        let mut need = GuestNeed::of(stats, largest_bytes)?;
+        if let Some((last, before)) = &self.last {
+            need.growth_bytes = need.needed_bytes.saturating_sub(before.needed_bytes);
+            need.major_faults_per_second = faults_per_second(last, stats);
+        }
         self.last = Some((*stats, need));
         Some(need)
     }
@@ -166,6 +202,32 @@ mod tests {
         assert_eq!(growth_mib(report(14, 300, 0)), Some(100));
         assert_eq!(growth_mib(report(14, 300, 0)), Some(100));
         assert_eq!(growth_mib(report(16, 350, 0)), Some(0));
+    }
+
+    #[test]
+    fn what_a_guest_neither_uses_nor_can_give_is_known_within_what_it_reports() {
+        let idle_mib = |own: u64, (available, free): (u64, u64), used: u64, swap: u64| {
+            let stats = GuestStats {
+                free_bytes: Some(free * MIB),
+                ..report(10, available, 0)
+            };
+            let need = GuestNeed::of(&stats, own * MIB).unwrap();
+            let idle = need.idle_bytes(own * MIB, used * MIB, swap * MIB);
+            (idle.start() / MIB, idle.end() / MIB)
+        };
+        // All of its page cache is in use: most of what is not used is its kernel's.
+        assert_eq!(idle_mib(256, (190, 5), 195, 0), (0, 56));
+        // It is idle, and its page cache too.
+        assert_eq!(idle_mib(4096, (3600, 100), 200, 0), (296, 496));
+        // All of its processes' memory is in use, and the rest is free.
+        assert_eq!(idle_mib(4096, (2000, 1990), 2080, 0), (16, 26));
+        // The same memory of idle processes is taken by swap.
+        assert_eq!(idle_mib(4096, (96, 90), 1000, 0), (3000, 3006));
+        assert_eq!(idle_mib(4096, (96, 90), 1000, 8192), (0, 0));
+        // False reports: neither is there less than no such memory, nor more than is not used.
+        assert_eq!(idle_mib(256, (1 << 40, 1 << 40), 195, 0), (0, 0));
+        assert_eq!(idle_mib(256, (0, 1 << 40), 195, 0), (61, 61));
+        assert_eq!(idle_mib(256, (0, 0), 1000, 0), (0, 0));
     }
 
     #[test]

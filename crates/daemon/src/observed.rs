@@ -1,6 +1,7 @@
 //! What the feeds of a VM or of a control group show of its memory: curve, working set, heatmap, state of its tracer.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
@@ -68,11 +69,11 @@ impl Observations {
     }
 
     /// Takes the results of the feeds; returns their warnings. Of several curves, one of `preferred` sources is taken
-    /// first. A source observes memory beyond the first `behind` pages of 4 KiB.
+    /// first. `further` is how many pages of 4 KiB a VM has, at least and at most, that a curve of a source does not show.
     pub fn refresh(
         &mut self,
         preferred: impl Fn(CurveSource) -> bool,
-        behind: impl Fn(CurveSource) -> u64,
+        further: impl Fn(CurveSource, &MissRatioCurve) -> RangeInclusive<PageCount>,
     ) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut found: Vec<KnownCurve> = Vec::new();
@@ -91,7 +92,7 @@ impl Observations {
             } = feed.seen();
             warnings.extend(warning);
             if let Some(observed) = curve {
-                match in_host_sizes(&observed, behind(source)) {
+                match in_host_sizes(&observed, further(source, &observed.curve)) {
                     Ok(curve) => found.push(KnownCurve {
                         shown: curve.thinned(SHOWN_POINTS),
                         curve,
@@ -154,11 +155,15 @@ impl Observations {
     }
 }
 
-/// A feed's curve over sizes as the host counts them: it observes memory beyond the first `behind` pages.
-fn in_host_sizes(observed: &ObservedCurve, behind: u64) -> Result<MissRatioCurve, String> {
+/// A feed's curve over sizes as the host counts them, which has `further` pages.
+fn in_host_sizes(
+    observed: &ObservedCurve,
+    further: RangeInclusive<PageCount>,
+) -> Result<MissRatioCurve, String> {
     let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
     if page != host_page {
         return Err(format!("its pages have {page} bytes, not {host_page}"));
     }
-    Ok(observed.curve.clone().shifted(PageCount(behind)))
+    let (least, most) = further.into_inner();
+    Ok(observed.curve.clone().shifted(least, most))
 }

@@ -1,9 +1,12 @@
 //! State of a VM in the control loop.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use plimsoll_actuator::{Absence, ActuatorError, Holding, MemoryStatus, Progress, VmMemory};
+use plimsoll_actuator::{
+    Absence, ActuatorError, GuestNeed, Holding, MemoryStatus, Progress, VmMemory,
+};
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::with_causes;
 use plimsoll_policy::Bound;
@@ -55,6 +58,8 @@ pub struct Vm {
     pub actuator: VmMemory,
     /// Its status when last polled.
     pub status: MemoryStatus,
+    /// The last need that its guest reported, however long ago.
+    last_need: Option<GuestNeed>,
     /// Its size when it was first discovered.
     pub first_bytes: u64,
     /// Whether that size is known and stored for later daemons.
@@ -123,6 +128,7 @@ impl Vm {
         Self {
             found,
             actuator,
+            last_need: status.need,
             status,
             first_bytes: first_bytes.unwrap_or(has),
             first_is_kept: first_bytes.is_some(),
@@ -470,23 +476,11 @@ impl Vm {
             ));
         }
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });
-        // A disk's curve begins at the pages that the guest's kernel manages, which are fewer than those the guest has.
-        let behind_disk = self
-            .status
-            .disk
-            .as_ref()
-            .filter(|disk| disk.direct_pages > 0);
-        let behind_disk = behind_disk.map_or(0, |disk| {
-            pages(self.status.direct.actual_bytes)
-                .0
-                .saturating_sub(disk.direct_pages)
-        });
+        self.last_need = self.status.need.or(self.last_need);
+        let (status, need, swap_bytes) = (&self.status, self.last_need, self.swap_bytes());
         let warnings = self.seen.refresh(
             |source| (source == CurveSource::Disk) == from_disk,
-            |source| match source {
-                CurveSource::Disk => behind_disk,
-                _ => 0,
-            },
+            |source, curve| further_pages(status, need, swap_bytes, source, curve),
         );
         self.warnings.extend(warnings);
     }
@@ -618,6 +612,35 @@ impl UncheckedPromise {
             },
             before: earlier.before,
             since: self.since,
+        }
+    }
+}
+
+/// The pages, at least and at most, that a VM has besides those that its curve shows.
+fn further_pages(
+    status: &MemoryStatus,
+    need: Option<GuestNeed>,
+    swap_bytes: u64,
+    source: CurveSource,
+    curve: &MissRatioCurve,
+) -> RangeInclusive<PageCount> {
+    let own_bytes = status.direct.actual_bytes;
+    match (source, &status.disk, need) {
+        // It begins at the pages that the guest's kernel manages, which are fewer than those the guest has.
+        (CurveSource::Disk, Some(disk), _) if disk.direct_pages > 0 => {
+            let managed = PageCount(disk.direct_pages);
+            let further = PageCount(pages(own_bytes).0.saturating_sub(managed.0));
+            further..=further
+        }
+        (CurveSource::Disk, ..) | (_, _, None) => PageCount(0)..=PageCount(0),
+        // It ends at the pages that were used.
+        (_, _, Some(need)) => {
+            let used = curve
+                .points()
+                .last()
+                .map_or(PageCount(0), |point| point.size);
+            let idle = need.idle_bytes(own_bytes, bytes(used), swap_bytes);
+            pages(*idle.start())..=pages(*idle.end())
         }
     }
 }

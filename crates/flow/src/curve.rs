@@ -268,11 +268,28 @@ impl MissRatioCurve {
         self.at(size).misses
     }
 
-    /// Returns the curve with `pages` more at each of its sizes.
+    /// Returns the curve of a memory that also holds pages which this one does not show: `most` of them, so that its
+    /// sizes are larger by that, or fewer, down to `least`, for which its band reaches down.
+    ///
+    /// `least` above `most` counts as `most`.
     #[must_use]
-    pub fn shifted(mut self, pages: PageCount) -> Self {
+    pub fn shifted(mut self, least: PageCount, most: PageCount) -> Self {
+        let uncertain = most.0.saturating_sub(least.0);
+        // Of the sizes at which a point holds, the largest has the lowest limit.
+        let lowest: Vec<_> = (1..self.points.len())
+            .map(|next| {
+                let last = self.points[next].size.0 - 1;
+                self.at(PageCount(last.saturating_add(uncertain)))
+            })
+            .collect();
+        for (point, lowest) in self.points.iter_mut().zip(lowest) {
+            point.low = point.low.min(lowest.low);
+            if let (Some(misses), Some(lowest)) = (&mut point.misses, lowest.misses) {
+                misses.low = misses.low.min(lowest.low);
+            }
+        }
         for point in &mut self.points {
-            point.size.0 = point.size.0.saturating_add(pages.0);
+            point.size.0 = point.size.0.saturating_add(most.0);
         }
         self.points.dedup_by_key(|point| point.size);
         self
@@ -651,7 +668,7 @@ mod tests {
             assert_eq!(at(0), 2e6);
             assert_eq!(curve.vcpus(), rated.vcpus());
         }
-        let shifted = rated.shifted(PageCount(10));
+        let shifted = rated.shifted(PageCount(10), PageCount(10));
         assert_eq!(shifted.misses_per_second(PageCount(9)), None);
         let at = shifted.misses_per_second(PageCount(60)).unwrap();
         assert_eq!((at.low, at.expected, at.high), (1e6, 1e6, 1e6));
@@ -660,6 +677,33 @@ mod tests {
             assert_eq!(unrated.misses_per_second(PageCount(0)), None);
             assert_eq!(unrated.with_vcpus(Some(rate)).vcpus(), None);
         }
+    }
+
+    #[test]
+    fn the_band_of_a_shifted_curve_holds_the_curve_of_every_number_of_further_pages() {
+        let points: Vec<_> = (1..100)
+            .map(|size| (size * 7, 1.0 - size as f64 / 100.0))
+            .collect();
+        let rated = curve(&points).with_references_per_second(1000.0);
+        let shifted = rated.clone().shifted(PageCount(30), PageCount(200));
+        for further in 30..=200 {
+            for size in 207..1000 {
+                let (of, band) = (
+                    rated.at(PageCount(size - further)),
+                    shifted.at(PageCount(size)),
+                );
+                assert!(band.low <= of.miss_ratio && of.miss_ratio <= band.high);
+                let (of, band) = (of.misses.unwrap(), band.misses.unwrap());
+                assert!(band.low <= of.expected && of.expected <= band.high);
+            }
+        }
+        let size = PageCount(400);
+        let most = rated.at(PageCount(200));
+        assert_eq!(shifted.at(size).miss_ratio, most.miss_ratio);
+        // No lower than the fewest of them, but for a step between two sizes.
+        assert!(shifted.at(size).low >= rated.at(PageCount(377)).miss_ratio);
+        let huge = rated.shifted(PageCount(0), PageCount(u64::MAX));
+        assert_eq!(huge.points().len(), 1);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Mode, StepState};
 use plimsoll_protocol::vm::{Promise, VmStatus};
 
-use crate::rig::{MIB, Rig, config, search, web};
+use crate::rig::{MIB, Rig, config, curve, search, web};
 use crate::simulated::{BalloonBehaviour, Counts, Lie, Reports, Statistic};
 
 /// Waits until the newest allocation has ended, and returns it.
@@ -60,6 +60,33 @@ fn what_a_vm_gives_is_never_more_than_its_guest_can_give() {
         assert_eq!(vm(name).status, VmStatus::Tight);
     }
     assert!(vm("web").why.contains("reports no statistics"));
+}
+
+/// A traced curve ends at the pages that were used. The guest cannot give the memory of its kernel and of idle processes, so
+/// that its page cache has that much less.
+#[test]
+fn memory_that_a_guest_neither_uses_nor_can_give_counts_in_every_size() {
+    let mut rig = Rig::new(config(Mode::Observe));
+    rig.add(1, "web", curve(&[(16, 0.9), (80, 0.3), (100, 0.0)]));
+    rig.host.change("web", |vm| vm.used_bytes = 400 * MIB);
+    rig.pass(30);
+    // Of the 512 MiB, 412 were not used and 112 are available, 56 of these unused: 300 to 356 are idle and cannot be given.
+    let shown = |rig: &Rig, mib: u64| {
+        let snapshot = rig.snapshot();
+        let curve = snapshot.curves["web"].to_curve().unwrap();
+        let point = curve.at(PageCount(mib * 256));
+        (point.miss_ratio, point.low)
+    };
+    let is_near = |found: f64, expected: f64| (found - expected).abs() < 0.02;
+    let (ratio, low) = shown(&rig, 436);
+    assert!(is_near(ratio, 0.3) && low == 0.0, "{ratio} {low}");
+    let (ratio, low) = shown(&rig, 380);
+    assert!(is_near(ratio, 0.825) && is_near(low, 0.3), "{ratio} {low}");
+    assert_eq!(shown(&rig, 456), (0.0, 0.0));
+    // A guest that falls silent has not given it back.
+    rig.host.change("web", |vm| vm.reports = Reports::Ended);
+    rig.pass(60);
+    assert!(is_near(shown(&rig, 436).0, 0.3));
 }
 
 #[test]
