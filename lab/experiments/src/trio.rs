@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use plimsoll_actuator::GuestNeed;
 use plimsoll_flow::TraceMethod;
 use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::disk_admin::{self, DiskStat};
@@ -37,6 +38,8 @@ const READY_MAX: Duration = Duration::from_secs(600);
 const BALLOON_MAX: Duration = Duration::from_secs(120);
 /// How long a disk's daemon may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
+/// Interval at which guests report statistics of their memory, in s.
+const NEED_INTERVAL_S: u64 = 2;
 /// Interval of polling something without notifications.
 const POLL: Duration = Duration::from_millis(100);
 /// Interval of reading the counters of the disks' daemons while memory fills.
@@ -160,6 +163,9 @@ impl Trio {
                 "the VMs do not serve after {READY_MAX:?}"
             );
             trio.pass(POLL, stop)?;
+        }
+        for server in &mut trio.servers {
+            server.request_need()?;
         }
         let own_mib = BASELINE_MIB - CACHE_MIB;
         trio.hold(&[(own_mib << 20, CACHE_MIB << 20); 3], stop)?;
@@ -422,6 +428,27 @@ impl Server {
     /// If its monitor does not answer.
     pub fn direct_bytes(&mut self) -> anyhow::Result<u64> {
         Ok(self.guest.qmp()?.balloon_actual_bytes()?)
+    }
+
+    /// Makes its guest report statistics of its memory from now on.
+    fn request_need(&mut self) -> anyhow::Result<()> {
+        let mut qmp = self.guest.qmp()?;
+        let balloon = qmp.find_balloon()?.context("it has no balloon")?;
+        Ok(qmp.set_stats_interval_s(&balloon, NEED_INTERVAL_S)?)
+    }
+
+    /// What its guest needs of its memory, by the guest's own last report.
+    ///
+    /// # Errors
+    ///
+    /// If its monitor does not answer, or its guest does not report it.
+    pub fn need(&mut self) -> anyhow::Result<GuestNeed> {
+        let own_bytes = self.direct_bytes()?;
+        let mut qmp = self.guest.qmp()?;
+        let balloon = qmp.find_balloon()?.context("it has no balloon")?;
+        let stats = qmp.guest_stats(&balloon)?;
+        let need = stats.and_then(|stats| GuestNeed::of(&stats, own_bytes));
+        need.with_context(|| format!("the guest of VM {} does not report its memory", self.name))
     }
 
     /// Takes its output.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_observe::ObservedPeriod;
 use plimsoll_policy::{Relative, Rules};
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::disk_admin;
@@ -46,6 +47,15 @@ pub struct Times {
     pub measure: Duration,
     /// Tracing for each source of curves.
     pub trace: Duration,
+}
+
+/// What is tried with the same guests.
+#[derive(Debug)]
+pub struct Trial {
+    /// The source of the curves, from which the allocations are made.
+    pub curves: CurveSource,
+    /// The allocations, each with its bound.
+    pub allocations: Vec<(Policy, Option<f64>)>,
 }
 
 /// Results with the same guests.
@@ -104,8 +114,7 @@ pub struct VmResult {
 pub fn measure(
     third: Third,
     seed: u32,
-    sources: &[CurveSource],
-    allocations: &[(Policy, Option<f64>)],
+    trials: &[Trial],
     times: &Times,
     stop: &AtomicBool,
 ) -> anyhow::Result<Run> {
@@ -136,13 +145,14 @@ pub fn measure(
     }
 
     let whole = ((BASELINE_MIB - CACHE_MIB) << 20, CACHE_MIB << 20);
-    for &source in sources {
+    for trial in trials {
+        let source = trial.curves;
         let from_bytes = trio.direct_bytes()?;
-        trio.hold(&[whole; 3], stop)?;
+        trio.hold(&[source.traced_bytes(); 3], stop)?;
         let filling = trio.filling(from_bytes)?;
         trio.warm(&filling, times.warmup, stop)?;
         let curves = curves(&mut trio, source, times.trace, stop)?;
-        for &(policy, max_loss) in allocations {
+        for &(policy, max_loss) in &trial.allocations {
             let plan = inputs(policy, max_loss, &curves, &touched).plan()?;
             let own = plan.targets.iter().map(|target| {
                 let cache = CACHE_MIB << 20;
@@ -199,25 +209,13 @@ fn curves(
 ) -> anyhow::Result<Vec<CurveJson>> {
     match source {
         CurveSource::Caches => {
-            let traced = (TRACED_MIB << 20, (BASELINE_MIB - TRACED_MIB) << 20);
-            trio.hold(&[traced; 3], stop)?;
             trio.pass(time, stop)?;
             trio.servers.iter_mut().map(cache_curve).collect()
         }
         CurveSource::FirstTouch => {
             let views = trio.observe(time, stop)?;
-            let named = trio.servers.iter().map(|server| server.name).zip(views);
-            let curves = named.map(|(vm, view)| {
-                let curve = view?.curve;
-                let curve = curve.with_context(|| format!("VM {vm} has no curve"))?;
-                let baseline = PageCount::from_bytes(BASELINE_MIB << 20, PageSize::FOUR_KIB);
-                Ok(CurveJson::new(
-                    vm,
-                    PageSize::FOUR_KIB,
-                    Some(baseline),
-                    &curve,
-                ))
-            });
+            let observed = trio.servers.iter_mut().zip(views);
+            let curves = observed.map(|(server, view)| touch_curve(server, view?));
             curves.collect()
         }
     }
@@ -254,6 +252,25 @@ fn inputs(
         },
         demands: curves.iter().zip(touched).map(demand).collect(),
     }
+}
+
+/// The curve of a server's first touches, in sizes as its host counts them: it has memory that it does not use and cannot
+/// give.
+fn touch_curve(server: &mut Server, view: ObservedPeriod) -> anyhow::Result<CurveJson> {
+    let curve = view.curve;
+    let curve = curve.with_context(|| format!("VM {} has no curve", server.name))?;
+    let points = curve.points();
+    let used_bytes = points.last().map_or(0, |point| point.size.0) << 12;
+    let own_bytes = server.direct_bytes()?;
+    let idle = server.need()?.idle_bytes(own_bytes, used_bytes, 0);
+    let [least, most, baseline] = [*idle.start(), *idle.end(), BASELINE_MIB << 20]
+        .map(|bytes| PageCount::from_bytes(bytes, PageSize::FOUR_KIB));
+    Ok(CurveJson::new(
+        server.name,
+        PageSize::FOUR_KIB,
+        Some(baseline),
+        &curve.shifted(least, most),
+    ))
 }
 
 /// The curve of a server's cache, in sizes as its host counts them: its kernel manages less than its VM has.

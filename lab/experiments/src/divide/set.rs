@@ -5,7 +5,7 @@ use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
 use super::CurveSource;
 use super::measure::{AllocationResult, InitialVm, Run, TOLERANCE, VmResult};
 use crate::results::{Conditions, GEOMETRIC_MEAN, Measurement, Repetition, ResultSet, Unit};
-use crate::trio::{BASELINE_MIB, Third};
+use crate::trio::{BASELINE_MIB, RAM_MIB, Third};
 
 /// The paper's geometric means over its three servers, by policy and bound: \[LS07\] tables 2 and 3.
 const PAPER_BOUND_5: &str = "predicted 0.88, measured 0.85";
@@ -89,8 +89,8 @@ pub fn result_set(
         title: "Memory allocated among three VMs: predicted and measured misses".to_owned(),
         method: format!(
             "Three guests of {BASELINE_MIB} MiB each, after the machines of [LS07] §6.5: web reads files by popularity, search reads an index at random, scan \
-             reads everything in turn, with a light background task (scan-with-task) or without. Their curves come from first touches of their RAM, or from the caches under \
-             their disks. Each allocation is set for real, without caches, and measured once the servers have filled what they gained. All misses are misses per \
+             reads everything in turn, with a light background task (scan-with-task) or without. Their curves come from first touches while they have all of their RAM ({RAM_MIB} MiB), as on a host with memory to spare, or from the caches under \
+             their disks. Each allocation of their {BASELINE_MIB} MiB each is set for real, without caches, and measured once the servers have filled what they gained. All misses are misses per \
              request relative to those before; 1.00 is no change. A promise is broken if a VM misses more than its bound plus {:.0} points, [LS07]'s own largest excess.",
             TOLERANCE * 100.0
         ),
@@ -98,9 +98,7 @@ pub fn result_set(
         measurements,
         limits: vec![
             "Counts, no times: the guests are emulated.".to_owned(),
-            "Curves of first touches show nothing beyond the memory that a VM has: where every VM uses all of its own, allocations by them move nothing, \
-             and their promises are kept for that reason."
-                .to_owned(),
+            "Curves of first touches show nothing beyond the memory that a VM has, so the VMs are given all of their RAM to trace them.".to_owned(),
             "The servers are models of the paper's, and smaller.".to_owned(),
             "ESX by sampling checks all pages for accesses in 30 s, not 100 random ones: it is the paper's sampling without its noise.".to_owned(),
         ],
@@ -143,18 +141,20 @@ fn summaries(runs: &[Run], seeds: u32) -> Vec<Measurement> {
 }
 
 /// Each allocation: every VM's memory, predicted and measured misses, and the means. `runs` are those of one third server,
-/// by seed, with the same allocations.
+/// by seed; the first has all allocations.
 fn of_allocations(runs: &[&Run]) -> Vec<Measurement> {
     let Some(first) = runs.first() else {
         return Vec::new();
     };
     let mut rows = Vec::new();
-    for (at, allocation) in first.allocations.iter().enumerate() {
+    for allocation in &first.allocations {
         let what = title(first.third, allocation);
         let values = |of: &dyn Fn(&AllocationResult) -> f64| {
-            runs.iter()
-                .map(|run| run.allocations.get(at).map(of))
-                .collect()
+            let of_run = |run: &&Run| {
+                let mut all = run.allocations.iter();
+                all.find(|one| title(run.third, one) == what).map(of)
+            };
+            runs.iter().map(of_run).collect()
         };
         let mut push = |of: String, unit, paper: &str, values| {
             rows.push(Measurement {
