@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Subcommand;
 use plimsoll_estimator::working_set::{Contents, PrecopyOptions};
+use plimsoll_flow::Whole as _;
 use plimsoll_observe::migration::{MigrationEstimate, PAGE_BYTES};
 use plimsoll_observe::writes;
 use plimsoll_output::{TextFormatArg, bail_usage, csv, printable, stop_flag, table};
@@ -70,12 +71,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let pages_per_second = args.bandwidth.bytes_per_second() / PAGE_BYTES as f64;
     let options = PrecopyOptions::qemu(pages_per_second, args.downtime.get());
     let share = vm.share_with_contents(u64::MAX)?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative, and more than all pages are all"
-    )]
-    let left_pages = options.left_pages as u64;
+    let left_pages = u64::whole(options.left_pages);
     let share_of_last = vm.share_with_contents(left_pages)?;
     let config = TraceConfig {
         allow_namespaced: args.allow_namespaced,
@@ -237,13 +233,7 @@ fn time_text(time: Duration) -> String {
 }
 
 fn size(bytes: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative, and saturated"
-    )]
-    let bytes = bytes as u64;
-    ByteSize(bytes).rounded()
+    ByteSize(u64::whole(bytes)).rounded()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_flow::{MissRatioCurve, PageCount, Whole as _};
 use plimsoll_policy::{Rules, relative};
 
 use crate::demand::Needs;
@@ -100,12 +100,7 @@ impl Rightsize {
 fn fits<'a>(needs: impl Iterator<Item = &'a Need>, percentile: f64) -> Option<PageCount> {
     let mut sizes: Vec<_> = needs.map(|need| need.size).collect();
     sizes.sort_unstable();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "at most the number of sizes"
-    )]
-    let rank = (percentile * sizes.len() as f64).ceil() as usize;
+    let rank = usize::whole((percentile * sizes.len() as f64).ceil());
     sizes.get(rank.max(1) - 1).copied()
 }
 

@@ -31,9 +31,7 @@
 //! Source: the prefix is ours. Cost: one hash per reference.
 //! Not here: the requests, which the source numbers; the estimators.
 
-use plimsoll_flow::PageNumber;
-
-use crate::parts::mix::mix;
+use plimsoll_flow::{PageNumber, mix};
 
 /// Numbers the pages of requests by all pages of the request so far.
 ///

@@ -1,4 +1,4 @@
-//! The types that Plimsoll's stages exchange, and nothing else.
+//! The types that Plimsoll's stages exchange, and the arithmetic that several of them share.
 //!
 //! ```text
 //! source ──> references ──> estimator ──> curve ──> policy ──> target ──> actuator
@@ -14,6 +14,7 @@
 
 mod curve;
 mod first_touch;
+mod number;
 mod page;
 mod period;
 mod rate;
@@ -24,6 +25,7 @@ mod working_set;
 
 pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve, MissesPerSecond};
 pub use first_touch::{FirstTouch, FirstTouches, Timestamp};
+pub use number::{MIX_FACTORS, SplitMix, Whole, mix};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};
 pub use period::{
     Period, PeriodLosses, SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed,

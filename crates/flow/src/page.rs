@@ -3,6 +3,8 @@
 use std::fmt;
 use std::num::NonZeroU64;
 
+use crate::number::Whole as _;
+
 /// A page number: an index into the memory or storage that a source observes, from 0.
 ///
 /// For a VM this is the index into its RAM mapping, which is the guest frame
@@ -47,13 +49,7 @@ impl PageCount {
         if factor == 1.0 {
             return self;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and beyond 2^64 pages the largest size stands"
-        )]
-        let scaled = (self.0 as f64 * factor) as u64;
-        Self(scaled)
+        Self(u64::whole(self.0 as f64 * factor))
     }
 }
 

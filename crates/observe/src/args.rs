@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use plimsoll_estimator::live::{LIVE_ESTIMATORS, LiveEstimatorRow, LiveInputKind};
-use plimsoll_flow::TraceMethod;
+use plimsoll_flow::{TraceMethod, Whole as _};
 use plimsoll_output::bail_usage;
 use plimsoll_trap::{
     BACKENDS, BackendRow, BackendSetting, HandlerCpu, RateRule, SCALE_MAX, TraceConfig,
@@ -244,13 +244,7 @@ impl TracingArgs {
                 "--rate-rule budget requires a budget: add --rate-rule fixed, or remove --budget none"
             );
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rate is above 0 and at most 1, and SCALE_MAX was checked"
-        )]
-        let scale = scale as u32;
-        Ok(scale)
+        Ok(u32::whole(scale))
     }
 }
 

@@ -5,6 +5,8 @@
 //!
 //! Cost: `O(log k)` per move for `k` candidates per VM; the number of moves grows with the number of VMs.
 
+use plimsoll_flow::SplitMix;
+
 use crate::candidate::Candidate;
 use crate::hull::{Selection, largest_within, pages_of, spend};
 
@@ -16,28 +18,9 @@ const MOVES_PER_VM: usize = 2_000;
 const HOT: f64 = 0.1;
 const COLD: f64 = 1e-6;
 
-/// Random number generator: splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let bits = self.0;
-        let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    /// A number below `bound`, which is 1 or more.
-    fn below(&mut self, bound: usize) -> usize {
-        let product = u128::from(self.bits()) * bound as u128;
-        usize::try_from(product >> 64).unwrap_or(0)
-    }
-
-    /// A number from 0.0 up to, not including, 1.0.
-    fn share(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
-    }
+/// A random index of `len` things, of which there is at least one.
+fn index(random: &mut SplitMix, len: usize) -> usize {
+    usize::try_from(random.below(len as u64)).unwrap_or(0)
 }
 
 /// Searches allocations of `capacity`, beginning with `picks`, which must fit.
@@ -52,7 +35,7 @@ pub(crate) fn search(
     if movable.is_empty() {
         return best;
     }
-    let mut random = Random(seed);
+    let mut random = SplitMix(seed);
     let mut now = best.picks.clone();
     let mut cost = best.cost;
     let mut free = capacity - pages_of(lists, &now);
@@ -61,10 +44,10 @@ pub(crate) fn search(
     let mut heat = HOT;
     for _ in 0..moves {
         heat *= cooling;
-        let vm = movable[random.below(movable.len())];
+        let vm = movable[index(&mut random, movable.len())];
         let to = near(&mut random, now[vm], lists[vm].len());
         let (from, into) = (lists[vm][now[vm]], lists[vm][to]);
-        let other = movable[random.below(movable.len())];
+        let other = movable[index(&mut random, movable.len())];
         let left = (free + from.from).checked_sub(into.from);
         let payment = match left {
             Some(left) => Some((other, now[other], left)),
@@ -83,7 +66,7 @@ pub(crate) fn search(
         };
         let change =
             into.cost - from.cost + lists[other][down].cost - lists[other][now[other]].cost;
-        if change <= 0.0 || random.share() < (-change / heat).exp() {
+        if change <= 0.0 || random.unit() < (-change / heat).exp() {
             // In this order: if memory is left, `other` keeps its candidate and may be `vm` itself.
             now[other] = down;
             now[vm] = to;
@@ -101,10 +84,10 @@ pub(crate) fn search(
 }
 
 /// Draws a candidate other than `at`; nearer ones are more likely. There must be two or more.
-fn near(random: &mut Random, at: usize, len: usize) -> usize {
+fn near(random: &mut SplitMix, at: usize, len: usize) -> usize {
     let bits = (len - 1).ilog2() as usize + 1;
-    let reach = 1_usize << random.below(bits);
-    let way = 1 + random.below(reach);
+    let reach = 1_usize << index(random, bits);
+    let way = 1 + index(random, reach);
     let (up, down) = ((at + way).min(len - 1), at.saturating_sub(way));
     let up_first = random.bits() & 1 == 0;
     match (up_first, up == at, down == at) {

@@ -13,6 +13,8 @@
 //! Departs from the source in S, the VM's shares times its baseline (as the product's default gives shares in
 //! proportion to configured memory), so that VMs of equal shares at their baselines have the same rho.
 
+use plimsoll_flow::Whole as _;
+
 use crate::PolicyError;
 use crate::candidate::{at_or_above, at_or_below};
 use crate::policy::{Policy, PolicyOption, PolicyOptions, PolicyRow};
@@ -78,13 +80,7 @@ impl Party {
         let pays_for = self.funds / price;
         let idle = (pays_for - self.active).max(0.0);
         let size = pays_for - idle + idle / self.idle_cost;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and beyond 2^64 pages the largest size stands"
-        )]
-        let size = size.round() as u64;
-        size.clamp(self.least, self.most)
+        u64::whole(size.round()).clamp(self.least, self.most)
     }
 }
 

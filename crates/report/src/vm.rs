@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_flow::Accelerator;
+use plimsoll_flow::{Accelerator, Whole as _};
 use plimsoll_output::{csv_table, per_second, printable, short};
 use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::group::GroupSummary;
@@ -373,12 +373,7 @@ fn rates(of: &SizesOfInterest, curve: &ByteCurve) -> String {
 /// A share as a bar of eighths of characters.
 fn bar(share: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 0 and 8 x 24"
-    )]
-    let eighths = (share.clamp(0.0, 1.0) * BAR_LETTERS * 8.0).round() as usize;
+    let eighths = usize::whole((share.clamp(0.0, 1.0) * BAR_LETTERS * 8.0).round());
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 

@@ -12,7 +12,7 @@
 
 use std::io::Read;
 
-use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, Source, Whole as _};
 use serde::Deserialize;
 
 use crate::details::Wanted;
@@ -35,12 +35,9 @@ impl Request {
     /// The time, if it is one.
     fn time_us(&self) -> Option<u64> {
         let time_us = self.timestamp? * 1_000.0;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "checked to be within 0 and 2^63"
-        )]
-        (0.0..9.2e18).contains(&time_us).then_some(time_us as u64)
+        (0.0..9.2e18)
+            .contains(&time_us)
+            .then(|| u64::whole(time_us))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use plimsoll_flow::Whole as _;
 use plimsoll_protocol::decision::{Decision, State};
 use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::vm::{HostView, Sample, TraceView, VmStatus, VmSummary};
@@ -406,12 +407,7 @@ fn draw_bar(host: &HostView, frame: &mut Frame, area: Rect) {
     let (mut sum, mut drawn) = (0.0, 0);
     for (letter, color, name, bytes) in parts {
         sum += bytes as f64;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "between 0 and the width of the screen"
-        )]
-        let end = (sum / all.max(1.0) * letters).round() as usize;
+        let end = usize::whole((sum / all.max(1.0) * letters).round());
         let run: String = std::iter::repeat_n(letter, end - drawn).collect();
         drawn = end;
         bar.push_span(Span::styled(run, color));

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
-    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed, Whole as _,
 };
 
 use crate::backend::{Backend, Observation, Sink};
@@ -320,13 +320,7 @@ impl<M: Marks> MarkChecker<M> {
         });
         let factor_limited = factor.clamp(1.0 / STEP_MAX, STEP_MAX).max(finest);
         let scale = f64::from(self.scale) * factor_limited;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped before the cast"
-        )]
-        let scale = scale.ceil().clamp(1.0, f64::from(SCALE_MAX)) as u32;
-        self.next_scale = scale;
+        self.next_scale = u32::whole(scale.ceil().clamp(1.0, f64::from(SCALE_MAX)));
         if factor >= STEP_MAX {
             // Far too large to be kept.
             self.kept_for = 0;
@@ -337,13 +331,7 @@ impl<M: Marks> MarkChecker<M> {
 /// For how many periods a sample is kept that took so long to draw.
 fn periods_to_keep(took: Duration, budget: Duration) -> u32 {
     let share = took.as_secs_f64() / (budget.as_secs_f64() * DRAWING).max(f64::MIN_POSITIVE);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "clamped before the cast"
-    )]
-    let periods = share.clamp(0.0, 1000.0) as u32;
-    periods
+    u32::whole(share.clamp(0.0, 1000.0))
 }
 
 impl<M: Marks> Backend for MarkChecker<M> {

@@ -14,6 +14,8 @@
 //! The paper's r is traps per memory access, and Sr = 1e-6. Without a hardware counter of accesses
 //! (most clouds, and emulation) `r / Sr` is the time that traps took over the time they may take.
 
+use plimsoll_flow::Whole as _;
+
 /// Step by which the published rules lower the tracking rate.
 const STEP_UP: f64 = 128.0;
 /// Step by which they raise it.
@@ -95,12 +97,7 @@ impl RateControl {
             RateRule::Linear | RateRule::Log => return,
             RateRule::Budget => self.within_budget(cost),
         };
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "clamped to 1..=SCALE_MAX before the cast"
-        )]
-        let next = next.clamp(1.0, f64::from(SCALE_MAX)).round() as u32;
+        let next = u32::whole(next.clamp(1.0, f64::from(SCALE_MAX)).round());
         self.scale = next.max(if self.rule == RateRule::Budget {
             cost.scale_min
         } else {

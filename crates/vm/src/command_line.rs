@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use plimsoll_flow::Accelerator;
+use plimsoll_flow::{Accelerator, Whole as _};
 
 /// RAM that QEMU gives a VM without `-m`, in bytes.
 const DEFAULT_RAM_BYTES: u64 = 128 << 20;
@@ -361,13 +361,7 @@ fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
             if !(0.0..9.2e18).contains(&bytes) {
                 return None;
             }
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "within the range just checked; part of a byte is cut off as QEMU does"
-            )]
-            let whole = bytes as u64;
-            whole
+            u64::whole(bytes)
         }
     };
     (bytes < 1 << 63).then_some(bytes)

@@ -1,5 +1,6 @@
 //! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
+use plimsoll_flow::Whole as _;
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
@@ -83,12 +84,7 @@ pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
     let used = mean(|sample| sample.working_set_bytes.map(|bytes| bytes as f64));
     let lost = samples.iter().map(|sample| sample.lost);
     Some(Sample {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a mean of u64 lies within u64"
-        )]
-        working_set_bytes: used.map(|bytes| bytes.round() as u64),
+        working_set_bytes: used.map(|bytes| u64::whole(bytes.round())),
         relative: mean(|sample| sample.relative),
         misses_per_second: mean(|sample| sample.misses_per_second),
         overhead_ratio: mean(|sample| sample.overhead_ratio),

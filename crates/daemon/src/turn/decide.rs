@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_flow::{
-    CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, WorkingSet, WorkingSetBound,
+    CurvePoint, MissRatioCurve, PageCount, PageSize, VmId, Whole as _, WorkingSet, WorkingSetBound,
 };
 use plimsoll_policy::{Allocation, Demand, PolicyError, Rules, allocate, relative};
 use plimsoll_protocol::SCHEMA;
@@ -359,12 +359,7 @@ impl<H: Host> Turns<H> {
             .filter(|(_, vm)| vm.can_be_divided() && vm.is_resizable() && vm.status.cache.is_some())
             .filter_map(|(name, vm)| {
                 let from = vm.status.holding();
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "a share of a size"
-                )]
-                let direct = (from.bytes() as f64 * direct_ratio) as u64;
+                let direct = u64::whole(from.bytes() as f64 * direct_ratio);
                 let direct_bytes = (direct - direct % SAME_BYTES).max(SAME_BYTES);
                 let direct_bytes = direct_bytes.max(vm.floor_bytes);
                 let to = Holding {
@@ -482,12 +477,7 @@ impl<H: Host> Turns<H> {
     pub(super) fn self_balloon_wants(&self, vm: &Vm) -> Option<u64> {
         let set = vm.seen.working_set.as_ref()?;
         let settings = vm.settings();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a size and a tenth"
-        )]
-        let wanted = (bytes(set.size) as f64 * (1.0 + SELF_BALLOON_ROOM)) as u64;
+        let wanted = u64::whole(bytes(set.size) as f64 * (1.0 + SELF_BALLOON_ROOM));
         let most = settings.baseline_bytes.max(settings.min_bytes);
         let wanted = wanted.min(most);
         let wanted = wanted.max(vm.kept_bytes());

@@ -26,7 +26,9 @@ use std::collections::HashMap;
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent, from_hidden};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber};
+use plimsoll_flow::{
+    CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Whole as _,
+};
 
 /// Number of replicates into which the sample is divided.
 const REPLICATES: usize = 8;
@@ -411,13 +413,7 @@ impl Shape {
 
 /// Rounds up, because a memory of that many whole pages is needed.
 fn whole_pages(pages: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "pages of a VM, 0 or more"
-    )]
-    let whole = (pages - 1e-6).ceil().max(0.0) as u64;
-    whole
+    u64::whole((pages - 1e-6).ceil())
 }
 
 /// Bounds of the curve from times that are known to within an interval.

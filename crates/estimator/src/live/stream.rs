@@ -16,7 +16,7 @@
 //! Cost: twice the work of a stack per reference; 100 bytes a sampled page, at most 25 MB.
 //! Not here: the selection of sampled pages.
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageNumber, Whole as _};
 
 use super::ordered::PooledEstimator;
 use super::survival::Survival;
@@ -136,13 +136,7 @@ impl LiveEstimator for StreamEstimator {
         if window.references_of_all > 0 {
             let expected = window.references_of_all as f64 / window.scale.max(1) as f64;
             for (part, share) in self.0.window.shares() {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "not negative, and less than was counted"
-                )]
-                let expected = (expected * share).round() as u64;
-                part.expected = Some(expected);
+                part.expected = Some(u64::whole((expected * share).round()));
             }
         }
         // How many pages the sample has is not known: files come and go.

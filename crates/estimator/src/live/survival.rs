@@ -22,6 +22,8 @@
 
 use std::collections::BTreeMap;
 
+use plimsoll_flow::Whole as _;
+
 use super::LiveWindow;
 use crate::parts::histogram::{bucket_of, floor_of};
 
@@ -339,12 +341,7 @@ impl Survival {
             let left = (at_risk - cell.events).max(0.0);
             share_above *= left / at_risk;
             variance += cell.events_squared / (at_risk * left);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a mean of values that lie in the bucket"
-            )]
-            let excess = (cell.excess / cell.events).round() as u64;
+            let excess = u64::whole((cell.excess / cell.events).round());
             SurvivalStep {
                 value: floor_of(bucket).saturating_add(excess),
                 share_above,

@@ -45,7 +45,7 @@
 use std::fmt;
 
 use plimsoll_flow::{
-    CurveError, MissRatioCurve, PageCount, PageNumber, WorkingSet, WorkingSetBound,
+    CurveError, MissRatioCurve, PageCount, PageNumber, Whole as _, WorkingSet, WorkingSetBound,
 };
 
 use crate::curve::aet::reuse_times::{Tail, steps_of_tail};
@@ -168,12 +168,7 @@ impl<P: PartOfWindow> Window<P> {
             } else {
                 (scale * REPLICATES as f64, chance)
             };
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "at least 1, and a scale beyond 2^64 is as good as 2^64"
-            )]
-            let whole = represented.round().max(1.0) as u64;
+            let whole = u64::whole(represented.round()).max(1);
             let seconds = if touched > 0 { seconds } else { 1.0 };
             let part = part.finish(whole);
             part.timed(window, represented * counted, seconds)

@@ -10,9 +10,7 @@
 //! Cost: 0.3 ns per page with AVX-512, 0.7 ns with AVX2, 1.0 ns with plain Rust.
 //! Not here: the hash's definition (`hash`).
 
-use plimsoll_flow::PageNumber;
-
-use crate::parts::mix::mix;
+use plimsoll_flow::{PageNumber, mix};
 
 /// Number of pages represented by one word.
 pub(crate) const WORD_PAGES: usize = 64;
@@ -47,7 +45,7 @@ pub(crate) fn portable(
 pub(crate) mod x86_64 {
     //! The implementations for vector instructions. Their functions are safe to call where these are available.
     use super::{Criterion, PageNumber, WORD_PAGES};
-    use crate::parts::mix::{MIX_1, MIX_2};
+    use plimsoll_flow::MIX_FACTORS;
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512dq")]
@@ -58,8 +56,8 @@ pub(crate) mod x86_64 {
     ) {
         let key = _mm512_set1_epi64(criterion.key.cast_signed());
         let limit = _mm512_set1_epi64(criterion.limit.cast_signed());
-        let factor_1 = _mm512_set1_epi64(MIX_1.cast_signed());
-        let factor_2 = _mm512_set1_epi64(MIX_2.cast_signed());
+        let factor_1 = _mm512_set1_epi64(MIX_FACTORS[0].cast_signed());
+        let factor_2 = _mm512_set1_epi64(MIX_FACTORS[1].cast_signed());
         for (pages, word) in pages.iter().zip(chosen) {
             *word = 0;
             for (byte, p) in pages.as_chunks::<8>().0.iter().enumerate() {
@@ -92,9 +90,9 @@ pub(crate) mod x86_64 {
                 let p = p.map(|page| page.0.cast_signed());
                 let mut hash = _mm256_xor_si256(_mm256_set_epi64x(p[3], p[2], p[1], p[0]), key);
                 hash = _mm256_xor_si256(hash, _mm256_srli_epi64::<30>(hash));
-                hash = times(hash, MIX_1);
+                hash = times(hash, MIX_FACTORS[0]);
                 hash = _mm256_xor_si256(hash, _mm256_srli_epi64::<27>(hash));
-                hash = times(hash, MIX_2);
+                hash = times(hash, MIX_FACTORS[1]);
                 hash = _mm256_xor_si256(hash, _mm256_srli_epi64::<31>(hash));
                 let above = _mm256_cmpgt_epi64(_mm256_xor_si256(hash, sign), limit);
                 let above = _mm256_movemask_pd(_mm256_castsi256_pd(above));

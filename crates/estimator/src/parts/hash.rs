@@ -10,11 +10,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use plimsoll_flow::PageNumber;
+use plimsoll_flow::{PageNumber, mix};
 
 use crate::error::EstimatorError;
 use crate::parts::filter::{Criterion, WORD_PAGES};
-use crate::parts::mix::mix;
 use crate::parts::sys::best_filter;
 
 /// The hash of page numbers with one key.

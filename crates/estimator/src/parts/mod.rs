@@ -7,7 +7,6 @@ pub(crate) mod filter;
 pub(crate) mod hash;
 pub(crate) mod histogram;
 pub(crate) mod last_use;
-pub(crate) mod mix;
 #[cfg(test)]
 pub(crate) mod naive;
 pub(crate) mod steps;

@@ -9,7 +9,9 @@
 //!
 //! Not here: errors common to all replicates, such as those of a model.
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount};
+use plimsoll_flow::{
+    CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, Whole as _,
+};
 
 /// Number of replicates into which a sample is split.
 pub(crate) const REPLICATES: usize = 16;
@@ -38,12 +40,7 @@ const SKEWED: f64 = 1.3;
 /// 97.5 % quantile of Student's distribution; with less than one degree of freedom, that of one.
 fn student(degrees: f64) -> f64 {
     let largest = STUDENT.len();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 1 and 15"
-    )]
-    let degrees = degrees.clamp(1.0, largest as f64) as usize;
+    let degrees = usize::whole(degrees.clamp(1.0, largest as f64));
     STUDENT[degrees - 1]
 }
 
@@ -55,13 +52,7 @@ pub(crate) fn quantile_of(effective: f64) -> f64 {
 
 /// Whole pages, rounded up.
 pub(crate) fn ceiled(pages: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-    )]
-    let pages = pages.ceil() as u64;
-    pages
+    u64::whole(pages.ceil())
 }
 
 /// Share of references that may differ from what was observed in a short time.

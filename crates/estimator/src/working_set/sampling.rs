@@ -17,11 +17,10 @@
 
 use std::num::NonZeroU32;
 
-use plimsoll_flow::{PageCount, PageNumber, WorkingSet, WorkingSetBound};
+use plimsoll_flow::{PageCount, PageNumber, SplitMix, WorkingSet, WorkingSetBound, mix};
 
 use super::estimator::WorkingSetEstimator;
 use crate::parts::hash::{PageMap, page_map};
-use crate::parts::mix::mix;
 
 /// Options of [`Sampling`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -116,7 +115,7 @@ impl SamplingStep {
 pub struct Sampling {
     options: SamplingOptions,
     memory: PageCount,
-    random: u64,
+    random: SplitMix,
     /// The sample, and whether each page was touched.
     sample: PageMap<bool>,
     touched: u32,
@@ -132,7 +131,7 @@ impl Sampling {
         let mut sampling = Self {
             options,
             memory,
-            random: mix(options.seed ^ 0x9e37_79b9_7f4a_7c15),
+            random: SplitMix(mix(options.seed ^ 0x9e37_79b9_7f4a_7c15)),
             sample: page_map(),
             touched: 0,
             average: SampledShare::default(),
@@ -180,18 +179,11 @@ impl Sampling {
         let memory = self.memory.0;
         let first = memory.saturating_sub(u64::from(self.options.pages.get()));
         for place in first..memory {
-            let page = PageNumber(self.below(place + 1));
+            let page = PageNumber(self.random.below(place + 1));
             let free = !self.sample.contains_key(&page);
             let page = if free { page } else { PageNumber(place) };
             self.sample.insert(page, false);
         }
-    }
-
-    /// A random number below `bound`, at least 1; its bias is `bound` / 2^64.
-    fn below(&mut self, bound: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let product = u128::from(mix(self.random)) * u128::from(bound);
-        (product >> 64) as u64
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use plimsoll_flow::PageNumber;
+use plimsoll_flow::{PageNumber, Whole as _};
 
 use crate::parts::hash::{PageMap, page_map};
 
@@ -107,12 +107,7 @@ impl WriteCurve {
     pub fn pages_within(&self, seconds: f64) -> f64 {
         let scans = seconds / self.scan_seconds;
         let last = self.pages.len() - 1;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and saturated"
-        )]
-        let whole = scans as usize;
+        let whole = usize::whole(scans);
         match self.pages.get(whole..=whole.saturating_add(1)) {
             Some(pages) => pages[0] + (pages[1] - pages[0]) * scans.fract(),
             None => {

@@ -5,7 +5,7 @@
 //! (Black and Rogaway 2002). As the power of four is below 4 x `pages`, this takes
 //! fewer than four steps on average.
 
-use super::random::{mix, split_mix};
+use plimsoll_flow::{SplitMix, mix};
 
 /// A bijection of the numbers below `pages`.
 #[derive(Debug)]
@@ -17,12 +17,12 @@ pub(super) struct Permutation {
 
 impl Permutation {
     pub(super) fn new(pages: u64, seed: u64) -> Self {
-        let mut counter = seed;
+        let mut counter = SplitMix(seed);
         let bits = u64::BITS - pages.saturating_sub(1).leading_zeros();
         Self {
             pages,
             half_bits: bits.div_ceil(2).max(1),
-            keys: std::array::from_fn(|_| split_mix(&mut counter)),
+            keys: std::array::from_fn(|_| counter.bits()),
         }
     }
 

@@ -4,6 +4,8 @@
 //! Implemented here because traces must be reproducible in every version, which
 //! libraries of random numbers do not guarantee.
 
+use plimsoll_flow::SplitMix;
+
 /// A stream of random numbers.
 #[derive(Debug)]
 pub(super) struct Random {
@@ -12,9 +14,9 @@ pub(super) struct Random {
 
 impl Random {
     pub(super) fn new(seed: u64) -> Self {
-        let mut counter = seed;
+        let mut counter = SplitMix(seed);
         Self {
-            state: std::array::from_fn(|_| split_mix(&mut counter)),
+            state: std::array::from_fn(|_| counter.bits()),
         }
     }
 
@@ -53,35 +55,12 @@ impl Random {
     }
 }
 
-/// One step of splitmix64.
-pub(super) fn split_mix(counter: &mut u64) -> u64 {
-    *counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mix(*counter)
-}
-
-/// The finalizer of splitmix64: a bijection that scatters neighbours.
-pub(super) fn mix(value: u64) -> u64 {
-    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_generators_give_their_authors_numbers() {
-        let mut counter = 1_234_567;
-        let split: [u64; 3] = std::array::from_fn(|_| split_mix(&mut counter));
-        assert_eq!(
-            split,
-            [
-                6_457_827_717_110_365_317,
-                3_203_168_211_198_807_973,
-                9_817_491_932_198_370_423
-            ]
-        );
         let mut random = Random {
             state: [1, 2, 3, 4],
         };

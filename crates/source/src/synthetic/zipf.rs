@@ -8,6 +8,8 @@
 //!
 //! Cost: a logarithm and an exponential per draw; below 1.1 draws per rank on average.
 
+use plimsoll_flow::Whole as _;
+
 use super::random::Random;
 
 /// Zipf's law over the ranks 1 to `ranks`.
@@ -40,12 +42,7 @@ impl Zipf {
         loop {
             let area = self.high + random.unit() * (self.low - self.high);
             let point = integral_inverse(area, self.alpha);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a cast of a float saturates, and the clamp holds it among the ranks"
-            )]
-            let rank = ((point + 0.5) as u64).clamp(1, self.ranks);
+            let rank = u64::whole(point + 0.5).clamp(1, self.ranks);
             let whole = rank as f64;
             if whole - point <= self.squeeze
                 || area >= integral(whole + 0.5, self.alpha) - density(whole, self.alpha)

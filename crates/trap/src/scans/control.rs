@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use plimsoll_flow::Whole as _;
+
 use crate::rate::{RateRule, SCALE_MAX};
 
 /// Number of scans wanted in a window: each page in use is found touched about eight times.
@@ -114,12 +116,8 @@ impl ScanControl {
                 factor
             };
             let factor = factor.clamp(1.0 / STEP_MAX, STEP_MAX);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "clamped to 1..=SCALE_MAX before the cast"
-            )]
-            let scale = (f64::from(self.scale) * factor).clamp(1.0, f64::from(SCALE_MAX)) as u32;
+            let scale =
+                u32::whole((f64::from(self.scale) * factor).clamp(1.0, f64::from(SCALE_MAX)));
             self.scale = multiple(scale, self.step);
         }
     }

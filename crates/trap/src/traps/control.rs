@@ -1,6 +1,6 @@
 //! Tracking rate and hot set, which follow the VM from period to period.
 
-use plimsoll_flow::Period;
+use plimsoll_flow::{Period, Whole as _};
 
 use crate::config::TraceConfig;
 use crate::rate::{PeriodCost, RateControl, RateRule, SCALE_MAX};
@@ -76,12 +76,7 @@ impl TrapControl {
             traps: report.traps.taken,
             distinct_pages: report.distinct_pages,
             budget_ran_out: report.budget_exhausted,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "clamped to 1..=SCALE_MAX"
-            )]
-            scale_min: scale_min.ceil() as u32,
+            scale_min: u32::whole(scale_min.ceil()),
         });
     }
 }

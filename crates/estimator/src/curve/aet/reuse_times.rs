@@ -35,7 +35,7 @@
 //! Cost: 24 bytes for each bucket up to the longest time: 240 KiB for 10^6 references, 480 KiB for 10^9.
 //! Not here: how reuse times are found (`aet`).
 
-use plimsoll_flow::{CurveError, MissRatioCurve};
+use plimsoll_flow::{CurveError, MissRatioCurve, Whole as _};
 
 use crate::parts::histogram::{Histogram, bucket_of, floor_of};
 use crate::parts::steps::Steps;
@@ -154,13 +154,7 @@ impl ReuseTimes {
         for age in self.ages() {
             steps.down_to(whole_pages(age.pages), age.miss_ratio, 0.0);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and a count; at least one if there are any"
-        )]
-        let references = self.references().ceil() as u64;
-        steps.into_curve(references)
+        steps.into_curve(u64::whole(self.references().ceil()))
     }
 
     /// The ages at which the share or the area changes, rising from 0.
@@ -292,22 +286,12 @@ pub(crate) fn steps_of_tail(tail: impl Iterator<Item = Tail>, largest: u64) -> S
 }
 
 /// The smallest whole size that is at least `pages`, apart from rounding errors of sums.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-)]
 pub(crate) fn whole_pages(pages: f64) -> u64 {
-    (pages * (1.0 - 1e-10)).ceil() as u64
+    u64::whole((pages * (1.0 - 1e-10)).ceil())
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative, and less than the width of a bucket"
-)]
 fn rounded(excess: f64) -> u64 {
-    excess.round() as u64
+    u64::whole(excess.round())
 }
 
 #[cfg(test)]

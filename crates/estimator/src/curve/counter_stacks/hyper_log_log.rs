@@ -17,6 +17,8 @@
 
 use std::f64::consts::LN_2;
 
+use plimsoll_flow::Whole as _;
+
 /// Smallest and largest supported `p`.
 pub(super) const PRECISIONS: std::ops::RangeInclusive<u32> = 4..=18;
 
@@ -132,13 +134,7 @@ impl HyperLogLog {
         }
         sum += registers * sigma(f64::from(self.held[0]) / registers);
         let count = registers * registers / (2.0 * LN_2 * sum);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and bounded"
-        )]
-        let count = count.round().min(COUNT_MAX as f64) as u64;
-        count
+        u64::whole(count.round().min(COUNT_MAX as f64))
     }
 
     /// Bytes of heap allocated.

@@ -162,8 +162,8 @@ impl Interval {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parts::mix::mix;
     use crate::parts::naive::NaiveStack;
+    use plimsoll_flow::mix;
     use proptest::prelude::*;
 
     proptest! {

@@ -32,7 +32,7 @@ mod stream;
 
 pub use stream::{CounterStream, StreamError, StreamWindow, StreamWriter};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, Whole as _};
 
 use crate::estimator::Estimator;
 use crate::parts::hash::PageHash;
@@ -129,13 +129,7 @@ impl CounterStacksOptions {
         if !(0.0..=0.5).contains(&delta) {
             return Err(CounterStacksError::Delta { delta });
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "from 0 to 2^23"
-        )]
-        let delta = (delta * f64::from(SHARE_ONE)).round() as u32;
-        Ok(delta)
+        Ok(u32::whole((delta * f64::from(SHARE_ONE)).round()))
     }
 }
 

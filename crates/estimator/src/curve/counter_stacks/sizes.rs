@@ -7,7 +7,7 @@
 //!
 //! Sizes are stored to 1/1024 (`histogram`); 32 bytes for each possible size.
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, Whole as _};
 
 use crate::parts::histogram::{bucket_of, floor_of};
 
@@ -138,12 +138,7 @@ impl Sizes {
             size_before = size;
         }
         let at = |size: f64| {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not negative; beyond 2^64 is beyond every size"
-            )]
-            let index = bucket_of(size as u64).min(sums.len() - 1);
+            let index = bucket_of(u64::whole(size)).min(sums.len() - 1);
             sums[index]
         };
         let mut points = vec![CurvePoint::exact(PageCount(0), 1.0)];

@@ -1,6 +1,6 @@
 //! The number of pages touched by an average window, by its length, and the curve derived from it.
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, Whole as _};
 
 use super::FootprintPoint;
 use crate::curve::aet::reuse_times::whole_pages;
@@ -165,12 +165,7 @@ impl AverageWindow {
     pub fn curve(&self, references: Option<f64>) -> Result<MissRatioCurve, CurveError> {
         let touches = self.middle.pages + self.middles.counts[0];
         let references = references.unwrap_or(touches);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a number of references; one beyond 2^64 is as good as 2^64"
-        )]
-        let whole = references.round() as u64;
+        let whole = u64::whole(references.round());
         if whole == 0 {
             return Err(CurveError::Empty);
         }

@@ -36,7 +36,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, TryRecvError};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, Whole as _};
 
 use crate::curve::lru::{BLOCK, Distances, times_for};
 use crate::estimator::Estimator;
@@ -484,14 +484,9 @@ fn segment_starts(references: usize, segments: usize) -> Vec<usize> {
         length *= 1.0 - 1.0 / SHORTER as f64;
     }
     let scale = references as f64 / ends[segments];
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "between 0 and the number of references"
-    )]
     let starts = ends
         .iter()
-        .map(|end| ((end * scale) as usize).min(references));
+        .map(|end| usize::whole(end * scale).min(references));
     let mut starts: Vec<_> = starts.collect();
     starts[segments] = references;
     starts

@@ -77,7 +77,7 @@ pub(crate) mod witness;
 
 pub(crate) use slice::{FixedRateSlice, FixedSizeSlice};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber, Whole as _};
 
 use crate::curve::lru::count_reuse;
 use crate::error::EstimatorError;
@@ -109,12 +109,7 @@ const LUMPED: f64 = 0.1;
 /// The distance up to which bursts are used at a rate, 0 for no bursts: a sample at that rate must
 /// be able to distinguish near references from far ones.
 fn near_for(rate: f64) -> usize {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "at least 2, and beyond the largest as good as the largest"
-    )]
-    let near = (NEAR_DISTANCE_MIN / rate).ceil() as usize;
+    let near = usize::whole((NEAR_DISTANCE_MIN / rate).ceil());
     if near > NEAR_MAX {
         0
     } else {
@@ -579,12 +574,7 @@ impl Estimator for Shards {
         if scale.is_exact() || scale.near.is_some() {
             return PageCount(0);
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "above 0, and a size beyond 2^64 pages is as good as 2^64"
-        )]
-        PageCount((scale.count / 2.0).ceil() as u64)
+        PageCount(u64::whole((scale.count / 2.0).ceil()))
     }
 }
 

@@ -17,6 +17,8 @@
 //! 1992).
 //! Not here: distances (`sampled_stack`), the band (`steps`).
 
+use plimsoll_flow::Whole as _;
+
 use crate::parts::steps::Steps;
 use crate::parts::sys::prefetch;
 
@@ -198,12 +200,7 @@ impl Reuses {
 
     #[inline]
     fn bucket_of(&self, size_pages: f64) -> usize {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-        )]
-        let size = size_pages as u64;
+        let size = u64::whole(size_pages);
         let shift = (size | 1).ilog2().saturating_sub(self.bucket_bits);
         let bucket = (u64::from(shift) << self.bucket_bits) + (size >> shift);
         usize::try_from(bucket).expect("there are fewer than 2^17 buckets")
@@ -289,12 +286,7 @@ impl Reuses {
             } else {
                 sampled
             };
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not negative, and a size beyond 2^64 pages is as good as 2^64"
-            )]
-            let size = size.round() as u64;
+            let size = u64::whole(size.round());
             let corrected = (known + corrected) / stream.references as f64;
             steps.down_to(size, corrected, 0.0);
         }

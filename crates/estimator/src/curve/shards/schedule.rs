@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::parts::mix::mix;
+use plimsoll_flow::mix;
 
 /// Length of a burst in references, per page of the largest distance.
 const LENGTH: usize = 8;

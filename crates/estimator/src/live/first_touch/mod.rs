@@ -39,11 +39,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, MissesPerSecond, PageCount, Timestamp,
+    CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, MissesPerSecond, PageCount, SplitMix,
+    Timestamp, Whole as _, mix,
 };
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
-use crate::parts::mix::mix;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
 use phase::Phase;
@@ -365,10 +365,12 @@ impl Shape {
 
         let weights = mixture.weights.clone();
         let others = (0..WEIGHTINGS).map(|seed| {
-            let mut random = Random(mix(seed + 1));
+            // The figures of docs/first-touch.md were measured by these numbers.
+            let mut random = SplitMix(mix(seed + 1));
             let mut counts = vec![0.0; cells.cells.len()];
             for block in order.chunks(order.len().div_ceil(BLOCKS)) {
-                let weight = random.exponential();
+                // Exponentially distributed, of mean 1; of a number above 0 and at most 1.
+                let weight = -(random.unit() + f64::EPSILON / 2.0).ln();
                 for &sample in block {
                     counts[cells.places[sample]] += weight;
                 }
@@ -433,12 +435,7 @@ impl Shape {
             let slope_spread = deviation(&mut slopes.iter().copied(), slope);
             let slope_high = slope + (upper * slope_spread).max(unnoticed.min(first.slope));
             highest = highest.min(slope_high).max(slope);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a share of the pages"
-            )]
-            let size = PageCount((step.share * pages).ceil() as u64);
+            let size = PageCount(u64::whole((step.share * pages).ceil()));
             if let Some(last) = points.pop_if(|last| last.size >= size) {
                 // Of the times in which as many pages are touched, each limits the misses.
                 high = high.min(last.high);
@@ -621,22 +618,6 @@ impl Along<'_> {
             self.at += 1;
         }
         self.steps[self.at].slope
-    }
-}
-
-/// Random numbers, the same for each curve: splitmix64, by whose numbers the figures of docs/first-touch.md were measured.
-struct Random(u64);
-
-impl Random {
-    /// Above 0, at most 1.
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        ((mix(self.0) >> 11) as f64 + 1.0) / (1_u64 << 53) as f64
-    }
-
-    /// An exponentially distributed number of mean 1.
-    fn exponential(&mut self) -> f64 {
-        -self.unit().ln()
     }
 }
 

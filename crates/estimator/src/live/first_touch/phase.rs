@@ -32,7 +32,9 @@
 
 use std::time::Duration;
 
-use plimsoll_flow::{CurvePoint, FirstTouch, MissRatioCurve, MissesPerSecond, PageCount};
+use plimsoll_flow::{
+    CurvePoint, FirstTouch, MissRatioCurve, MissesPerSecond, PageCount, Whole as _,
+};
 
 use super::{RESOLUTION_MIN, RESOLUTION_SHARE, RESOLUTION_TOUCHES, RULE_OF_THREE};
 
@@ -238,12 +240,7 @@ impl Phase {
             most = most.min(expected + half_width).max(expected);
             let spread = (half_width / slope).hypot(ratio * error / slope);
             highest = highest.min(ratio + spread).max(ratio);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a share of the pages"
-            )]
-            let size = PageCount((self.share(lag) * population as f64).ceil() as u64);
+            let size = PageCount(u64::whole((self.share(lag) * population as f64).ceil()));
             let size = points.last().map_or(size, |last| size.max(last.size));
             points.pop_if(|last| last.size == size);
             points.push(CurvePoint {
@@ -294,12 +291,7 @@ impl Phase {
             };
             while let Some(&(_, time)) = rest.next_if(|touch| touch.0 <= to) {
                 let share = (time - self.since) / (self.now - self.since);
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "at least 0 and below the number of stretches"
-                )]
-                let stretch = (share.clamp(0.0, 0.999) * STRETCHES as f64) as usize;
+                let stretch = usize::whole(share.clamp(0.0, 0.999) * STRETCHES as f64);
                 bin.sums[stretch] += weight;
                 bin.squares += weight * weight;
             }

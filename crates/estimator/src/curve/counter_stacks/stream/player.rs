@@ -1,5 +1,7 @@
 //! Reconstructs the counters from a record of their counts, and the curve of a window of the stream.
 
+use plimsoll_flow::Whole as _;
+
 use super::coding::{floor_of, take_zigzag};
 use super::column::Column;
 use crate::curve::counter_stacks::hyper_log_log::COUNT_MAX;
@@ -160,12 +162,7 @@ impl Window {
         };
         let mass = (younger.amount() as f64 - older.amount() as f64) * inside;
         let part = |from: u64, to: u64, share: f64| {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "between two counts"
-            )]
-            let way = ((to - from) as f64 * share).round() as u64;
+            let way = u64::whole(((to - from) as f64 * share).round());
             from + way.min(to - from)
         };
         let low = part(younger.before, younger.after, inside / 2.0);
