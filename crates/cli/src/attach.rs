@@ -57,13 +57,7 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together, why there is no
-/// such VM, and why it cannot be traced. It is not an error if the VM ends while it is traced: what was
-/// seen until then is reported.
+/// It is not an error if the VM ends while it is traced: what was seen until then is reported.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let (mut backends, config) = args.tracing.watch()?;

@@ -32,11 +32,6 @@ struct Examination {
     chapters: Vec<Chapter>,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of `out`; with a VM, why there is no such VM or why its process cannot be read.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(target) = &args.target {
         return run_for_target(target, args.format, out);

@@ -58,11 +58,6 @@ struct EstimateArgs {
     form: TextFormatArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Why there is no such VM, and why its writes cannot be observed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let Verb::Estimate(args) = &args.verb;
     let times = args.times()?;

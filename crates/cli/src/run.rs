@@ -30,11 +30,7 @@ pub struct Args {
     page_log: PageLogArgs,
 }
 
-/// Runs the command and returns QEMU's exit code. `out` gets lines for information; that they cannot be written is no error.
-///
-/// # Errors
-///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for what does not go together, and why the daemon or QEMU cannot be started.
+/// Returns QEMU's exit code. `out` gets lines for information; that they cannot be written is no error.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<u8> {
     let mut plan = Plan::new(&args.launch)?;
     let page_log = PageLog::prepare(&args.page_log, &args.launch.qemu[0], &plan.line)?;

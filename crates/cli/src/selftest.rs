@@ -54,13 +54,7 @@ struct Run {
     result: Option<Outcome>,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// That no guest can be started, that the report cannot be written, that no backend gave a result, that a guest found a
-/// page wrong, and that this was interrupted: there is no report then. A backend that does not work here is part of the
-/// report.
+/// A backend that does not work here is part of the report, not an error.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let file = args.report.as_deref().map(AtomicFile::create).transpose()?;
     let stop = stop_flag()?;

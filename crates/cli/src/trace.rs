@@ -129,12 +129,6 @@ enum Kind {
     Arrays,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`] for options that do not go together or that no workload has, and
-/// why a trace cannot be read.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.action {
         Action::Info(args) => info(args, out),

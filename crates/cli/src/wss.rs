@@ -57,12 +57,6 @@ const INTERVAL: Count = Count(NonZeroU64::new(1_000_000).unwrap());
 /// Pages that a trace's most recent references are taken to: as many as the plugin's filter has.
 const FILTER_PAGES: u32 = 64;
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`] for options that do not go together; what the log, the trace or the output
-/// file reports; and that there was nothing to evaluate.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     args.estimator.check()?;

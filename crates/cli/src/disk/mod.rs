@@ -31,12 +31,6 @@ struct SocketArg {
     socket: PathBuf,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other,
-/// [`Unreachable`](plimsoll_output::exit::Unreachable) if no server answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {
         Verb::Serve(args) => serve::run(args, out),

@@ -24,7 +24,6 @@ pub struct Args {
     curve: bool,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let query = |curve| admin::report(&args.socket.socket, curve);
     args.stat.run(args.curve, query, out)

@@ -22,7 +22,6 @@ pub struct Args {
     daemons: Daemons,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (collector, answers) = args.daemons.collect(DAY_MS)?;
     let archived = archive::archive(&collector, answers, &args.folder)?;

@@ -26,7 +26,6 @@ enum Task {
     Place(place::Args),
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.task {
         Task::Archive(args) => archive::run(args, out),

@@ -50,7 +50,6 @@ enum GoalArg {
     FewestHosts,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let rules = match &args.rules {
         None => Rules::default(),

@@ -21,7 +21,6 @@ pub struct Args {
     format: TableOrJsonArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (file, fleet) = args.source.fleet()?;
     let report = plan::report(&file, &fleet)?;

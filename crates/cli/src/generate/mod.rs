@@ -37,11 +37,7 @@ struct OutputDirectory {
 /// Shells for which completions are written.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-/// Runs the command for the program `verbs`; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// The cause with the directory's name; some of the files may have been written.
+/// `verbs` is the program's command line. After an error some of the files may have been written.
 pub fn run(args: &Args, mut verbs: Command, out: &mut dyn Write) -> anyhow::Result<()> {
     let (Artifact::Man(OutputDirectory { folder })
     | Artifact::Completions(OutputDirectory { folder })

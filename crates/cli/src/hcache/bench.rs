@@ -42,7 +42,6 @@ pub struct Args {
     format: TableOrJsonArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.write_ratio.get() > 1.0 {
         bail_usage!("--write-ratio {}: expected 0 to 1", args.write_ratio);

@@ -40,12 +40,6 @@ const QUERY_MAX: Duration = Duration::from_secs(10);
 /// How long it may take to carry out a change; dropping the pages of a large store takes time.
 const CHANGE_MAX: Duration = Duration::from_secs(60);
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that contradict each other, [`Unreachable`] if no
-/// server answers, and why something failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.verb {
         Verb::Serve(args) => serve::run(args, out),

@@ -17,7 +17,6 @@ pub struct Args {
     size: ByteSize,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     plimsoll_ring::resize(&args.socket.socket, args.size.0, CHANGE_MAX).map_err(failure)?;
     writeln!(out, "capacity {}", args.size.rounded())?;

@@ -24,7 +24,6 @@ pub struct Args {
     curves: bool,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.stat
         .run(args.curves, |curves| query(args, curves), out)

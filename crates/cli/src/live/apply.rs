@@ -15,12 +15,6 @@ pub struct Args {
     choice: ChoiceArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// [`Forbidden`](plimsoll_output::exit::Forbidden) if a guarantee is in the way, [`PartialResult`](plimsoll_output::exit::PartialResult) if only a part
-/// was done, and why it failed.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     carry_out(&args.choice, Client::apply, out)
 }

@@ -23,11 +23,6 @@ pub struct Args {
     look: QueryArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;

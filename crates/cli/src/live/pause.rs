@@ -15,11 +15,7 @@ pub struct Args {
     socket: SocketArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of asking the daemon; it then moves memory as before.
+/// If it fails, the daemon moves memory as before.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let done = Daemon::to_change(&args.socket)?.ask(Client::pause)?;
     writeln!(out, "paused: nothing is moved until `plimsoll resume`")?;

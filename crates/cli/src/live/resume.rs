@@ -13,11 +13,7 @@ pub struct Args {
     socket: SocketArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of asking the daemon; it then stays paused.
+/// If it fails, the daemon stays paused.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let done = Daemon::to_change(&args.socket)?.ask(Client::resume)?;
     writeln!(out, "resumed")?;

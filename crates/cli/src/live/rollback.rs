@@ -15,11 +15,6 @@ pub struct Args {
     choice: ChoiceArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of [`apply`](super::apply::run).
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     carry_out(&args.choice, Client::roll_back, out)
 }

@@ -87,12 +87,7 @@ impl Args {
     }
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// [`UsageError`](plimsoll_output::exit::UsageError) for nothing to change or contradictions, and those of asking the daemon;
-/// the settings are then as they were.
+/// If it fails, the settings are as they were.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let change = args.change()?;
     let daemon = Daemon::to_change(&args.look.socket)?;

@@ -16,12 +16,7 @@ pub struct Args {
     once: bool,
 }
 
-/// Runs the command; `out` takes the frame of `--once`.
-///
-/// # Errors
-///
-/// [`Unreachable`](plimsoll_output::exit::Unreachable) if there is no daemon at the start,
-/// [`UsageError`](plimsoll_output::exit::UsageError) without a terminal, and the terminal's own.
+/// `out` takes the frame of `--once`.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.socket)?;
     if args.once {

@@ -35,11 +35,6 @@ pub struct Args {
     look: QueryArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// [`Forbidden`] if the host could not keep the limits, and errors of querying the daemon.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let (Some(vm), Some(size)) = (&args.vm, args.size) {
         let daemon = Daemon::to_read(&args.look.socket)?;

@@ -90,12 +90,6 @@ impl FromStr for WindowArg {
     }
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// A [`UsageError`](plimsoll_output::exit::UsageError) for options that do not go together; what the trace,
-/// the estimator or the output file reports; and that there was nothing to observe.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.view.check()?;
     args.check_files()?;

@@ -96,12 +96,6 @@ fn choices(rows: impl Iterator<Item = (&'static str, &'static str)>) -> Possible
     values.into()
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// [`UsageError`] for contradictory options and VMs, [`Forbidden`] if minimum sizes and loss bounds need more memory than
-/// there is, and an unreadable file, by its name.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let mut read = args.curves.iter().chain(&args.inputs);

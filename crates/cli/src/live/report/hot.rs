@@ -44,7 +44,6 @@ pub struct Args {
     form: TextFormatArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let hot = match (&args.from, &args.vm) {
         (Some(path), _) => {

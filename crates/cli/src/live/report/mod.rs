@@ -72,11 +72,6 @@ impl VmArgs {
     }
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
-///
-/// # Errors
-///
-/// Those of asking the daemon and of writing.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.report {
         Report::Mrc(args) => mrc::run(args, out),

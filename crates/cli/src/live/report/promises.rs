@@ -25,7 +25,6 @@ pub struct Args {
     form: TextFormatArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     let since_unix_ms = daemon.time_before(args.since)?;

@@ -24,7 +24,6 @@ pub struct Args {
     form: TextFormatArg,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = args.of.daemon()?;
     if let Some(since) = args.since {

@@ -34,7 +34,6 @@ pub struct Args {
     output: OutputArgs,
 }
 
-/// Runs the command; `out` is standard output, or a buffer in tests.
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     args.output.check()?;
     let format = args.output.format();
