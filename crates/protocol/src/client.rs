@@ -85,12 +85,18 @@ impl ClientError {
 }
 
 /// A daemon that has been reached.
+///
+/// Each request may fail with any [`ClientError`], and is refused if the VM, group or decision that it names does not exist.
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
     runtime: Runtime,
 }
 
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "all requests have the errors that are described at the type"
+)]
 impl Client {
     /// Finds the daemon that serves at `socket`.
     ///
@@ -130,46 +136,26 @@ impl Client {
     }
 
     /// The host and its VMs.
-    ///
-    /// # Errors
-    ///
-    /// Every [`ClientError`], as with all requests.
     pub fn host(&self) -> Result<HostView, ClientError> {
         self.get("/v1/host")
     }
 
     /// The VMs, by name.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn vms(&self) -> Result<Vec<VmSummary>, ClientError> {
         Ok(self.get::<VmsView>("/v1/vms")?.vms)
     }
 
     /// All details of a VM.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such VM.
     pub fn vm(&self, vm: &str) -> Result<VmView, ClientError> {
         self.get(&of_vm(vm, ""))
     }
 
-    /// A VM's curve.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such VM, or it has no curve yet.
+    /// A VM's curve; refused while it has none.
     pub fn curve(&self, vm: &str) -> Result<CurveJson, ClientError> {
         self.get(&of_vm(vm, "/curve"))
     }
 
     /// A VM's history in at most `points` points; the last hour by default.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there are no data of such a VM.
     pub fn history(
         &self,
         vm: &str,
@@ -181,19 +167,11 @@ impl Client {
     }
 
     /// All details of a control group, by its name or path.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if no such group is watched.
     pub fn group(&self, group: &str) -> Result<GroupView, ClientError> {
         self.get(&of_group(group, ""))
     }
 
     /// A control group's history, as [`history`](Self::history) gives it.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there are no data of such a group.
     pub fn group_history(
         &self,
         group: &str,
@@ -205,12 +183,7 @@ impl Client {
         self.get(&of_group(group, &rest))
     }
 
-    /// The right size of a VM by its curves since a time.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such VM, or for a `percentile` that is not above 0.0 and
-    /// at most 1.0.
+    /// The right size of a VM by its curves since a time; `percentile` is above 0.0 and at most 1.0.
     pub fn rightsize(
         &self,
         vm: &str,
@@ -221,11 +194,7 @@ impl Client {
         self.get(&of_vm(vm, &query))
     }
 
-    /// What the VMs need over time, in intervals of `interval_ms` from `since_unix_ms` on.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused for intervals that are too short or too many.
+    /// What the VMs need over time, in intervals of `interval_ms` from `since_unix_ms` on; refused if they are too short or too many.
     pub fn demands(
         &self,
         since_unix_ms: u64,
@@ -234,47 +203,27 @@ impl Client {
         self.get(&demands_path(since_unix_ms, interval_ms))
     }
 
-    /// The activity of a VM by region of its RAM and time.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such VM, or it is not traced.
+    /// The activity of a VM by region of its RAM and time; refused if it is not traced.
     pub fn heatmap(&self, vm: &str) -> Result<HeatmapView, ClientError> {
         self.get(&of_vm(vm, "/heatmap"))
     }
 
     /// Predicted misses of a VM at another size.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such VM.
     pub fn vm_what_if(&self, vm: &str, size_bytes: u64) -> Result<VmWhatIf, ClientError> {
         self.get(&of_vm(vm, &format!("/whatif?size_bytes={size_bytes}")))
     }
 
     /// Allocation if the host lost memory (negative: gained).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn host_what_if(&self, lose_bytes: i64) -> Result<HostWhatIf, ClientError> {
         self.get(&format!("/v1/whatif?lose_bytes={lose_bytes}"))
     }
 
     /// The proposal that [`apply`](Self::apply) would carry out, if any.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn proposal(&self) -> Result<Option<Decision>, ClientError> {
         Ok(self.get::<ProposalView>("/v1/plan")?.proposal)
     }
 
     /// At most `limit` decisions, newest first: those that affect `vm` and have a number below `before`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn decisions(
         &self,
         vm: Option<&str>,
@@ -292,101 +241,57 @@ impl Client {
     }
 
     /// A decision with its inputs and results.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such decision.
     pub fn decision(&self, id: u64) -> Result<Decision, ClientError> {
         self.get(&format!("/v1/decisions/{id}"))
     }
 
-    /// Whether a decision is reproduced from its recorded inputs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there is no such decision, or if it was not taken by a policy.
+    /// Whether a decision is reproduced from its recorded inputs; refused if it was not taken by a policy.
     pub fn replay(&self, id: u64) -> Result<ReplayView, ClientError> {
         self.get(&format!("/v1/decisions/{id}/replay"))
     }
 
     /// The decisions that affected a VM, newest first.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if there are no data of such a VM.
     pub fn explain(&self, vm: &str) -> Result<Vec<Decision>, ClientError> {
         Ok(self.get::<DecisionsView>(&of_vm(vm, "/explain"))?.decisions)
     }
 
     /// Applies a proposal; returns the decision at its start.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn apply(&self, choice: Choice) -> Result<Decision, ClientError> {
         self.post("/v1/apply", &choice)
     }
 
     /// Rolls a decision back; returns the decision that does so.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn roll_back(&self, choice: Choice) -> Result<Decision, ClientError> {
         self.post("/v1/rollback", &choice)
     }
 
     /// Stops all moves until [`resume`](Self::resume).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn pause(&self) -> Result<Acknowledgement, ClientError> {
         self.post("/v1/pause", &EmptyBody {})
     }
 
     /// Reverses [`pause`](Self::pause).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn resume(&self) -> Result<Acknowledgement, ClientError> {
         self.post("/v1/resume", &EmptyBody {})
     }
 
-    /// Makes the daemon read its configuration again.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host); refused if the configuration is invalid, and the old one then stays in force.
+    /// Makes the daemon read its configuration again. An invalid one is refused, and the old one stays in force.
     pub fn reload(&self) -> Result<(), ClientError> {
         self.post::<_, Acknowledgement>("/v1/reload", &EmptyBody {})
             .map(drop)
     }
 
     /// Changes a VM's limits.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn set(&self, vm: &str, change: &SettingsChange) -> Result<ChangedVm, ClientError> {
         self.patch(&of_vm(vm, ""), change)
     }
 
     /// Sends a GET request to `path`, whose segments and query must be percent-encoded.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, ClientError> {
         self.ask(Method::GET, path, Bytes::new())
     }
 
     /// Sends a POST request with `body` to `path`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn post<B: Serialize, A: DeserializeOwned>(
         &self,
         path: &str,
@@ -397,10 +302,6 @@ impl Client {
     }
 
     /// Sends a PATCH request with `body` to `path`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`host`](Self::host).
     pub fn patch<B: Serialize, A: DeserializeOwned>(
         &self,
         path: &str,

@@ -37,12 +37,16 @@ impl SocketArg {
     }
 }
 
-/// A daemon that was reached.
+/// A daemon that was reached. What it is asked fails as [`ask`](Self::ask) does.
 #[derive(Debug)]
 pub struct Daemon {
     client: Client,
 }
 
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "questions have the errors of `ask`, as the type says"
+)]
 impl Daemon {
     /// Reaches the daemon; through its read-only socket if the other may not be opened and none was named.
     ///
@@ -118,10 +122,6 @@ impl Daemon {
     }
 
     /// Asks for something of a VM's or of a control group's.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ask_of`](Self::ask_of).
     pub fn ask_by<T>(
         &self,
         key: &Key,
@@ -131,29 +131,17 @@ impl Daemon {
     }
 
     /// The host and its VMs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ask`](Self::ask).
     pub fn host(&self) -> anyhow::Result<HostView> {
         self.ask(Client::host)
     }
 
     /// The daemon's time so long ago, in Unix milliseconds.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ask`](Self::ask).
     pub fn time_before(&self, age: Interval) -> anyhow::Result<u64> {
         let age_ms = u64::try_from(age.get().as_millis()).unwrap_or(u64::MAX);
         Ok(self.host()?.now_unix_ms.saturating_sub(age_ms))
     }
 
     /// The VM of a name, or all without one.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`ask_of`](Self::ask_of).
     pub fn vms(&self, named: Option<&str>) -> anyhow::Result<Vec<VmSummary>> {
         match named {
             Some(vm) => Ok(vec![self.ask_of(vm, Client::vm)?.summary]),

@@ -35,7 +35,10 @@ pub trait Backend: fmt::Debug + Send {
     ///
     /// [`TrapError::Call`] if the kernel does not take the RAM back; closing the descriptor, which happens
     /// all the same, has the same effect.
-    fn detach(self: Box<Self>) -> Result<(), TrapError>;
+    fn detach(self: Box<Self>) -> Result<(), TrapError> {
+        // Most have nothing in the VM between two periods.
+        Ok(())
+    }
 
     /// The cost to the VM of one observed touch on this host: as measured before attaching, or learned since.
     fn touch_cost(&self) -> TouchCost;

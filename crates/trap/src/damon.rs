@@ -467,10 +467,6 @@ impl Backend for DamonSampler {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         TouchCost {
             time: Duration::ZERO,

@@ -240,8 +240,4 @@ impl Marks for IdlePages {
     fn follow_group(&mut self, group: &GroupTarget) {
         self.pages.follow_group(group);
     }
-
-    fn detach(self) -> Result<(), TrapError> {
-        Ok(())
-    }
 }

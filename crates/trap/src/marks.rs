@@ -117,7 +117,12 @@ pub trait Marks: fmt::Debug + Send + 'static {
     fn follow_group(&mut self, _group: &GroupTarget) {}
 
     /// Removes what marks leave in the target.
-    fn detach(self) -> Result<(), TrapError>;
+    fn detach(self) -> Result<(), TrapError>
+    where
+        Self: Sized,
+    {
+        Ok(())
+    }
 }
 
 /// A target whose sampled pages are marked and checked.

@@ -183,10 +183,6 @@ impl Backend for PageSampler {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         self.touch_cost
     }

@@ -293,10 +293,6 @@ pub fn measure_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
 /// Measures the share of its CPU time that a thread loses while pages of its process are unmapped on another CPU: the kernel
 /// interrupts it to flush its TLB. Unlike the time for each page, it does not depend on how long the two ran together. Under KVM
 /// more is lost, as a vCPU leaves its guest for it. 0 where all threads share one CPU.
-///
-/// # Errors
-///
-/// As [`measure_trap_cost`].
 pub fn measure_interruption() -> Result<f64, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };
@@ -373,19 +369,11 @@ fn loss_share([before, meanwhile]: [Turns; 2]) -> Option<f64> {
 }
 
 /// Measures the cost of the first write to a present page that is protected asynchronously.
-///
-/// # Errors
-///
-/// As [`measure_trap_cost`].
 pub fn measure_write_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     measure_protection_cost(toucher, UserfaultPurpose::AsyncWriteProtect)
 }
 
 /// Measures the cost of the first access to a present page that is protected against every access asynchronously.
-///
-/// # Errors
-///
-/// As [`measure_trap_cost`].
 pub fn measure_access_fault_cost(toucher: Toucher) -> Result<Duration, TrapError> {
     measure_protection_cost(toucher, UserfaultPurpose::AsyncAccessProtect)
 }
@@ -407,10 +395,6 @@ fn measure_protection_cost(
 }
 
 /// Measures what the first access to a page that was marked idle costs more than another one.
-///
-/// # Errors
-///
-/// As [`measure_trap_cost`], and if pages cannot be marked.
 pub fn measure_idle_cost(_: Toucher) -> Result<Duration, TrapError> {
     let pid = std::process::id();
     let failed = |call| move |source| TrapError::Call { pid, call, source };

@@ -43,7 +43,7 @@ pub struct RunState {
     pub status: String,
 }
 
-/// A connection to a VM's monitor.
+/// A connection to a VM's monitor. Its commands fail as [`execute`](Self::execute) does.
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
@@ -65,6 +65,10 @@ pub struct VmRam {
     pub virtio_mem_bytes: u64,
 }
 
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "commands have the errors of `execute`, as the type says"
+)]
 impl Qmp {
     /// Connects and completes the negotiation within `timeout`, which is also the time limit of every later command.
     ///
@@ -227,37 +231,21 @@ impl Qmp {
     }
 
     /// Stops the virtual CPUs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute), as for all commands below.
     pub fn stop(&mut self) -> Result<(), VmError> {
         self.execute("stop", Value::Null).map(drop)
     }
 
     /// Resumes the virtual CPUs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn cont(&mut self) -> Result<(), VmError> {
         self.execute("cont", Value::Null).map(drop)
     }
 
     /// Ends QEMU at once.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn quit(&mut self) -> Result<(), VmError> {
         self.execute("quit", Value::Null).map(drop)
     }
 
     /// Returns whether the VM runs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn status(&mut self) -> Result<RunState, VmError> {
         let answer = self.execute("query-status", Value::Null)?;
         match (answer["running"].as_bool(), answer["status"].as_str()) {
@@ -272,10 +260,6 @@ impl Qmp {
     }
 
     /// Returns the threads that run the virtual CPUs.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn vcpus(&mut self) -> Result<Vec<Vcpu>, VmError> {
         let answer = self.execute("query-cpus-fast", Value::Null)?;
         let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
@@ -296,9 +280,7 @@ impl Qmp {
     /// Sets the balloon target as the memory left to the guest; QEMU limits it to the VM's RAM without virtio-mem. The
     /// guest follows later, if it has a driver.
     ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute); QEMU refuses if there is no balloon (class `DeviceNotActive`).
+    /// QEMU refuses if there is no balloon (class `DeviceNotActive`).
     pub fn set_balloon(&mut self, target_bytes: u64) -> Result<(), VmError> {
         self.execute("balloon", json!({ "value": target_bytes }))
             .map(drop)
@@ -306,9 +288,7 @@ impl Qmp {
 
     /// Returns the guest's memory: its RAM without virtio-mem, less the balloon's size as reported by the guest.
     ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute); QEMU refuses if there is no balloon (class `DeviceNotActive`).
+    /// QEMU refuses if there is no balloon (class `DeviceNotActive`).
     pub fn balloon_actual_bytes(&mut self) -> Result<u64, VmError> {
         let answer = self.execute("query-balloon", Value::Null)?;
         // Negative if a guest claims a balloon larger than its RAM.
@@ -320,10 +300,6 @@ impl Qmp {
     }
 
     /// Returns the VM's RAM, including plugged RAM. Persistent memory is none.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn ram(&mut self) -> Result<VmRam, VmError> {
         let summary = self.execute("query-memory-size-summary", Value::Null)?;
         let devices = self.execute("query-memory-devices", Value::Null)?;
@@ -352,10 +328,6 @@ impl Qmp {
     }
 
     /// Finds the path of the VM's balloon in QEMU's tree of objects; `None` if it has none.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn find_balloon(&mut self) -> Result<Option<String>, VmError> {
         for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
             let listing = self.execute("qom-list", json!({ "path": folder }))?;
@@ -372,10 +344,6 @@ impl Qmp {
     }
 
     /// Returns the interval at which the balloon at `path` requests its guest's statistics, in s; 0 for never.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn stats_interval_s(&mut self, path: &str) -> Result<u64, VmError> {
         let property = json!({ "path": path, "property": STATS_INTERVAL });
         let answer = self.execute("qom-get", property)?;
@@ -385,10 +353,6 @@ impl Qmp {
     }
 
     /// Sets the interval at which the balloon at `path` requests its guest's statistics, in s; 0 for never.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn set_stats_interval_s(&mut self, path: &str, interval_s: u64) -> Result<(), VmError> {
         let property = json!({ "path": path, "property": STATS_INTERVAL, "value": interval_s });
         self.execute("qom-set", property).map(drop)
@@ -396,10 +360,6 @@ impl Qmp {
 
     /// Returns the newest statistics that the guest reported to the balloon at `path`; `None` if it never reported any,
     /// as without a driver.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn guest_stats(&mut self, path: &str) -> Result<Option<GuestStats>, VmError> {
         let property = json!({ "path": path, "property": "guest-stats" });
         let answer = self.execute("qom-get", property)?;
@@ -409,10 +369,6 @@ impl Qmp {
     }
 
     /// Returns the reads of the VM's disks since its start; `None` if QEMU serves none of them itself.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`execute`](Self::execute).
     pub fn block_reads(&mut self) -> Result<Option<BlockReads>, VmError> {
         let answer = self.execute("query-blockstats", Value::Null)?;
         Ok(BlockReads::of_qmp(&answer))

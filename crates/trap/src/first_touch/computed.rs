@@ -146,10 +146,6 @@ impl Backend for ComputedSampler {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         TouchCost {
             time: self.sampler.vm.vm.trap_cost,

@@ -73,10 +73,6 @@ impl Backend for ReplayedTouches {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         Replay::touch_cost(self.sampler.vm.replay.vm.trap_cost)
     }

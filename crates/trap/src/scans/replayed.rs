@@ -151,10 +151,6 @@ impl Backend for ReplayedScans {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         Replay::touch_cost(FAULT)
     }

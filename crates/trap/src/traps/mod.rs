@@ -300,11 +300,6 @@ impl<B: PageBarrier + std::fmt::Debug + Send> Backend for Tracer<B> {
         period
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        // Nothing is registered between two periods.
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         TouchCost {
             time: self.account.trap_cost(),

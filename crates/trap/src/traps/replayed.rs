@@ -134,10 +134,6 @@ impl Backend for ReplayedTraps {
         Ok(period)
     }
 
-    fn detach(self: Box<Self>) -> Result<(), TrapError> {
-        Ok(())
-    }
-
     fn touch_cost(&self) -> TouchCost {
         Replay::touch_cost(self.replay.vm.trap_cost)
     }
