@@ -48,10 +48,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Becomes `plimsoll-lab demo`.
-///
-/// # Errors
-///
-/// As [`run`].
 pub fn run_demo(args: &DemoArgs) -> anyhow::Result<()> {
     let mut arguments = vec!["demo".into()];
     arguments.extend_from_slice(&args.arguments);

@@ -58,10 +58,6 @@ pub trait Report: Serialize {
     fn metrics(&self) -> String;
 
     /// The report's curves.
-    ///
-    /// # Errors
-    ///
-    /// Why there are none.
     fn chart(&self) -> anyhow::Result<Chart>;
 }
 

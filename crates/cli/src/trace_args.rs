@@ -77,10 +77,6 @@ impl TraceArgs {
     }
 
     /// Opens the trace with options of which a verb changed some.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`open`](Self::open).
     pub(crate) fn open_with(&self, options: &Options) -> anyhow::Result<Trace<'static>> {
         plimsoll_source::open(&self.trace, options).map_err(|error| {
             let usage = match &error {

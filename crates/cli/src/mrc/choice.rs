@@ -173,10 +173,6 @@ impl EstimatorArgs {
     }
 
     /// How recorded counters are set up.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for an interval out of range.
     pub(super) fn counter_stacks_options(&self) -> anyhow::Result<CounterStacksOptions> {
         let mut options = CounterStacksOptions::default();
         for (option, value) in &self.options.0 {
@@ -212,10 +208,6 @@ impl EstimatorArgs {
 
     /// Builds the estimator that was chosen; for `all`, every one whose required options are given, and those
     /// that sample on request both with all pages and with a sample.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for an option that it does not take, needs or refuses.
     pub(super) fn build(&self, page_size: PageSize) -> anyhow::Result<Vec<BuiltEstimator>> {
         self.check()?;
         let settings = self.settings(page_size)?;
@@ -239,10 +231,6 @@ impl EstimatorArgs {
     }
 
     /// Builds the chosen estimator for objects with sizes.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for an option that it does not take, and for an estimator of pages alone.
     pub(super) fn build_sized(&self) -> anyhow::Result<BuiltSizedEstimator> {
         self.check()?;
         let Choice::One(row) = self.estimator else {
@@ -255,10 +243,6 @@ impl EstimatorArgs {
     }
 
     /// The rate and the seed of a sample; other options are refused.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for an option of an estimator that is neither.
     pub(super) fn sample(&self, default_rate: f64) -> anyhow::Result<(f64, u64)> {
         let (mut rate, mut seed) = (default_rate, 0);
         for (option, value) in &self.options.0 {
@@ -272,10 +256,6 @@ impl EstimatorArgs {
     }
 
     /// Builds the one estimator that was chosen.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build), and that several were chosen.
     pub(super) fn build_one(&self, page_size: PageSize) -> anyhow::Result<BuiltEstimator> {
         let mut all = self.build(page_size)?;
         match (all.pop(), &*all) {
@@ -285,10 +265,6 @@ impl EstimatorArgs {
     }
 
     /// What the partial states of the chosen estimator are of.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for an estimator without, and for an option that it does not take, needs or refuses.
     pub(super) fn slice(&self, page_size: PageSize) -> anyhow::Result<SliceOf> {
         self.check()?;
         let Choice::One(row) = self.estimator else {

@@ -69,10 +69,6 @@ impl ViewArgs {
     }
 
     /// The sizes given, rising.
-    ///
-    /// # Errors
-    ///
-    /// A [`UsageError`] for one below a page.
     pub(super) fn sizes(&self, page_size: PageSize) -> anyhow::Result<Vec<PageCount>> {
         let sizes = self.sizes.iter().map(|size| size.to_pages(page_size));
         let sizes: Result<Vec<_>, _> = sizes.collect();
