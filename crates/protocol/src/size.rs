@@ -20,69 +20,37 @@ use plimsoll_flow::rate_text;
 
 /// A text that is not the expected quantity; the error quotes the text and states the expected form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum QuantityError {
-    /// Not a size of memory.
-    #[error(
-        "'{text}' is not a size: write bytes, or a number with KiB, MiB, GiB or TiB (K, M, G, T), \
-         such as 4096, 512M or 2GiB, below 16 EiB"
-    )]
-    Size {
-        /// The written value.
-        text: String,
-    },
-    /// Not a share above 0 and up to 1.
-    #[error(
-        "'{text}' is not a rate: write a share above 0 and at most 1, such as 1/128, 0.01 or 1%"
-    )]
-    Rate {
-        /// The written value.
-        text: String,
-    },
-    /// Not a share of 0 or more, or a number above 1, by which either a multiple or a percentage may be meant.
-    #[error(
-        "'{text}' is not a share: write a number from 0 to 1, a fraction or a percentage, such as 0.05, 1/20, 5% or 150%"
-    )]
-    Share {
-        /// The written value.
-        text: String,
-    },
-    /// Not a number per second.
-    #[error(
-        "'{text}' is not a number per second: write a number of 0 or more with /s, such as 0/s, 0.5/s or 20/s"
-    )]
-    PerSecond {
-        /// The written value.
-        text: String,
-    },
-    /// Not a rate of transfer above zero.
-    #[error(
-        "'{text}' is not a bandwidth: write bits per second above 0, or a number with K, M, G or T (powers of 1000), \
-         such as 10G or 2.5G"
-    )]
-    BitRate {
-        /// The written value.
-        text: String,
-    },
-    /// Not a count above zero.
-    #[error(
-        "'{text}' is not a count: write a whole number above 0, or a number with K, M, G or T (powers of 1000), \
-         such as 50000, 500K or 10M"
-    )]
-    Count {
-        /// The written value.
-        text: String,
-    },
-    /// Not a length of time above zero.
-    #[error(
-        "'{text}' is not a time: write a number above 0 with us, ms, s, m, h or d, \
-         such as 500ms, 5s or 2m"
-    )]
-    Interval {
-        /// The written value.
-        text: String,
-    },
+#[error("'{text}' is not {expected}")]
+pub struct QuantityError {
+    text: String,
+    /// The quantity and how to write it.
+    expected: &'static str,
 }
+
+impl QuantityError {
+    /// The error for `text`.
+    fn of(text: &str, expected: &'static str) -> Self {
+        Self {
+            text: text.to_owned(),
+            expected,
+        }
+    }
+}
+
+/// The quantities as errors describe them.
+const SIZE: &str = "a size: write bytes, or a number with KiB, MiB, GiB or TiB (K, M, G, T), such as 4096, 512M \
+    or 2GiB, below 16 EiB";
+const RATE: &str = "a rate: write a share above 0 and at most 1, such as 1/128, 0.01 or 1%";
+const SHARE: &str = "a share: write a number from 0 to 1, a fraction or a percentage, such as 0.05, 1/20, 5% or \
+    150%";
+const PER_SECOND: &str =
+    "a number per second: write a number of 0 or more with /s, such as 0/s, 0.5/s or 20/s";
+const BIT_RATE: &str = "a bandwidth: write bits per second above 0, or a number with K, M, G or T (powers of 1000), \
+    such as 10G or 2.5G";
+const COUNT: &str = "a count: write a whole number above 0, or a number with K, M, G or T (powers of 1000), such \
+    as 50000, 500K or 10M";
+const INTERVAL: &str =
+    "a time: write a number above 0 with us, ms, s, m, h or d, such as 500ms, 5s or 2m";
 
 /// A size of memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,9 +112,7 @@ impl FromStr for ByteSize {
         });
         scaled(text, units.chain([("B", 1), ("", 1)]))
             .map(Self)
-            .ok_or_else(|| QuantityError::Size {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, SIZE))
     }
 }
 
@@ -183,9 +149,7 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, QuantityError> {
         part(text)
             .and_then(Self::new)
-            .ok_or_else(|| QuantityError::Rate {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, RATE))
     }
 }
 
@@ -219,9 +183,7 @@ impl FromStr for Share {
         part(text)
             .filter(|share| share.is_finite() && *share >= 0.0 && (has_unit || *share <= 1.0))
             .map(Self)
-            .ok_or_else(|| QuantityError::Share {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, SHARE))
     }
 }
 
@@ -252,9 +214,7 @@ impl FromStr for PerSecond {
             .and_then(|number| number.trim().parse::<f64>().ok())
             .filter(|number| number.is_finite() && *number >= 0.0)
             .map(Self)
-            .ok_or_else(|| QuantityError::PerSecond {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, PER_SECOND))
     }
 }
 
@@ -294,9 +254,7 @@ impl FromStr for BitRate {
         scaled(text, DECIMAL_UNITS)
             .filter(|&bits| bits > 0)
             .map(Self)
-            .ok_or_else(|| QuantityError::BitRate {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, BIT_RATE))
     }
 }
 
@@ -311,9 +269,7 @@ impl FromStr for Count {
         scaled(text, DECIMAL_UNITS)
             .and_then(NonZeroU64::new)
             .map(Self)
-            .ok_or_else(|| QuantityError::Count {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, COUNT))
     }
 }
 
@@ -371,15 +327,13 @@ impl FromStr for Interval {
         // Not printed: hours are as short, and exact to read.
         scaled(text, TIME_UNITS.into_iter().chain([("d", 86_400_000_000)]))
             .and_then(Self::from_micros)
-            .ok_or_else(|| QuantityError::Interval {
-                text: text.to_owned(),
-            })
+            .ok_or_else(|| QuantityError::of(text, INTERVAL))
     }
 }
 
-/// Reads a decimal number with a unit, rounded down to a whole number of the smallest unit.
+/// Reads a decimal number with a unit as a number of the smallest unit; `None` for anything else, and for a number beyond `u64`.
 ///
-/// `None` for anything else, and for a number beyond `u64`.
+/// A decimal of a binary unit is rounded down, because few are a whole number of bytes; one of any other unit must be whole.
 fn scaled<'a>(text: &str, units: impl IntoIterator<Item = (&'a str, u128)>) -> Option<u64> {
     let text = text.trim();
     let end = text
@@ -400,7 +354,12 @@ fn scaled<'a>(text: &str, units: impl IntoIterator<Item = (&'a str, u128)>) -> O
     }
     let decimals = 10u128.pow(u32::try_from(fraction.len()).ok()?);
     let digits = format!("{whole}{fraction}").parse::<u128>().ok()?;
-    u64::try_from(digits.checked_mul(factor)? / decimals).ok()
+    let product = digits.checked_mul(factor)?;
+    let is_binary = factor > 1 && factor.is_power_of_two();
+    if !is_binary && !product.is_multiple_of(decimals) {
+        return None;
+    }
+    u64::try_from(product / decimals).ok()
 }
 
 #[cfg(test)]
@@ -432,11 +391,23 @@ mod tests {
             ("1", 1),
             ("10M", 10_000_000),
             ("1.5k", 1500),
+            ("1.5M", 1_500_000),
+            ("2.0", 2),
             ("2G", 2_000_000_000),
         ] {
             assert_eq!(read(text), Some(number), "{text}");
         }
-        for wrong in ["", "0", "0.5", "-1", "M", "10 MiB", "99999999999G"] {
+        for wrong in [
+            "",
+            "0",
+            "0.5",
+            "1.5",
+            "1.2345K",
+            "-1",
+            "M",
+            "10 MiB",
+            "99999999999G",
+        ] {
             let error = wrong.parse::<Count>().unwrap_err().to_string();
             assert!(error.contains("500K or 10M"), "{wrong}: {error}");
         }
@@ -474,6 +445,8 @@ mod tests {
             "1.2.3",
             "12X",
             "5MB",
+            "1.5",
+            "0.5B",
             "1e9",
             "nan",
             "16777216T",
