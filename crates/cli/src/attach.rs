@@ -10,7 +10,7 @@ use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions, choose};
 use plimsoll_output::{
-    Format, OutputArgs, bail_usage, create_log, ignore_suspension, printable_path, stop_flag,
+    Format, OutputArgs, bail_usage, cannot_write, create_log, ignore_suspension, stop_flag,
 };
 use plimsoll_plot::encode;
 use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
@@ -104,7 +104,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let path = args.output.path().filter(|_| !picture);
     // What is written to standard output names itself.
     let named = |result: anyhow::Result<()>| match path {
-        Some(path) => result.with_context(|| format!("cannot write '{}'", printable_path(path))),
+        Some(path) => result.with_context(|| cannot_write(path)),
         None => result,
     };
     let mut file = None;

@@ -165,7 +165,9 @@ fn followed(path: &Path) -> PathBuf {
     target
 }
 
-fn cannot_write(path: &Path) -> String {
+/// The context of an error of writing to `path`.
+#[must_use]
+pub fn cannot_write(path: &Path) -> String {
     format!("cannot write '{}'", printable_path(path))
 }
 

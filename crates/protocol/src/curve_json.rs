@@ -39,6 +39,16 @@ pub struct CurveJson {
     pub points: Vec<PointJson>,
 }
 
+/// What each of several curves of a trace is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CurvesBy {
+    /// A device, volume, tenant or client.
+    Device,
+    /// An interval of time.
+    Interval,
+}
+
 /// The curve of the last while of a stream: a line of `mrc --follow -o json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FollowedCurve {

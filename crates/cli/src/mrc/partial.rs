@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use plimsoll_estimator::{Partial, PartialError, SliceOf};
 use plimsoll_output::exit::UsageError;
-use plimsoll_output::{AtomicFile, bail_usage, printable_path};
+use plimsoll_output::{AtomicFile, bail_usage, cannot_write, printable_path};
 
 use super::input::{no_curve, read};
 use super::report::ViewArgs;
@@ -147,7 +147,7 @@ fn create(path: &Path) -> anyhow::Result<AtomicFile> {
 }
 
 fn write(partial: Partial, file: AtomicFile, path: &Path) -> anyhow::Result<()> {
-    let not_written = || format!("cannot write '{}'", printable_path(path));
+    let not_written = || cannot_write(path);
     let mut file = BufWriter::new(file);
     partial.write(&mut file).with_context(not_written)?;
     let file = file.into_inner().map_err(IntoInnerError::into_error);

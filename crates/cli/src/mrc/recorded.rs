@@ -12,7 +12,7 @@ use plimsoll_estimator::{
 use super::input::{curve_of, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
-use plimsoll_output::{AtomicFile, grouped, printable_path};
+use plimsoll_output::{AtomicFile, cannot_write, grouped};
 
 /// Reads the trace into counters that are recorded at `path`, and prints the whole trace's curve.
 pub(super) fn record(
@@ -28,7 +28,7 @@ pub(super) fn record(
     let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
     let references = read(&mut source, |batch| writer.observe(batch.pages()))?;
     let curve = curve_of(trace, &mut writer, references)?;
-    let not_written = || format!("cannot write '{}'", printable_path(path));
+    let not_written = || cannot_write(path);
     let file = writer.finish().with_context(not_written)?;
     let file = file
         .into_inner()

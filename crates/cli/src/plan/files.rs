@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use plimsoll_flow::PageSize;
-use plimsoll_protocol::curve_json::{CurveJson, PointJson, SCHEMA};
+use plimsoll_protocol::curve_json::{CurveJson, CurvesBy, PointJson, SCHEMA};
 use plimsoll_protocol::plan::PlanInputs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -41,7 +41,7 @@ struct Document {
     schema: u32,
     vm: Option<String>,
     /// What `curves` are of: devices, or intervals of time.
-    by: Option<String>,
+    by: Option<CurvesBy>,
     curves: Option<Vec<Part>>,
     /// A line of `attach` about one period.
     period: Option<u64>,
@@ -110,7 +110,7 @@ fn curves_of(
         let curve = curve_of(document, &vm).with_context(|| format!("'{file}', VM {vm}"))?;
         return Ok(vec![(vm, curve)]);
     };
-    if document.by.as_deref() != Some("device") {
+    if document.by != Some(CurvesBy::Device) {
         bail!("'{file}' has curves of intervals, of which a VM has one: see `mrc` without --every");
     }
     let curves = parts.into_iter().map(|part| {

@@ -4,9 +4,9 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{grouped, json_line, labelled, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, HeatChart, Series, Unit};
-use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::curve_json::CurveJson;
+use plimsoll_protocol::curve_json::{CurveJson, CurvesBy};
 use plimsoll_protocol::size::{ByteSize, Interval};
+use plimsoll_protocol::{SCHEMA, name_of};
 use serde::Serialize;
 
 use super::points_csv;
@@ -64,10 +64,10 @@ pub struct SeveralReport {
 }
 
 impl SeveralReport {
-    fn what(&self) -> &'static str {
+    fn by(&self) -> CurvesBy {
         match self.every {
-            Some(_) => "interval",
-            None => "device",
+            Some(_) => CurvesBy::Interval,
+            None => CurvesBy::Device,
         }
     }
 
@@ -154,7 +154,7 @@ impl Figure for SeveralReport {
             "{} for each of {} {}s, {} of memory",
             self.method,
             self.parts.len(),
-            self.what(),
+            name_of(self.by()),
             ByteSize(self.memory_bytes as u64).rounded()
         );
         let mut heads = vec![
@@ -169,7 +169,8 @@ impl Figure for SeveralReport {
         }
         let mut table = labelled(12, heads);
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        let what = self.what();
+        let by = name_of(self.by());
+        let what: &str = &by;
         table.push('\n');
         table.push_str(&table!(&self.parts, |part| {
             Left what: printable(&part.name),
@@ -218,7 +219,7 @@ impl Figure for SeveralReport {
         let document = Document {
             schema: SCHEMA,
             trace: &self.name,
-            by: self.what(),
+            by: self.by(),
             every_s: self.every.map(|every| every.get().as_secs_f64()),
             late_references: self.late,
             curves: parts.collect(),
@@ -244,7 +245,7 @@ impl Figure for SeveralReport {
 struct Document<'a> {
     schema: u32,
     trace: &'a str,
-    by: &'static str,
+    by: CurvesBy,
     #[serde(skip_serializing_if = "Option::is_none")]
     every_s: Option<f64>,
     /// References counted in the interval after their own.
