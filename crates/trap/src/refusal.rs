@@ -118,7 +118,7 @@ pub enum Refusal {
     )]
     DescriptorWithheld { pid: u32 },
     /// A migration or a snapshot, which may need a userfaultfd itself and reads all memory.
-    #[error("QEMU is migrating the VM or saving its memory: {why}")]
+    #[error("QEMU may need the VM's memory for itself: {why}")]
     MemoryTransfer {
         /// What QEMU does with it.
         why: String,
@@ -236,7 +236,7 @@ impl Refusal {
                     .to_owned()
             }
             Self::MemoryTransfer { .. } => {
-                "wait until that is over and the VM runs here".to_owned()
+                "wait until the VM runs here, and nothing else is done with its memory".to_owned()
             }
             Self::NoPrivilege { .. } => {
                 "run as root of the host, or with CAP_SYS_PTRACE, CAP_SYS_NICE and CAP_CHECKPOINT_RESTORE there; if root is refused, allow it in \
@@ -293,6 +293,13 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_that_waits_to_be_started_is_not_said_to_migrate() {
+        let why = "it has not been started yet".to_owned();
+        let text = Refusal::MemoryTransfer { why }.to_string();
+        assert!(!text.contains("migrating"), "{text}");
+    }
 
     #[test]
     fn a_refusal_is_one_sentence_and_one_line_on_what_to_change() {

@@ -29,7 +29,7 @@ const RUN_SECONDS: usize = 20;
 /// What a tracer may give as its reason to end, or not to begin.
 const REASONS: [&str; 3] = [
     "swap is on",
-    "QEMU is migrating the VM or saving its memory",
+    "QEMU may need the VM's memory for itself",
     "another userfaultfd",
 ];
 
