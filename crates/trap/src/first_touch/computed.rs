@@ -5,19 +5,16 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_flow::{AccessKind, PageCount, PageNumber, Period};
+use plimsoll_flow::{AccessKind, PageCount, PageNumber};
 
-use super::pace::{Dice, Pace, Spent};
-use super::sampler::{SampledVm, Sampler, Trap};
-use super::{ServedPeriod, observe, period_of};
-use crate::backend::{Backend, Sink};
+use super::computed_time::{ComputedTime, ComputedTouches, Costs};
+use super::pace::{Dice, Spent};
+use super::sampler::{SampledVm, Trap};
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::sample::mix;
-use crate::trial::{TouchCost, Toucher};
 
 /// Time that a draw takes.
 const DRAW: Duration = Duration::from_micros(1);
@@ -58,23 +55,9 @@ impl ComputedVm {
             due: HashMap::new(),
             touches: BinaryHeap::new(),
             dice: Dice::new(mix(config.seed + 1)),
-            armed: Duration::ZERO,
-            trapped: Duration::ZERO,
-            fault_time: Duration::ZERO,
-            arm_time: Duration::ZERO,
+            costs: Costs::default(),
         };
-        let pace = Pace::new(
-            config.budget,
-            None,
-            self.trap_cost,
-            config.seed,
-            (model.now, model.now),
-        );
-        Ok(ComputedSampler {
-            sampler: Sampler::new(model, pace, config.seed),
-            length: config.period,
-            periods: 0,
-        })
+        Ok(ComputedTouches::new(model, self.trap_cost, config))
     }
 
     /// Pages touched in a time span.
@@ -99,13 +82,8 @@ impl ComputedVm {
     }
 }
 
-/// The backend `first-touch` on a computed VM with one vCPU.
-#[derive(Debug)]
-pub struct ComputedSampler {
-    sampler: Sampler<Model>,
-    length: Duration,
-    periods: u64,
-}
+/// The backend `first-touch` on a computed VM.
+pub type ComputedSampler = ComputedTouches<Model>;
 
 impl ComputedSampler {
     /// Bytes that the waiting samples take, about.
@@ -126,40 +104,9 @@ impl ComputedSampler {
     }
 }
 
-impl Backend for ComputedSampler {
-    fn run_period(&mut self, _: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
-        let start = self.sampler.vm.now;
-        while self.sampler.vm.now < start + self.length {
-            self.sampler.turn(Duration::ZERO)?;
-        }
-        let report = self.sampler.report()?;
-        let model = &mut self.sampler.vm;
-        let served = ServedPeriod {
-            report,
-            fault_time: std::mem::take(&mut model.fault_time),
-            arm_time: std::mem::take(&mut model.arm_time),
-            trap_cost: model.vm.trap_cost,
-        };
-        observe(&served.report, sink);
-        let period = period_of(&served, self.periods, model.now - start, 1);
-        self.periods += 1;
-        Ok(period)
-    }
-
-    fn touch_cost(&self) -> TouchCost {
-        TouchCost {
-            time: self.sampler.vm.vm.trap_cost,
-            toucher: Toucher::Thread,
-        }
-    }
-
-    fn ram_pages(&self) -> u64 {
-        self.sampler.vm.vm.ram_pages
-    }
-}
-
+/// The state of a computed VM.
 #[derive(Debug)]
-struct Model {
+pub struct Model {
     vm: ComputedVm,
     now: Duration,
     /// When each armed page is touched.
@@ -167,10 +114,7 @@ struct Model {
     /// The same in order; of pages that were disarmed too.
     touches: BinaryHeap<Reverse<(Duration, u64)>>,
     dice: Dice,
-    armed: Duration,
-    trapped: Duration,
-    fault_time: Duration,
-    arm_time: Duration,
+    costs: Costs,
 }
 
 impl Model {
@@ -203,14 +147,14 @@ impl SampledVm for Model {
     }
 
     fn is_populated(&mut self, page: u64) -> Result<bool, TrapError> {
-        self.armed += DRAW;
+        self.costs.recent.own += DRAW;
         Ok(self.class_of(page).is_some())
     }
 
     fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
         for &page in pages {
             self.now += self.vm.arm_cost;
-            self.armed += self.vm.arm_cost;
+            self.costs.recent.own += self.vm.arm_cost;
             let rate = self
                 .class_of(page)
                 .map_or(0.0, |class| class.touches_per_second);
@@ -234,7 +178,7 @@ impl SampledVm for Model {
     }
 
     fn disarm(&mut self, page: u64) -> Result<(), TrapError> {
-        self.armed += DRAW;
+        self.costs.recent.own += DRAW;
         self.due.remove(&page);
         if self.touches.len() > self.due.len() * 2 + 1024 {
             let due = &self.due;
@@ -262,7 +206,7 @@ impl SampledVm for Model {
                 by,
             });
             self.now = by + self.vm.trap_cost;
-            self.trapped += self.vm.trap_cost;
+            self.costs.recent.trapped += self.vm.trap_cost;
             return Ok(());
         }
         self.now = until;
@@ -270,12 +214,12 @@ impl SampledVm for Model {
     }
 
     fn take_spent(&mut self) -> Spent {
-        let spent = Spent {
-            own: std::mem::take(&mut self.armed),
-            trapped: std::mem::take(&mut self.trapped),
-        };
-        self.arm_time += spent.own;
-        self.fault_time += spent.trapped;
-        spent
+        self.costs.take()
+    }
+}
+
+impl ComputedTime for Model {
+    fn costs(&mut self) -> &mut Costs {
+        &mut self.costs
     }
 }

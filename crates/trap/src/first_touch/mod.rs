@@ -26,6 +26,7 @@
 //! Not here: curves (crate `plimsoll-estimator`).
 
 mod computed;
+mod computed_time;
 mod pace;
 mod replayed;
 mod sampler;
@@ -58,7 +59,7 @@ use crate::watchdog;
 
 pub use computed::{ComputedSampler, ComputedVm, PageClass};
 use pace::Pace;
-pub(crate) use replayed::ReplayedTouches;
+pub(crate) use replayed::replayed;
 use sampler::{Report, SampledVm as _, Sampler};
 use vm::TrappedVm;
 

@@ -1,85 +1,34 @@
 //! First touches of a replayed VM.
 
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_flow::{AccessKind, PageNumber, Period};
+use plimsoll_flow::{AccessKind, PageNumber};
 
-use super::pace::{Pace, Spent};
-use super::sampler::{SampledVm, Sampler, Trap};
-use super::{ServedPeriod, observe, period_of};
-use crate::backend::{Backend, Sink};
+use super::computed_time::{ComputedTime, ComputedTouches, Costs};
+use super::pace::Spent;
+use super::sampler::{SampledVm, Trap};
+use crate::backend::Backend;
 use crate::config::TraceConfig;
 use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::replay::{ARM, LOOK, Replay};
-use crate::trial::TouchCost;
-
-/// The backend `first-touch` on a replayed VM.
-#[derive(Debug)]
-pub struct ReplayedTouches {
-    sampler: Sampler<ReplayedPages>,
-    length: Duration,
-    periods: u64,
-}
 
 #[derive(Debug)]
 struct ReplayedPages {
     replay: Replay,
     armed: PageBits,
-    spent: Spent,
-    /// All that was spent in the period.
-    fault_time: Duration,
-    arm_time: Duration,
+    costs: Costs,
 }
 
-impl ReplayedTouches {
-    pub fn new(replay: Replay, config: &TraceConfig) -> Self {
-        let begin = (replay.now, replay.now);
-        let trap_cost = replay.vm.trap_cost;
-        let pages = ReplayedPages {
-            armed: PageBits::new(replay.vm.ram_pages),
-            replay,
-            spent: Spent::default(),
-            fault_time: Duration::ZERO,
-            arm_time: Duration::ZERO,
-        };
-        let pace = Pace::new(config.budget, None, trap_cost, config.seed, begin);
-        Self {
-            sampler: Sampler::new(pages, pace, config.seed),
-            length: config.period,
-            periods: 0,
-        }
-    }
-}
-
-impl Backend for ReplayedTouches {
-    fn run_period(&mut self, _: &AtomicBool, sink: Sink<'_>) -> Result<Period, TrapError> {
-        let start = self.sampler.vm.replay.now;
-        while self.sampler.vm.replay.now < start + self.length {
-            self.sampler.turn(Duration::ZERO)?;
-        }
-        let report = self.sampler.report()?;
-        let vm = &mut self.sampler.vm;
-        let served = ServedPeriod {
-            report,
-            fault_time: std::mem::take(&mut vm.fault_time),
-            arm_time: std::mem::take(&mut vm.arm_time),
-            trap_cost: vm.replay.vm.trap_cost,
-        };
-        observe(&served.report, sink);
-        let period = period_of(&served, self.periods, vm.replay.now - start, 1);
-        self.periods += 1;
-        Ok(period)
-    }
-
-    fn touch_cost(&self) -> TouchCost {
-        Replay::touch_cost(self.sampler.vm.replay.vm.trap_cost)
-    }
-
-    fn ram_pages(&self) -> u64 {
-        self.sampler.vm.pages()
-    }
+/// The backend `first-touch` on a replayed VM.
+pub fn replayed(replay: Replay, config: &TraceConfig) -> impl Backend + use<> {
+    let trap_cost = replay.vm.trap_cost;
+    let pages = ReplayedPages {
+        armed: PageBits::new(replay.vm.ram_pages),
+        replay,
+        costs: Costs::default(),
+    };
+    ComputedTouches::new(pages, trap_cost, config)
 }
 
 impl SampledVm for ReplayedPages {
@@ -106,7 +55,7 @@ impl SampledVm for ReplayedPages {
     fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
         for &page in pages {
             self.armed.set(page, true);
-            self.spent.own += ARM;
+            self.costs.recent.own += ARM;
         }
         Ok(Vec::new())
     }
@@ -120,7 +69,7 @@ impl SampledVm for ReplayedPages {
     }
 
     fn disarm(&mut self, page: u64) -> Result<(), TrapError> {
-        self.spent.own += LOOK;
+        self.costs.recent.own += LOOK;
         self.armed.set(page, false);
         Ok(())
     }
@@ -135,7 +84,7 @@ impl SampledVm for ReplayedPages {
                     after: self.replay.now,
                     by: self.replay.now,
                 });
-                self.spent.trapped += self.replay.vm.trap_cost;
+                self.costs.recent.trapped += self.replay.vm.trap_cost;
                 break;
             }
         }
@@ -143,9 +92,12 @@ impl SampledVm for ReplayedPages {
     }
 
     fn take_spent(&mut self) -> Spent {
-        let spent = std::mem::take(&mut self.spent);
-        self.arm_time += spent.own;
-        self.fault_time += spent.trapped;
-        spent
+        self.costs.take()
+    }
+}
+
+impl ComputedTime for ReplayedPages {
+    fn costs(&mut self) -> &mut Costs {
+        &mut self.costs
     }
 }
