@@ -7,7 +7,7 @@
 //! | 12..16 | `u32` size in bytes | size, if asked for | page size |
 //! | 16..24 | `i64` number of the object's next record, from 1; -1 for none | ignored | exactly that |
 //!
-//! Because each record contains the position of the next one, [`Records`] holds the trace in memory
+//! Because each record contains the position of the next one, the writer holds the trace in memory
 //! until it is complete: 16 bytes per reference and one map entry per page.
 
 use std::collections::HashMap;
@@ -98,39 +98,6 @@ impl<R: Read> Source for Reader<R> {
 
 impl<R: Read> Reading for Reader<R> {}
 
-/// The records of a trace to be written, collected until the next reference of each is known.
-#[derive(Default)]
-pub(crate) struct Records {
-    pages: Vec<PageNumber>,
-    next: Vec<i64>,
-    /// Index of each page's last record.
-    last: HashMap<PageNumber, usize>,
-}
-
-impl Records {
-    /// Appends a record, and stores its position in the page's previous record.
-    pub(crate) fn push(&mut self, page: PageNumber) {
-        let index = self.pages.len();
-        self.pages.push(page);
-        self.next.push(NO_NEXT);
-        if let Some(before) = self.last.insert(page, index) {
-            // A vector is never longer than i64::MAX.
-            self.next[before] = i64::try_from(index + 1).unwrap_or(i64::MAX);
-        }
-    }
-
-    /// Writes all records.
-    pub(crate) fn write(&self, page_bytes: u32, out: &mut dyn Write) -> io::Result<()> {
-        for (page, next) in self.pages.iter().zip(&self.next) {
-            out.write_all(&0u32.to_le_bytes())?;
-            out.write_all(&page.0.to_le_bytes())?;
-            out.write_all(&page_bytes.to_le_bytes())?;
-            out.write_all(&next.to_le_bytes())?;
-        }
-        Ok(())
-    }
-}
-
 /// `oracle-general`. The names of libCacheSim's files end in `.oracleGeneral`, `.oracleGeneral.bin` or
 /// `.oracleGeneral.zst`.
 pub(crate) const ROW: FormatRow = FormatRow {
@@ -143,10 +110,8 @@ pub(crate) const ROW: FormatRow = FormatRow {
         Ok(Box::new(Reader::new(input, name, options)))
     }),
     writer: Some(|page_size| {
-        Ok(Box::new(Writer {
-            records: Records::default(),
-            page_bytes: u32::try_from(page_size.bytes()).unwrap_or(u32::MAX),
-        }))
+        let page_bytes = u32::try_from(page_size.bytes()).unwrap_or(u32::MAX);
+        Ok(Box::new(Writer::new(page_bytes)))
     }),
 };
 
@@ -154,22 +119,48 @@ fn is_own(part: &str) -> bool {
     part.contains("oraclegeneral") || part.contains("oracle-general")
 }
 
+/// The records of a trace to be written, collected until the next reference of each is known.
 struct Writer {
-    records: Records,
     page_bytes: u32,
+    pages: Vec<PageNumber>,
+    next: Vec<i64>,
+    /// Index of each page's last record.
+    last: HashMap<PageNumber, usize>,
+}
+
+impl Writer {
+    fn new(page_bytes: u32) -> Self {
+        Self {
+            page_bytes,
+            pages: Vec::new(),
+            next: Vec::new(),
+            last: HashMap::new(),
+        }
+    }
 }
 
 impl ContentWriter for Writer {
     fn write(&mut self, batch: &ReferenceBatch, _: &mut dyn Write) -> io::Result<()> {
-        batch
-            .pages()
-            .iter()
-            .for_each(|&page| self.records.push(page));
+        for &page in batch.pages() {
+            let index = self.pages.len();
+            self.pages.push(page);
+            self.next.push(NO_NEXT);
+            if let Some(before) = self.last.insert(page, index) {
+                // A vector is never longer than i64::MAX.
+                self.next[before] = i64::try_from(index + 1).unwrap_or(i64::MAX);
+            }
+        }
         Ok(())
     }
 
     fn finish(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        self.records.write(self.page_bytes, out)
+        for (page, next) in self.pages.iter().zip(&self.next) {
+            out.write_all(&0u32.to_le_bytes())?;
+            out.write_all(&page.0.to_le_bytes())?;
+            out.write_all(&self.page_bytes.to_le_bytes())?;
+            out.write_all(&next.to_le_bytes())?;
+        }
+        Ok(())
     }
 }
 
@@ -187,12 +178,13 @@ mod tests {
     }
 
     fn written(pages: &[u64]) -> Vec<u8> {
-        let mut records = Records::default();
+        let (mut writer, mut bytes) = (Writer::new(4096), Vec::new());
+        let mut batch = ReferenceBatch::new();
         for &page in pages {
-            records.push(PageNumber(page));
+            batch.push(PageNumber(page), AccessKind::Unknown);
         }
-        let mut bytes = Vec::new();
-        records.write(4096, &mut bytes).unwrap();
+        writer.write(&batch, &mut bytes).unwrap();
+        writer.finish(&mut bytes).unwrap();
         bytes
     }
 
