@@ -47,7 +47,7 @@ pub struct Args {
     /// With -o json, include each period's curve
     #[arg(long)]
     curve: bool,
-    /// Time that this curve covers [default: the period]
+    /// Time that the curve of --curve covers [default: the period]
     #[arg(long, value_name = "TIME", requires = "curve")]
     window: Option<Interval>,
     /// With -o json, count accesses by region of the VM's RAM, in this number of regions

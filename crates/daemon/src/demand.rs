@@ -1,5 +1,5 @@
-//! The memory that a VM needs: for its own limit, now and over time, and for promises by which all VMs of all hosts can be
-//! compared, whatever each is promised itself.
+//! The memory that a VM needs, now and over time, to keep its own limit, and to keep a limit common to all VMs, by which those of
+//! all hosts can be compared.
 
 use std::collections::BTreeMap;
 

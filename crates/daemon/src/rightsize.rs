@@ -2,7 +2,7 @@
 //!
 //! For each curve there is a smallest size within the VM's bound. The right size is a percentile of these sizes. How far
 //! it may be trusted is tested on the past: each day in turn is left out, the right size of the others computed, and
-//! that day replayed with it. Curves count alike, because they are kept at equal intervals while a VM is observed.
+//! that day replayed with it. All curves have the same weight, because they are kept at equal intervals while a VM is observed.
 //!
 //! Not here: phases in which the VM was not observed.
 

@@ -33,7 +33,7 @@ pub struct TracingArgs {
     #[arg(long, default_value = "1%")]
     pub budget: Budget,
     /// Traps and scans: tracking rate (share of the pages traced) in the first period, such as 1/128; first touches: with
-    /// --rate-rule fixed, share of the pages drawn in each
+    /// --rate-rule fixed, share of the pages drawn in each period
     #[arg(long, default_value = "1/128")]
     rate: Rate,
     /// How the tracking rate is adapted

@@ -2,7 +2,7 @@
 //!
 //! `/proc/PID/pagemap`, `/proc/kpageflags` and `/proc/kpagecgroup` have one little-endian word for each page, and
 //! `/sys/kernel/mm/page_idle/bitmap` one bit for each frame, in words of 64. A frame of a compound page (a transparent huge
-//! page, or one of several sizes since Linux 6.8) is idle with its head alone, so the head is asked for all of them.
+//! page, or one of several sizes since Linux 6.8) has one idle bit, that of its head, which therefore stands for all its frames.
 //!
 //! Source: Linux, Documentation/admin-guide/mm/pagemap.rst and idle_page_tracking.rst.
 

@@ -1,4 +1,4 @@
-//! One descriptor out of a running process: a userfaultfd on *its* address space.
+//! Takes a userfaultfd out of a running process: one on *its* address space.
 //!
 //! A userfaultfd belongs to the address space of the process that creates it, and one that handles the kernel's own
 //! accesses (as KVM's) requires a privilege that a QEMU of an ordinary user does not have. So a descriptor of

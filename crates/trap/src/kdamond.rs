@@ -9,7 +9,7 @@
 //! The first region is a page that nobody can touch: its age is the number of intervals so far, which kdamond does not
 //! report otherwise; what is as old was not touched at all. It is also the mark by which a kdamond of ours is recognised.
 //!
-//! **Ownership.** DAMON has no owners. Who finds a kdamond that is there already leaves it alone. Ours is claimed by a lock on
+//! **Ownership.** DAMON has no owners. A kdamond of somebody else is left alone. Ours is claimed by a lock on
 //! [`CLAIM`], where the process is named that uses it; the kernel releases the lock when the process ends, however it does.
 //! A kdamond whose claim is free, with our mark, was left behind by a tracer that was killed, and the next one removes
 //! it. Until then it ends by itself when its target does; a control group's goes on.

@@ -7,6 +7,7 @@
 //! | `write-scan` | which pages were written between two scans | `write_scan` |
 //! | `sample` | which of a few random pages were touched in a period | `sampled_pages` |
 //! | `first-touch` | the time to the next touch of random pages, by userfaultfd | `first_touch` |
+//! | `rwp` | when sampled pages were first accessed after they were protected, by userfaultfd; kernels that do not exist yet | `rwp` |
 //! | `idle` | when sampled pages were first touched after they were marked, by idle page tracking | `idle` |
 //! | `damon` | how long ago sampled pages were last touched, by the kernel's data access monitor | `damon` |
 //! | `page-cache` | each use of sampled pages of a control group's page cache, in order, by BPF programs | `page_cache` |

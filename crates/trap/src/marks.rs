@@ -1,14 +1,14 @@
-//! Marks on sampled pages: the period of the backends that mark pages, and check now and then which of them were touched since.
+//! The period of backends that mark sampled pages, and then check several times which of them were touched.
 //!
 //! ```text
 //!   period:  draw ─> mark ─> check ─> check ──> check ────> check ──────> check at the end ─> adapt rate
 //!                             5 ms    6.3 ms    7.8 ms      9.8 ms   ...   the period
 //! ```
 //!
-//! A page that was touched is waited for no more: of each page it is known between which two checks it was first touched after it
-//! was marked, which the estimator of first touches makes a curve of. The time from check to check grows by [`GROWTH`], so that
-//! the time of a touch is known to within a fifth of itself, be it milliseconds or seconds, and a page in use all the time costs one
-//! check. In every period the checks begin elsewhere between two of those steps, so that those of several periods together are denser.
+//! A page that was found touched is not checked again. The result for each page is the pair of checks between which it was first
+//! touched after it was marked; the estimator of first touches computes a curve from these. The time from check to check grows by
+//! [`GROWTH`]: the time of a touch is thus known to within a fifth of itself, and a page in use all the time costs one check. Each
+//! period shifts its checks by a part of a step, so that those of several periods together are denser.
 //!
 //! **Rate.** The number of pages is what the budget pays for, by what each cost in the period before, and no more than are checked
 //! in the time to the first check: where a check takes longer, the time of a touch would not be known better. Drawing a

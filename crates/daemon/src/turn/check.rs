@@ -1,4 +1,4 @@
-//! The check after a move: what was counted and felt after it, and what follows.
+//! The check after a move: misses and stalls since then, the verdict, and a rollback if a promise was broken.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! The time between a move and its check, in which VMs fill what they gained.
 //!
 //! A VM that was given memory first misses as before, until the memory holds what it uses. Each miss that is counted
-//! fills a page. A VM has warmed up when it missed as often as it gained pages, or as its curve has use for, or when its
-//! misses have nearly ceased. Readahead fills several pages with one counted fault; a VM that is only waited for
-//! because of that is waited for at most [`WAITS_MAX`] times the length of a measurement.
+//! fills a page. A VM has warmed up when it has missed once for each page that it gained, or for each that its curve has use
+//! for, or when its misses have nearly ceased. Readahead fills several pages with one counted fault, so that the count may
+//! never get there; the wait therefore ends after [`WAITS_MAX`] times the length of a measurement.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

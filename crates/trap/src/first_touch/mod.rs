@@ -5,10 +5,9 @@
 //!                         └───> withdrawn untouched: too old, or traps are over the budget
 //! ```
 //!
-//! Pages are drawn at the times of a Poisson stream, even in the CPU time of the VM, whose rate spends the time budget (`pace`), from the whole RAM, so
-//! that a draw costs the same for every size; one without contents is counted and another is drawn. What is found is
-//! the time from a random time to the next touch of a random page, for ever new pages (`sampler`): one trap a sample,
-//! whatever the VM's size and speed.
+//! Pages are drawn from the whole RAM, at the times of a Poisson stream in the VM's CPU time, at the rate that the time budget
+//! pays for (`pace`). A page without contents is counted, and another is drawn. The result is the time from a random time
+//! to the next touch of a random page, for always new pages (`sampler`): one trap a sample, whatever the VM's size and speed.
 //!
 //! A thread of its own draws and serves, from attaching to detaching, so that nothing that happens between two periods or in
 //! an estimator keeps an access waiting. As long as an access can wait, it waits for no other thread, and the watchdog

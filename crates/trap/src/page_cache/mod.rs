@@ -15,9 +15,9 @@
 //! **Count.** Of all uses of the group one in 16, drawn at random, is counted: the sample has too many or too few references where it has
 //! by chance a hot page or lacks it, which the estimator corrects.
 //!
-//! **Rate.** At first one page in so many that a sample of [`SAMPLED`] is in the cache as it is; then it falls where reading the ring
-//! takes more than half of the budget, or where the cache has grown; it never rises. Another rate is another sample, of which everything is
-//! learnt anew.
+//! **Rate.** The first sample is as dense as it must be for [`SAMPLED`] of the pages now in the cache to be in it. The rate falls when
+//! reading the ring takes more than half of the budget, or when the cache has grown, and never rises. Another rate is another sample, of
+//! which everything is learnt anew.
 //!
 //! Cost: every use on the host, of whatever group, runs a program, whose time the kernel measures: 0.4 µs under emulation; a use of a
 //! sampled page of the group takes the tracer and its estimator 6 µs there.

@@ -25,7 +25,7 @@
 //! that of all touches since then (`phase`), also of samples that were armed before.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
-//! Cost: memory for the samples that count; 5 to 12 ms for each curve, of which there is one in an 8th of the window.
+//! Cost: memory for the samples that count; 5 to 12 ms for each curve; there is one for each eighth of the window.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
 
 mod cells;

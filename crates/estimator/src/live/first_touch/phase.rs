@@ -1,8 +1,8 @@
 //! The curve of a phase that began shortly before, for its band: from all its touches, whenever the touched pages were armed.
 //!
-//! What a VM touches first when a phase begins was not touched for long, and was armed before the phase if at all. The samples
-//! armed since the change leave it out, and so they do lags longer than the phase, so that their curve is too low. Therefore every
-//! touch since the change counts here. At a lag t these touches are those of the samples armed from t before
+//! The pages that a VM touches first in a new phase had not been touched for long, so their samples were armed before the phase.
+//! The samples armed since the change contain neither these touches nor lags longer than the phase, so that their curve is too low.
+//! Therefore every touch since the change counts here. At a lag t these touches are those of the samples armed from t before
 //! the change until t before now, A(t) of them, of which each was observed at this lag within the phase:
 //!
 //! - the share of them that were touched by then is that of the pages touched in an interval of length t which ends in the
