@@ -9,15 +9,13 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{
     HostDemands, INTERVAL_MIN_MS, INTERVALS_MAX, VmDemands, are_intervals_accepted,
 };
-use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{MissCost, Promise, Settings};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::params::Params;
+use super::params::{Params, bad};
 use super::{Answer, ApiState, beside};
 use crate::demand::Needs;
-use crate::shared::RequestRefusal;
 use crate::vm::bytes;
 
 /// Default length of an interval, and of all of them.
@@ -51,7 +49,7 @@ pub(super) async fn demands(
         let message = format!(
             "interval_ms={interval_ms}: expected {INTERVAL_MIN_MS} or more, and at most {INTERVALS_MAX} intervals"
         );
-        return Err(RequestRefusal::new(RefusalKind::BadRequest, message));
+        return Err(bad(message));
     }
     beside(Arc::clone(&desk.reads), move || {
         let history = &desk.shared.history;

@@ -17,8 +17,12 @@ pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 /// Similarity, 0.0 to 1.0, above which a name is suggested as the correction of another.
 const ALIKE: f64 = 0.8;
 
-fn bad(message: impl Into<String>) -> RequestRefusal {
+pub(super) fn bad(message: impl Into<String>) -> RequestRefusal {
     RequestRefusal::new(RefusalKind::BadRequest, message)
+}
+
+pub(super) fn not_found(message: impl Into<String>) -> RequestRefusal {
+    RequestRefusal::new(RefusalKind::NotFound, message)
 }
 
 /// A query; unknown keys are refused.
@@ -101,7 +105,7 @@ pub(super) fn find_group<'a>(
         let message = format!(
             "no control group {name:?} is watched; `plimsoll vms` and GET /v1/groups list those that are"
         );
-        RequestRefusal::new(RefusalKind::NotFound, message)
+        not_found(message)
     })
 }
 
@@ -122,6 +126,5 @@ pub(super) fn no_vm(snapshot: &Snapshot, name: &str) -> RequestRefusal {
         Some(vm) if alike(vm) >= ALIKE => format!("; did you mean {:?}?", vm.vm),
         _ => String::new(),
     };
-    let message = format!("no VM is called {name:?}{hint}");
-    RequestRefusal::new(RefusalKind::NotFound, message)
+    not_found(format!("no VM is called {name:?}{hint}"))
 }

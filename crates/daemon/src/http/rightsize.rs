@@ -5,16 +5,14 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
-use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::rightsize::RightsizeView;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::params::{Params, PathValue, find};
+use super::params::{Params, PathValue, bad, find};
 use super::{Answer, ApiState, beside};
 use crate::demand::Needs;
 use crate::rightsize::Rightsize;
-use crate::shared::RequestRefusal;
 use crate::vm::bytes;
 
 /// Share of the curves whose needs are to fit, by default.
@@ -41,7 +39,7 @@ pub(super) async fn rightsize(
     let percentile = past.percentile.unwrap_or(PERCENTILE);
     if !(percentile > 0.0 && percentile <= 1.0) {
         let message = format!("percentile={percentile}: expected above 0 and at most 1");
-        return Err(RequestRefusal::new(RefusalKind::BadRequest, message));
+        return Err(bad(message));
     }
     beside(Arc::clone(&desk.reads), move || {
         let snapshot = desk.shared.snapshot();

@@ -15,7 +15,7 @@ use plimsoll_protocol::vm::{HeatmapView, HistoryView, HostView, KeptCurve, KeptC
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::params::{NoParams, Params, PathValue, find, find_group};
+use super::params::{NoParams, Params, PathValue, bad, find, find_group, not_found};
 use super::{Answer, ApiState, beside};
 use crate::clock;
 use crate::history::group_id;
@@ -362,12 +362,4 @@ fn within(
     } else {
         Err(bad(format!("{key}={value}: expected 1 to {most}")))
     }
-}
-
-fn bad(message: impl Into<String>) -> RequestRefusal {
-    RequestRefusal::new(RefusalKind::BadRequest, message)
-}
-
-fn not_found(message: String) -> RequestRefusal {
-    RequestRefusal::new(RefusalKind::NotFound, message)
 }
