@@ -49,6 +49,17 @@ pub enum CurvesBy {
     Interval,
 }
 
+impl CurvesBy {
+    /// Its word in JSON and for readers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Interval => "interval",
+        }
+    }
+}
+
 /// The curve of the last while of a stream: a line of `mrc --follow -o json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FollowedCurve {

@@ -4,9 +4,9 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{grouped, json_line, labelled, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, HeatChart, Series, Unit};
+use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, CurvesBy};
 use plimsoll_protocol::size::{ByteSize, Interval};
-use plimsoll_protocol::{SCHEMA, name_of};
 use serde::Serialize;
 
 use super::points_csv;
@@ -154,7 +154,7 @@ impl Figure for SeveralReport {
             "{} for each of {} {}s, {} of memory",
             self.method,
             self.parts.len(),
-            name_of(self.by()),
+            self.by().name(),
             ByteSize(self.memory_bytes as u64).rounded()
         );
         let mut heads = vec![
@@ -169,8 +169,7 @@ impl Figure for SeveralReport {
         }
         let mut table = labelled(12, heads);
         let percent = |share: f64| format!("{:.2} %", share * 100.0);
-        let by = name_of(self.by());
-        let what: &str = &by;
+        let what = self.by().name();
         table.push('\n');
         table.push_str(&table!(&self.parts, |part| {
             Left what: printable(&part.name),
