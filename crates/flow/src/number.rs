@@ -27,12 +27,14 @@ impl SplitMix {
     }
 
     /// A number below `bound`, which is at least 1; its bias is `bound` / 2^64.
+    #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         let product = u128::from(self.bits()) * u128::from(bound);
         u64::try_from(product >> 64).unwrap_or(0)
     }
 
     /// A number from 0.0 up to, not including, 1.0.
+    #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
