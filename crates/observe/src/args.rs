@@ -32,8 +32,9 @@ pub struct TracingArgs {
     /// Maximum share of the VM's CPU time that tracing may take; "none" for no limit
     #[arg(long, default_value = "1%")]
     pub budget: Budget,
-    /// Traps and scans: tracking rate (share of the pages traced) in the first period, such as 1/128; first touches: with
-    /// --rate-rule fixed, share of the pages drawn in each period
+    /// Traps and scans: tracking rate (share of the pages traced) in the first period, such as 1/128; write scans: the
+    /// highest rate, lower for large memory unless --rate-rule is fixed; first touches: with --rate-rule fixed, share of
+    /// the pages drawn in each period
     #[arg(long, default_value = "1/128")]
     rate: Rate,
     /// How the tracking rate is adapted

@@ -14,7 +14,7 @@ pub struct TraceConfig {
     /// Upper bound of the time taken from the VM's vCPUs, as a share of it; `None` for no bound.
     pub budget: Option<f64>,
     /// One page in `scale` is tracked in the first period, 1 to [`SCALE_MAX`]. Accessed-page scans round it up to
-    /// a multiple of 16.
+    /// a multiple of 16. Write scans track no more in any period, and under [`RateRule::Budget`] fewer of large memory.
     pub scale: u32,
     /// How the scale follows the VM.
     pub rate_rule: RateRule,

@@ -33,6 +33,11 @@ impl Sample {
         Self::new(scale, group_pages, mix(seed ^ mix(index + 1)))
     }
 
+    /// One page in so many is sampled.
+    pub fn scale(&self) -> u64 {
+        self.scale
+    }
+
     /// The group that represents its stratum.
     fn group_of(&self, stratum: u64) -> u64 {
         stratum * self.scale + mix(stratum ^ self.salt) % self.scale

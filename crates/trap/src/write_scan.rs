@@ -14,12 +14,16 @@
 //! period. A period that took more than its budget with the minimum of two scans is followed by
 //! periods without scans, until the mean is within the budget.
 //!
+//! **Rate.** Protecting a new sample in each period takes a call for each of its pages, whether it was written or not. If that would take more
+//! than a share of the budget, by what a page took in the periods before, the sample is coarser. It is never finer than the rate given.
+//! Of shared memory a coarse sample is queried page by page, because reading the page tables of everything else would take longer.
+//!
 //! Works on private RAM as well, locked or not, with swap or without, and on any process: on the memory that it had when a
 //! period began. What the process maps anew at the same addresses while a period runs is observed too, with all that it holds by
 //! then as written. Needs Linux 6.7.
 //!
-//! Cost: 1.3 to 1.9 µs of the VM for the first write to a page of the sample after a scan; a scan of 1 GiB about a millisecond, and
-//! a call for each page protected; tables for all shared RAM, 2 MiB a GiB, made when it attaches.
+//! Cost: 1.3 to 1.9 µs of the VM for the first write to a page of the sample after a scan; a scan of 1 GiB 1 to 3 ms, and
+//! a call for each page protected; tables for all shared RAM, 2 MiB a GiB, made as its pages are sampled.
 //!
 //! Not here: reads, and how often a page was written.
 
@@ -40,7 +44,7 @@ use crate::error::TrapError;
 use crate::hot_set::PageBits;
 use crate::process::{TracedProcess, cpu_time};
 use crate::ram::{HUGE_PAGE_BYTES, PAGE_BYTES, Presence, RamLayout};
-use crate::rate::RateRule;
+use crate::rate::{RateRule, SCALE_MAX};
 use crate::requirement::Requirement::{Injection, NoUserfault, SmallPages};
 use crate::sample::Sample;
 use crate::sys::{AddressRange, WrittenMemory};
@@ -54,6 +58,12 @@ const SCANS: u32 = 16;
 const GAP_PAGES: u64 = 2;
 /// Maximum number of periods without scans that follow one.
 const PAID_MAX: u32 = 128;
+/// One page in so many or fewer: a call for a page of the sample takes less time than reading the tables of all pages that it stands for.
+const SPARSE_SCALE: u64 = 256;
+/// Share of the budget that protecting a new sample may take; the rest is for other scans and for faults.
+const PROTECTING_SHARE: f64 = 0.25;
+/// Time for protecting a page where it has not been measured yet.
+const PROTECTING_SECONDS: f64 = 3e-6;
 
 /// The backend `write-scan`.
 pub const ROW: BackendRow = BackendRow {
@@ -93,6 +103,9 @@ struct WriteScanner {
     spans: Vec<AddressRange>,
     config: TraceConfig,
     touch_cost: TouchCost,
+    /// CPU time of calls for pages of the sample, and running mean of that of a new sample, for each of its pages.
+    page_calls: Duration,
+    protecting_seconds_per_page: f64,
     /// Pages passed on in this window, by their place in the layout.
     touched: PageBits,
     distinct_pages: u64,
@@ -142,6 +155,8 @@ impl WriteScanner {
             written: PageScan::new(),
             spans: Vec::new(),
             touch_cost,
+            page_calls: Duration::ZERO,
+            protecting_seconds_per_page: PROTECTING_SECONDS,
             touched: PageBits::new(0),
             distinct_pages: 0,
             batch: ReferenceBatch::new(),
@@ -193,6 +208,7 @@ impl WriteScanner {
     /// Protects the pages of `sample` that lie in shared memory, mapped or not: one that the file has already would count as written
     /// when it is read first, where the kernel does not list what is not mapped. Pages of private memory show what they hold.
     fn protect_shared(&mut self, sample: Sample) -> Result<(), TrapError> {
+        let cpu = cpu_time();
         let regions = self.layout.regions().zip(&self.memory);
         for (region, memory) in regions.filter(|(_, memory)| !memory.is_private) {
             self.spans.clear();
@@ -206,6 +222,7 @@ impl WriteScanner {
                 }
             }
         }
+        self.page_calls += cpu_time().saturating_sub(cpu);
         Ok(())
     }
 
@@ -232,7 +249,7 @@ impl WriteScanner {
             }
             let spans = &mut self.spans;
             spans.clear();
-            let list = |run: AddressRange, is_huge| {
+            let mut list = |run: AddressRange, is_huge| {
                 for pages in sample.runs_in(region.pages_at(run)) {
                     let mut span = region.addresses(&pages);
                     if is_huge {
@@ -241,7 +258,18 @@ impl WriteScanner {
                     add_span(spans, span);
                 }
             };
-            let listed = (self.written).scan(pagemap, range, PageQuery::Written(memory), list);
+            let (written, query) = (&mut self.written, PageQuery::Written(memory));
+            let listed = if !memory.is_private && sample.scale() >= SPARSE_SCALE {
+                let cpu = cpu_time();
+                let listed = sample
+                    .runs_in(region.pages())
+                    .map(|pages| region.addresses(&pages))
+                    .try_for_each(|page| written.scan(pagemap, page, query, &mut list));
+                self.page_calls += cpu_time().saturating_sub(cpu);
+                listed
+            } else {
+                written.scan(pagemap, range, query, list)
+            };
             listed.map_err(failed)?;
             let mut visit = |run: AddressRange, _| {
                 protected += run.len_bytes / PAGE_BYTES;
@@ -251,15 +279,32 @@ impl WriteScanner {
                     self.distinct_pages += u64::from(self.touched.set(place, true));
                 }
             };
+            let cpu = cpu_time();
             for &span in &self.spans {
                 let query = PageQuery::WrittenAndProtected(memory);
                 let scanned = self.written.scan(pagemap, span, query, &mut visit);
                 scanned.map_err(failed)?;
             }
+            self.page_calls += cpu_time().saturating_sub(cpu);
             first_place += range.len_bytes / PAGE_BYTES;
         }
         Ok(protected)
     }
+}
+
+/// One page in how many is in a sample, where protecting all pages takes `whole_seconds`.
+fn scale_for(config: &TraceConfig, budget: Option<Duration>, whole_seconds: f64) -> u32 {
+    let (RateRule::Budget, Some(budget)) = (config.rate_rule, budget) else {
+        return config.scale;
+    };
+    let coarsest = whole_seconds / (budget.as_secs_f64() * PROTECTING_SHARE);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to 1..=SCALE_MAX before the cast"
+    )]
+    let scale = coarsest.ceil().clamp(1.0, f64::from(SCALE_MAX)) as u32;
+    scale.max(config.scale)
 }
 
 /// Adds addresses that follow those before, or joins them with the last where the gap is small.
@@ -323,14 +368,23 @@ impl Backend for WriteScanner {
             .unwrap_or(self.config.period / SCANS);
         let budget = self.config.period_budget(self.process.vcpus);
         let is_paying = self.debt.is_due(budget);
-        let sample = Sample::of_period(self.config.scale, 1, self.config.seed, self.periods);
+        let scale = scale_for(
+            &self.config,
+            budget,
+            self.pages as f64 * self.protecting_seconds_per_page,
+        );
+        let sample = Sample::of_period(scale, 1, self.config.seed, self.periods);
+        let tracked_pages = self.pages / u64::from(scale);
         let cpu = cpu_time();
         if is_paying {
             self.process.check_alive()?;
         } else {
-            // Written before this period.
+            self.page_calls = Duration::ZERO;
             self.protect_shared(sample)?;
+            // Written before this period.
             self.scan(sample)?;
+            let latest = self.page_calls.as_secs_f64() / tracked_pages.max(1) as f64;
+            self.protecting_seconds_per_page += (latest - self.protecting_seconds_per_page) / 4.0;
         }
         self.touched.clear();
         self.distinct_pages = 0;
@@ -380,9 +434,9 @@ impl Backend for WriteScanner {
             length,
             window,
             undisturbed: Undisturbed::whole(window),
-            scale: self.config.scale,
+            scale,
             populated_pages: self.pages,
-            tracked_pages: self.pages / u64::from(self.config.scale),
+            tracked_pages,
             distinct_pages: self.distinct_pages,
             traps: TrapCounts::default(),
             scans: ScanCounts {
@@ -442,6 +496,11 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_a_sparse_sample_are_listed_one_by_one() {
+        scans_list_what_was_written(512);
+    }
+
+    #[test]
     fn pages_of_memory_that_is_not_registered_are_not_listed() {
         let memory = SharedMemory::new(16).unwrap();
         let target = memory.as_target();
@@ -461,7 +520,7 @@ mod tests {
     }
 
     /// `None` after saying that this host cannot.
-    fn scanner_of(memory: &SharedMemory, config: &TraceConfig) -> Option<Box<dyn Backend>> {
+    fn scanner_of(memory: &SharedMemory, config: &TraceConfig) -> Option<WriteScanner> {
         // A page that is read first after the scanner attached was not written.
         memory.map_anew();
         let target = memory.as_target();
@@ -480,7 +539,7 @@ mod tests {
         let process = TracedProcess::open(&target).unwrap();
         let mut scanner = WriteScanner::new(process, userfault, &target, config).unwrap();
         scanner.observe(target.layout(), memory_of(&target));
-        Some(Box::new(scanner))
+        Some(scanner)
     }
 
     #[test]
@@ -491,6 +550,7 @@ mod tests {
             // 20 ns a period.
             budget: Some(1e-6),
             scale: 1,
+            rate_rule: RateRule::Fixed,
             ..TraceConfig::default()
         };
         let Some(mut scanner) = scanner_of(&memory, &config) else {
@@ -506,7 +566,48 @@ mod tests {
             assert_eq!(period.window.is_zero(), periods > 1);
             memory.word(1).fetch_add(1, Ordering::Relaxed);
         }
-        scanner.detach().unwrap();
+        Box::new(scanner).detach().unwrap();
+    }
+
+    #[test]
+    fn protecting_a_sample_of_large_memory_takes_its_share_of_the_budget() {
+        let config = TraceConfig::default();
+        let budget = Some(Duration::from_millis(50));
+        let whole = |gib: u64| (gib << 30) as f64 / PAGE_BYTES as f64 * PROTECTING_SECONDS;
+        assert_eq!(scale_for(&config, budget, whole(1)), 128);
+        assert_eq!(scale_for(&config, budget, whole(128)), 8054);
+        assert_eq!(scale_for(&config, budget, 1e9), SCALE_MAX);
+        assert_eq!(scale_for(&config, None, whole(128)), 128);
+        let fixed = TraceConfig {
+            rate_rule: RateRule::Fixed,
+            ..config
+        };
+        assert_eq!(scale_for(&fixed, budget, whole(128)), 128);
+    }
+
+    #[test]
+    fn a_sample_is_as_coarse_as_protecting_it_was_expensive() {
+        let memory = SharedMemory::new(PAGES).unwrap();
+        let config = TraceConfig {
+            period: Duration::from_millis(20),
+            budget: Some(0.47),
+            scale: 1,
+            ..TraceConfig::default()
+        };
+        let Some(mut scanner) = scanner_of(&memory, &config) else {
+            return;
+        };
+        let stop = AtomicBool::new(false);
+        // 37 ms for all pages; a sixteenth takes a quarter of 9.4 ms.
+        let period = scanner.run_period(&stop, &mut |_| {}).unwrap();
+        assert_eq!((period.scale, period.tracked_pages), (16, 768));
+        // A period that was much cheaper than expected.
+        scanner.protecting_seconds_per_page = 3e-4;
+        let period = scanner.run_period(&stop, &mut |_| {}).unwrap();
+        assert!((1500..=1600).contains(&period.scale), "{period:?}");
+        let period = scanner.run_period(&stop, &mut |_| {}).unwrap();
+        assert!(period.scale < 1300, "{period:?}");
+        Box::new(scanner).detach().unwrap();
     }
 
     fn scans_list_what_was_written(scale: u32) {
@@ -576,6 +677,6 @@ mod tests {
             .run_period(&stop, &mut |seen| nothing += seen.pages().len())
             .unwrap();
         assert_eq!(nothing, 0);
-        scanner.detach().unwrap();
+        Box::new(scanner).detach().unwrap();
     }
 }
