@@ -23,8 +23,6 @@ use crate::words::{SharedWords, Word};
 pub struct Region {
     base: NonNull<u8>,
     geometry: Geometry,
-    /// Whether it was created here, not only mapped.
-    made: bool,
 }
 
 // SAFETY: the mapping belongs to no thread, and what lies in it is only touched through atomics and copies.
@@ -48,8 +46,7 @@ impl Region {
         )?;
         ftruncate(&memory, geometry.region_bytes() as u64)?;
         fcntl_add_seals(&memory, Self::SEALS)?;
-        let mut region = Self::map(&memory, geometry)?;
-        region.made = true;
+        let region = Self::map(&memory, geometry)?;
         for (word, value) in [
             (Word::Magic, MAGIC),
             (Word::Version, VERSION),
@@ -87,11 +84,7 @@ impl Region {
             )?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self {
-            base,
-            geometry,
-            made: false,
-        })
+        Ok(Self { base, geometry })
     }
 
     /// Its geometry at its creation, whatever its head contains now.
@@ -190,6 +183,23 @@ impl Region {
         unsafe { copy_page(page.as_ptr(), to) }
     }
 
+    /// Returns the memory of the slots to the kernel, so that a process that keeps the descriptor does not keep it; they read as
+    /// zeros. Only for a client that has closed its socket or violated the protocol: any other may still read pages that it got. The
+    /// rings stay.
+    pub fn empty_slots(&self) {
+        let slots_at = self.geometry.slots_at();
+        let bytes = self.geometry.region_bytes() - slots_at;
+        // SAFETY: pages inside the mapping, to which there is no reference in the server. The kernel changes them as another
+        // process might. Where it refuses, the memory goes with the last descriptor.
+        let _ = unsafe {
+            madvise(
+                self.base.as_ptr().add(slots_at).cast(),
+                bytes,
+                Advice::LinuxRemove,
+            )
+        };
+    }
+
     /// A slot as a page. Only for the client, who trusts the server not to touch a slot between its completion
     /// and its next submission, and for slots that are in no entry in flight.
     pub(crate) fn slot_mut(&mut self, slot: u32) -> &mut Page {
@@ -250,16 +260,6 @@ impl SharedWords for Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let bytes = self.geometry.region_bytes();
-        if self.made {
-            // A process that keeps the descriptor does not keep the slots' memory. The rings stay: they report to the
-            // client which operations were executed.
-            let slots_at = self.geometry.slots_at();
-            // SAFETY: pages inside a mapping that is ours, of which nobody here reads any more.
-            let slots = unsafe { self.base.add(slots_at) };
-            // SAFETY: as above. Where the kernel refuses, the memory goes with the last descriptor.
-            let _ =
-                unsafe { madvise(slots.as_ptr().cast(), bytes - slots_at, Advice::LinuxRemove) };
-        }
         // SAFETY: the whole of a mapping that is ours; every reference into it borrowed `self`. munmap(2) of a
         // whole mapping does not fail.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes) };

@@ -167,6 +167,8 @@ impl Worker {
 
         let mut clients: Vec<ServedClient> = Vec::new();
         let drop_client = |client: ServedClient| {
+            // Not where the server ends: then clients still read the pages that they got.
+            client.executor.region().empty_slots();
             // A client holds the eventfd as well, so closing ours would leave it in the epoll.
             epoll::delete(&epoll, &client.bell).expect("a client's bell in the epoll");
             drop(client);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use std::{env, fs, io, thread};
 
-use common::{ServerThread, c_client, dial, signed, wait_until};
+use common::{Raw, ServerThread, c_client, dial, signed, wait_until};
 use plimsoll_hcache::{Handle, PoolOptions, PutOutcome, Store, StoreOptions};
 use plimsoll_ring::protocol::{Geometry, Op, Request, Status};
 use plimsoll_ring::{
@@ -252,6 +252,39 @@ fn a_killed_client_gives_everything_back() {
     let mut page = [0; 4096];
     assert!(witness.get(handle, &mut page).unwrap());
     assert_eq!(page, signed(handle, 4));
+}
+
+#[test]
+fn a_page_that_was_got_stays_in_its_slot_when_the_server_ends() {
+    let mut running = ServerThread::new(ServerOptions::default());
+    let mut connection = connect(&running);
+    let pool = connection.create_pool(PoolOptions::private()).unwrap();
+    let handle = Handle {
+        pool,
+        object: 1,
+        index: 1,
+    };
+    connection.put(handle, &signed(handle, 4)).unwrap();
+    let slot = connection.reserve().unwrap();
+    connection.submit_get(handle, slot, 0).unwrap();
+    connection.wait().unwrap();
+    running.stop();
+    let done = connection.reap().unwrap().unwrap();
+    assert_eq!(done.status, Status::Ok);
+    let mut slot = done.slot.unwrap();
+    assert_eq!(*connection.page(&mut slot), signed(handle, 4));
+}
+
+#[test]
+fn a_client_that_closed_its_socket_keeps_no_memory_of_slots() {
+    let running = ServerThread::new(ServerOptions::default());
+    let Raw { region, socket, .. } = Raw::connect(running.path(), 4, 2);
+    region.write_slot(1, &[7; 4096]);
+    drop(socket);
+    running.wait_until_empty();
+    let mut page = [1; 4096];
+    region.read_slot(1, &mut page);
+    assert_eq!(page, [0; 4096]);
 }
 
 #[test]
