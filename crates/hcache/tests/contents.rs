@@ -339,3 +339,44 @@ fn counters_tell_of_each_page_that_was_compressed_or_shared() {
     put(&client, pool, 0..10, |_| Content::Noise(1).page());
     assert_eq!(store.stats().charged_bytes(), PAGE_BYTES as u64 + 20 * 40);
 }
+
+#[test]
+fn what_happens_to_the_pages_of_private_pools_counts_for_their_client() {
+    let options = StoreOptions {
+        compression: true,
+        ..StoreOptions::new(4 * MIB)
+    };
+    let store = Store::new(options).unwrap();
+    let (client, pool) = client(&store);
+    put(&client, pool, 0..4000, mixture);
+    let of_client = || {
+        let stats = store.stats();
+        (stats.clients[0].counters, stats.counters)
+    };
+    let (counters, of_store) = of_client();
+    assert!(counters.evicted_pages > 0 && counters.compressed_pages > 0);
+    assert!(counters.incompressible_pages > 0);
+    assert_eq!(counters, of_store);
+    client.destroy_pool(pool).unwrap();
+    assert_eq!(of_client(), (counters, counters));
+}
+
+#[test]
+fn counters_do_not_fall_while_a_pool_is_destroyed() {
+    let store = Store::new(StoreOptions::new(64 * MIB)).unwrap();
+    let client = store.create_client(ClientOptions::new("client")).unwrap();
+    let mut puts = 0;
+    for _ in 0..20 {
+        let pool = client.create_pool(PoolOptions::private()).unwrap();
+        put(&client, pool, 0..10_000, |_| [0; PAGE_BYTES]);
+        puts += 10_000;
+        std::thread::scope(|scope| {
+            let destroyer = scope.spawn(|| client.destroy_pool(pool).unwrap());
+            while !destroyer.is_finished() {
+                let stats = store.stats();
+                assert_eq!(stats.counters.puts, puts);
+                assert_eq!(stats.clients[0].counters.puts, puts);
+            }
+        });
+    }
+}

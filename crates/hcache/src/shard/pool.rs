@@ -141,6 +141,15 @@ impl Pool {
         sum
     }
 
+    /// Counters of a member. Those of events without a member count for the client of a private pool.
+    pub(crate) fn counters_of(&self, member: &Member) -> Counters {
+        if self.inclusive {
+            member.counters
+        } else {
+            self.counters()
+        }
+    }
+
     pub(super) fn heap_bytes(&self) -> usize {
         size_of::<Self>()
             + self.members.capacity() * size_of::<Member>()

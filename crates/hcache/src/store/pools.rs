@@ -106,16 +106,23 @@ impl Inner {
                 self.shard(shard).close_pool(id);
             }
             drop(registry);
-            let mut all = Counters::default();
             for shard in 0..self.shards.len() {
                 while self.shard(shard).drain_pool(id) {}
-                done.add(&self.shard(shard).leave(id, account.id));
-                all.add(&self.shard(shard).remove_pool(id));
             }
-            if charged.id != account.id {
+            // Only now, and under the registry's lock: the counters must be missing from no report meanwhile.
+            registry = lock(&self.registry);
+            let mut all = Counters::default();
+            for shard in 0..self.shards.len() {
+                let mut shard = self.shard(shard);
+                done.add(&shard.leave(id, account.id));
+                all.add(&shard.remove_pool(id));
+            }
+            if charged.id == account.id {
+                // What happened to its pages counts for nobody else.
+                done = all;
+            } else {
                 lock(&self.accounts).retain(|other| other.id != charged.id);
             }
-            registry = lock(&self.registry);
             registry.departed.add(&all);
             registry.free_pool(id);
         }

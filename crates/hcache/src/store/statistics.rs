@@ -46,10 +46,8 @@ impl ShardTotals {
             sum.objects += pool.objects;
             sum.counters.add(&pool.counters());
             for member in pool.members() {
-                self.clients
-                    .entry(member.id)
-                    .or_default()
-                    .add(&member.counters);
+                let of_client = self.clients.entry(member.id).or_default();
+                of_client.add(&pool.counters_of(member));
             }
             self.deduplicated_pages += pool.frameless;
         }
