@@ -18,6 +18,10 @@ use crate::{ClientId, Error, PAGE_BYTES, PoolId, StoreOptions, schedule, sync};
 /// How often a put tries to make room before it is refused.
 pub(super) const TRIES: usize = 16;
 
+/// Consecutive attempts in which nothing could be dropped before giving up: frames may be in transit through other
+/// threads.
+pub(super) const FUTILE: usize = 64;
+
 /// Maximum number of frames or pages freed under one lock.
 const BATCH: usize = 16;
 
@@ -99,8 +103,13 @@ impl Inner {
 
     /// Moves what is beyond the end below it, and returns that memory to the kernel.
     pub(super) fn finish_shrink(&self, bound: &mut Bound, asked_bytes: u64) -> Result<(), Error> {
-        self.clear_beyond(bound.top)
-            .map_err(|NoFrame| Error::CannotShrink { asked_bytes })?;
+        let cannot = |NoFrame| Error::CannotShrink { asked_bytes };
+        if self.moves_in_steps() {
+            self.trim_shards().map_err(cannot)?;
+            self.clear_in_steps(bound.top, asked_bytes)?;
+        } else {
+            self.clear_beyond(bound.top).map_err(cannot)?;
+        }
         self.give_back(bound)
     }
 
@@ -224,14 +233,16 @@ impl Inner {
         }
     }
 
+    /// Rebuilds metadata of which much is unused.
+    fn trim_shards(&self) -> Result<(), NoFrame> {
+        (0..self.shards.len()).try_for_each(|shard| self.with_room(|| self.shard(shard).trim()))
+    }
+
     /// Moves everything out of frames from `top` on.
     fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
+        self.trim_shards()?;
         for shard in 0..self.shards.len() {
-            self.with_room(|| {
-                let mut shard = self.shard(shard);
-                shard.trim()?;
-                shard.relocate(top)
-            })?;
+            self.with_room(|| self.shard(shard).relocate(top))?;
         }
         self.with_room(|| {
             let take = || lock(&self.common.free).pop();
@@ -241,9 +252,6 @@ impl Inner {
 
     /// Retries until there are enough frames, as long as something can be dropped.
     fn with_room(&self, mut attempt: impl FnMut() -> Result<(), NoFrame>) -> Result<(), NoFrame> {
-        /// Consecutive attempts in which nothing could be dropped before giving up: frames may be in transit through
-        /// other threads.
-        const FUTILE: usize = 64;
         let mut futile = 0;
         loop {
             match attempt() {

@@ -9,12 +9,15 @@
 //! most of it is unused: after a reduction to less than about an eighth.
 
 use super::Inner;
-use super::capacity::Bound;
+use super::capacity::{Bound, FUTILE};
 
 use crate::arena::NoFrame;
 use crate::shard::Goal;
 use crate::sync::lock;
 use crate::{Error, PAGE_BYTES, Sharing, sync};
+
+/// Pages moved in a step of a reduction that does not return before it is done.
+const STEP_PAGES: usize = 1024;
 
 /// Pages evicted at once.
 const EVICTED: usize = 64;
@@ -42,8 +45,7 @@ impl Inner {
         }
         // Of an earlier resize to another capacity, perhaps: it is finished first.
         let asked_bytes = bound.target_bytes;
-        let common = &self.common;
-        if common.compression || common.sharing != Sharing::Off {
+        if !self.moves_in_steps() {
             self.finish_shrink(bound, asked_bytes)?;
         } else if bound.cleared {
             self.give_back_some(bound, pages_max)?;
@@ -62,6 +64,28 @@ impl Inner {
                 .trim_if_above(bound.top as usize / UNUSED_ONE_IN);
         }
         Ok(asked_bytes == capacity_bytes)
+    }
+
+    /// Whether what is beyond the end can be moved in steps.
+    pub(super) fn moves_in_steps(&self) -> bool {
+        !self.common.compression && self.common.sharing == Sharing::Off
+    }
+
+    /// Moves all that is in frames from `top` on below it, in steps: each shard is visited as a whole, which under one lock would
+    /// hold up the operations on a store of many GiB.
+    pub(super) fn clear_in_steps(&self, top: u32, asked_bytes: u64) -> Result<(), Error> {
+        let mut futile = 0;
+        loop {
+            match self.clear_some(top, STEP_PAGES, asked_bytes) {
+                Ok(true) => return Ok(()),
+                Ok(false) => futile = 0,
+                Err(error) if futile == FUTILE => return Err(error),
+                Err(_) => {
+                    futile += 1;
+                    std::thread::yield_now();
+                }
+            }
+        }
     }
 
     /// Moves some of what is in frames from `top` on below it. Returns whether nothing is left there.
