@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, PageNumber, Period, PeriodLosses, RamBacking, RamMapping, ReferenceBatch,
-    SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed,
+    SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed, Whole as _,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -298,13 +298,7 @@ fn scale_for(config: &TraceConfig, budget: Option<Duration>, whole_seconds: f64)
         return config.scale;
     };
     let coarsest = whole_seconds / (budget.as_secs_f64() * PROTECTING_SHARE);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "clamped to 1..=SCALE_MAX before the cast"
-    )]
-    let scale = coarsest.ceil().clamp(1.0, f64::from(SCALE_MAX)) as u32;
-    scale.max(config.scale)
+    u32::whole(coarsest.ceil()).min(SCALE_MAX).max(config.scale)
 }
 
 /// Adds addresses that follow those before, or joins them with the last where the gap is small.
