@@ -162,8 +162,6 @@ pub struct Ghosts {
     plan: GhostPlan,
     /// Bytes of one model.
     ghost_bytes: u64,
-    /// Models that there may be, at most.
-    ghosts_max: usize,
     inner: Mutex<Inner>,
 }
 
@@ -176,20 +174,24 @@ struct Inner {
 }
 
 impl Ghosts {
-    /// Models for a store of `capacity_bytes`, of which they take at most a sixteenth.
+    /// Models by a plan, none yet.
     ///
     /// # Errors
     ///
     /// [`GhostError`] if one cannot have these sizes.
-    pub fn new(plan: GhostPlan, capacity_bytes: u64) -> Result<Self, GhostError> {
+    pub fn new(plan: GhostPlan) -> Result<Self, GhostError> {
         let ghost_bytes = plan.make()?.memory_bytes() as u64;
-        let ghosts_max = capacity_bytes / MEMORY_SHARE / ghost_bytes;
         Ok(Self {
             plan,
             ghost_bytes,
-            ghosts_max: usize::try_from(ghosts_max).unwrap_or(usize::MAX),
             inner: Mutex::default(),
         })
+    }
+
+    /// Models that there may be in a store of that capacity, at most.
+    fn ghosts_max(&self, capacity_bytes: u64) -> usize {
+        let most = capacity_bytes / MEMORY_SHARE / self.ghost_bytes;
+        usize::try_from(most).unwrap_or(usize::MAX)
     }
 
     /// The sizes of the models.
@@ -210,8 +212,8 @@ impl Ghosts {
         self.lock().unseen_events
     }
 
-    /// Drops the models of clients that disconnected, and reserves memory for new ones. To be
-    /// called at the start and about once a second.
+    /// Drops the models of clients that disconnected, and of the newest ones if all together take more than a sixteenth of the
+    /// capacity, and reserves memory for new ones. To be called at the start and about once a second.
     ///
     /// # Errors
     ///
@@ -220,12 +222,16 @@ impl Ghosts {
         let known: BTreeSet<_> = self.lock().ghosts.keys().copied().collect();
         // A client that connects from here on is not in `known`, and keeps its model.
         let present: BTreeSet<_> = store.stats().clients.iter().map(|c| c.id).collect();
-        let wanted = (present.len() + SPARE).min(self.ghosts_max);
+        let ghosts_max = self.ghosts_max(store.capacity_bytes());
+        let wanted = (present.len() + SPARE).min(ghosts_max);
         let granted = {
             let mut inner = self.lock();
             inner
                 .ghosts
                 .retain(|id, _| present.contains(id) || !known.contains(id));
+            while inner.ghosts.len() > ghosts_max {
+                inner.ghosts.pop_last();
+            }
             let granted = wanted.max(inner.ghosts.len());
             if granted == inner.granted {
                 return Ok(());
@@ -297,7 +303,7 @@ mod tests {
 
     /// Ghosts that reach to so many pages, with memory set aside for any.
     fn ghosts(reach_pages: u64, one_in: u32) -> Ghosts {
-        let ghosts = Ghosts::new(GhostPlan::new(LRU, reach_pages, Some(one_in)), 1 << 30).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, reach_pages, Some(one_in))).unwrap();
         ghosts.lock().granted = 2;
         ghosts
     }
@@ -398,9 +404,9 @@ mod tests {
     #[test]
     fn a_ghost_is_made_only_from_memory_set_aside_and_goes_with_its_client() {
         let store = Store::new(StoreOptions::new(16 << 20)).unwrap();
-        let ghosts = Ghosts::new(GhostPlan::new(LRU, 8192, None), 16 << 20).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, 8192, None)).unwrap();
         // 434 KiB each, of a sixteenth of 16 MiB.
-        assert_eq!(ghosts.ghosts_max, 2);
+        assert_eq!(ghosts.ghosts_max(16 << 20), 2);
         let put = |client| {
             let kind = EventKind::Put;
             ghosts.observe(&[Event {
@@ -428,6 +434,32 @@ mod tests {
         drop(last);
         ghosts.settle(&store).unwrap();
         assert_eq!(ghosts.lock().ghosts.len(), 0);
+    }
+
+    #[test]
+    fn the_memory_of_ghosts_follows_the_capacity() {
+        let mut options = StoreOptions::new(16 << 20);
+        options.max_capacity_bytes = 64 << 20;
+        let store = Store::new(options).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, 8192, None)).unwrap();
+        let clients: Vec<_> = (0..4)
+            .map(|_| store.create_client(ClientOptions::new("c")).unwrap())
+            .collect();
+        // Of four clients; 434 KiB each, of a sixteenth of the capacity.
+        for (capacity_bytes, modelled) in [(16 << 20, 2), (64 << 20, 4), (16 << 20, 2)] {
+            store.resize(capacity_bytes).unwrap();
+            ghosts.settle(&store).unwrap();
+            for client in &clients {
+                ghosts.observe(&[Event {
+                    client: client.id(),
+                    page: 1,
+                    kind: EventKind::Put,
+                    inclusive: false,
+                }]);
+            }
+            assert_eq!(ghosts.lock().ghosts.len(), modelled);
+            assert!(ghosts.memory_bytes() <= capacity_bytes / MEMORY_SHARE);
+        }
     }
 
     proptest! {

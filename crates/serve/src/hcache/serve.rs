@@ -255,8 +255,7 @@ impl Args {
         let times = if self.compress { 4 } else { 2 };
         let reach_pages = max_capacity.0 / PAGE_BYTES as u64 * times;
         let plan = GhostPlan::new(self.eviction(), reach_pages, one_in);
-        let ghosts = Ghosts::new(plan, self.capacity.0).context("no curves")?;
-        Ok(Some(ghosts))
+        Ok(Some(Ghosts::new(plan).context("no curves")?))
     }
 
     fn eviction(&self) -> &'static EvictionPolicyRow {
