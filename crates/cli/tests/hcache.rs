@@ -462,6 +462,17 @@ fn watch_shows_rates_until_it_is_told_to_stop() {
 }
 
 #[test]
+fn the_age_of_a_store_is_that_of_its_report() {
+    let served = Server::new("--capacity 4M");
+    let age = || served.report("stat -o json").store.stats.age_seconds;
+    let ages: Vec<_> = (0..4).map(|_| age()).collect();
+    assert!(
+        ages.is_sorted_by(|before, after| before < after),
+        "{ages:?}"
+    );
+}
+
+#[test]
 fn load_checks_the_pages_that_come_back() {
     let served = Server::new("--capacity 4M --compress");
     let json = served.text("bench --seconds 1 --pages 2000 --batch 16 -o json");

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{panic, thread};
 
 use anyhow::Context as _;
@@ -155,6 +155,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let server_options = args.server_options();
     let workers = server_options.workers;
+    let begin = Instant::now();
     let server = Server::bind(&args.socket, store.clone(), server_options)
         .with_context(|| format!("cannot serve at {}", args.socket.display()))?;
     writeln!(
@@ -188,7 +189,10 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             eviction: args.eviction.clone(),
             server: named(&server),
         };
-        let report = Report::new(store.stats(), ghosts.as_deref(), surroundings);
+        let mut stats = store.stats();
+        // The store's own is that of its last turn: two reports between turns would be no time apart.
+        stats.age_seconds = begin.elapsed().as_secs_f64();
+        let report = Report::new(stats, ghosts.as_deref(), surroundings);
         serde_json::to_string(&report).expect("all keys of a report are texts")
     };
     thread::scope(|scope| {
