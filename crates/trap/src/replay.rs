@@ -56,9 +56,9 @@ impl ReplayedVm {
             TraceMethod::AccessedPageScans => {
                 Some(Box::new(crate::scans::ReplayedScans::new(replay, config)))
             }
-            TraceMethod::FirstTouches => {
-                Some(Box::new(crate::first_touch::replayed(replay, config)))
-            }
+            TraceMethod::FirstTouches => Some(Box::new(crate::first_touch::replayed_touches(
+                replay, config,
+            ))),
             _ => None,
         })
     }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
-use toml::{Spanned, Value};
+use toml::Spanned;
 
 use super::ConfigError;
-use super::values::Kind;
+use super::values::{Kind, RawValue};
 
 /// Maximum size of a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -107,7 +107,7 @@ impl File {
     pub(super) fn value<K: Kind>(
         &self,
         key: &str,
-        written: &Spanned<Value>,
+        written: &Spanned<RawValue>,
     ) -> Result<K::Value, ConfigError> {
         K::read(written.get_ref())
             .map_err(|expected| self.value_error(key.to_owned(), written.span(), expected))
@@ -175,7 +175,6 @@ impl File {
         }
         let key = keys.join(".");
         let expected = match message.rsplit_once(", expected ") {
-            Some((_, "any valid TOML value")) => "a smaller number".to_owned(),
             Some((_, "a sequence")) => format!("rules, each headed [[{key}]]"),
             Some((_, expected)) => expected.to_owned(),
             None => message.to_owned(),

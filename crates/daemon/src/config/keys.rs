@@ -12,13 +12,13 @@ use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::vm::Promise;
 use plimsoll_trap::BackendSetting;
 use serde::Deserialize;
-use toml::{Spanned, Value};
+use toml::Spanned;
 
 use super::file::File;
 use super::values::{
     ABOVE_0_BELOW_1, ABOVE_0_TO_1, Address, AtExit, BELOW_1, CurveOrigin, EventRate, FROM_0_TO_1,
-    FROM_0_TO_10, FilePath, Flag, Kind, OrAuto, OrNone, Patterns, PolicyName, SearchName, ShareIn,
-    Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
+    FROM_0_TO_10, FilePath, Flag, Kind, OrAuto, OrNone, Patterns, PolicyName, RawValue, SearchName,
+    ShareIn, Size, SocketPath, Text, Time, Users, Uuid, Wait, WholeNumber, Word,
 };
 use super::{
     BASELINE_BYTES_MIN, Config, ConfigError, SHARES_MAX, TcpSettings, TlsSettings, VmRule, Workflow,
@@ -43,7 +43,7 @@ const GROUPS_MAX: u64 = 256;
 const ERRORS_MAX: usize = 64;
 
 /// The value of an optional key, with its position in the file.
-type Key = Option<Spanned<Value>>;
+type Key = Option<Spanned<RawValue>>;
 
 /// Declares the keys of each section, and stores those of a file, with their positions, in the setting beside them.
 macro_rules! keys {

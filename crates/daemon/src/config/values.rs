@@ -1,5 +1,6 @@
 //! Values of the configuration, each with the range that it must lie in.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,10 +13,89 @@ use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::size::{ByteSize, Interval, PerSecond, Share};
 use plimsoll_trap::{BACKENDS, BackendSetting};
 use plimsoll_vm::{AllowedUsers, GroupPattern};
-use toml::Value;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// Maximum number of patterns of control groups.
 const PATTERNS_MAX: usize = 64;
+
+/// A value as it is written in the file.
+///
+/// One type for all kinds, so that the code that reads files is compiled once.
+pub(super) enum RawValue {
+    Text(String),
+    Whole(u64),
+    Float(f64),
+    Flag(bool),
+    List(Vec<String>),
+    Other,
+}
+
+impl RawValue {
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RawValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = RawValue;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<RawValue, E> {
+        Ok(RawValue::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<RawValue, E> {
+        Ok(RawValue::Whole(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<RawValue, E> {
+        Ok(u64::try_from(number).map_or(RawValue::Other, RawValue::Whole))
+    }
+
+    fn visit_i128<E>(self, _: i128) -> Result<RawValue, E> {
+        Ok(RawValue::Other)
+    }
+
+    fn visit_u128<E>(self, _: u128) -> Result<RawValue, E> {
+        Ok(RawValue::Other)
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<RawValue, E> {
+        Ok(RawValue::Float(number))
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<RawValue, E> {
+        Ok(RawValue::Flag(flag))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawValue, A::Error> {
+        let mut words = Vec::new();
+        while let Some(word) = list.next_element()? {
+            words.push(word);
+        }
+        Ok(RawValue::List(words))
+    }
+
+    /// A table or a date, which no key accepts.
+    fn visit_map<A: MapAccess<'de>>(self, mut table: A) -> Result<RawValue, A::Error> {
+        while table.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(RawValue::Other)
+    }
+}
 
 /// A kind of value.
 pub(super) trait Kind {
@@ -26,15 +106,15 @@ pub(super) trait Kind {
     fn expected() -> String;
 
     /// The value, if it is accepted.
-    fn of(written: &Value) -> Option<Self::Value>;
+    fn of(written: &RawValue) -> Option<Self::Value>;
 
     /// What is expected instead of a value that is not accepted.
-    fn refusal(_: &Value) -> String {
+    fn refusal(_: &RawValue) -> String {
         Self::expected()
     }
 
     /// The value, or what is expected instead.
-    fn read(written: &Value) -> Result<Self::Value, String> {
+    fn read(written: &RawValue) -> Result<Self::Value, String> {
         Self::of(written).ok_or_else(|| Self::refusal(written))
     }
 }
@@ -51,14 +131,14 @@ impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
         K::expected()
     }
 
-    fn of(written: &Value) -> Option<Self::Value> {
-        match written.as_str() {
+    fn of(written: &RawValue) -> Option<Self::Value> {
+        match written.text() {
             Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
             _ => K::of(written).map(Some),
         }
     }
 
-    fn refusal(written: &Value) -> String {
+    fn refusal(written: &RawValue) -> String {
         K::refusal(written)
     }
 }
@@ -73,8 +153,11 @@ impl Kind for Flag {
         "true or false".into()
     }
 
-    fn of(written: &Value) -> Option<bool> {
-        written.as_bool()
+    fn of(written: &RawValue) -> Option<bool> {
+        match written {
+            RawValue::Flag(flag) => Some(*flag),
+            _ => None,
+        }
     }
 }
 
@@ -88,9 +171,11 @@ impl Kind for Users {
         "a list of users of this host, such as [\"root\", \"libvirt-qemu\", \"1001\"]".into()
     }
 
-    fn of(written: &Value) -> Option<AllowedUsers> {
-        let names = written.as_array()?.iter().map(Value::as_str);
-        AllowedUsers::of_names(&names.collect::<Option<Vec<_>>>()?).ok()
+    fn of(written: &RawValue) -> Option<AllowedUsers> {
+        match written {
+            RawValue::List(names) => AllowedUsers::of_names(names).ok(),
+            _ => None,
+        }
     }
 }
 
@@ -107,29 +192,27 @@ impl Kind for Patterns {
         )
     }
 
-    fn refusal(written: &Value) -> String {
+    fn refusal(written: &RawValue) -> String {
         let expected = Self::expected();
-        let Some(patterns) = written.as_array() else {
+        let RawValue::List(patterns) = written else {
             return expected;
         };
-        let reasons = patterns.iter().map(|path| pattern(path).err());
+        let reasons = patterns.iter().map(|text| GroupPattern::new(text).err());
         match (1..).zip(reasons).find_map(|(nth, why)| Some((nth, why?))) {
             Some((nth, why)) => format!("{expected}; path {nth} {why}"),
             None => format!("{expected}; there are {}", patterns.len()),
         }
     }
 
-    fn of(written: &Value) -> Option<Vec<GroupPattern>> {
-        let patterns = written.as_array()?;
-        let patterns = Some(patterns).filter(|patterns| patterns.len() <= PATTERNS_MAX)?;
-        patterns.iter().map(|path| pattern(path).ok()).collect()
+    fn of(written: &RawValue) -> Option<Vec<GroupPattern>> {
+        match written {
+            RawValue::List(patterns) if patterns.len() <= PATTERNS_MAX => {
+                let patterns = patterns.iter().map(|text| GroupPattern::new(text).ok());
+                patterns.collect()
+            }
+            _ => None,
+        }
     }
-}
-
-/// A pattern, or what is wrong with it.
-fn pattern(written: &Value) -> Result<GroupPattern, String> {
-    let text = written.as_str().ok_or("is no text: expected a string")?;
-    GroupPattern::new(text)
 }
 
 /// The UUID of a VM.
@@ -142,13 +225,9 @@ impl Kind for Uuid {
         "a UUID, such as \"c7a5fdbd-edaf-9455-926a-d65c16db1809\"".into()
     }
 
-    fn of(written: &Value) -> Option<String> {
-        written.as_str().and_then(plimsoll_vm::parse_uuid)
+    fn of(written: &RawValue) -> Option<String> {
+        written.text().and_then(plimsoll_vm::parse_uuid)
     }
-}
-
-fn whole(written: &Value) -> Option<u64> {
-    written.as_integer()?.try_into().ok()
 }
 
 /// A whole number from `MIN` to `MAX`.
@@ -161,8 +240,11 @@ impl<const MIN: u64, const MAX: u64> Kind for WholeNumber<MIN, MAX> {
         format!("a whole number from {MIN} to {MAX}")
     }
 
-    fn of(written: &Value) -> Option<u64> {
-        whole(written).filter(|number| (MIN..=MAX).contains(number))
+    fn of(written: &RawValue) -> Option<u64> {
+        match written {
+            RawValue::Whole(number) => Some(*number).filter(|number| (MIN..=MAX).contains(number)),
+            _ => None,
+        }
     }
 }
 
@@ -177,10 +259,11 @@ impl<const MIN: u64, const MAX: u64> Kind for Size<MIN, MAX> {
         format!("a size from {min} to {max} in whole pages of 4 KiB, such as \"512M\" or \"2GiB\"")
     }
 
-    fn of(written: &Value) -> Option<u64> {
-        let bytes = match written.as_str() {
-            Some(text) => text.parse::<ByteSize>().ok()?.0,
-            None => whole(written)?,
+    fn of(written: &RawValue) -> Option<u64> {
+        let bytes = match written {
+            RawValue::Text(text) => text.parse::<ByteSize>().ok()?.0,
+            RawValue::Whole(bytes) => *bytes,
+            _ => return None,
         };
         ((MIN..=MAX).contains(&bytes) && bytes.is_multiple_of(PageSize::FOUR_KIB.bytes()))
             .then_some(bytes)
@@ -198,8 +281,8 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
         format!("a time from {min} to {max}, such as \"500ms\", \"30s\", \"5m\" or \"2h\"")
     }
 
-    fn of(written: &Value) -> Option<Duration> {
-        let time = written.as_str()?.parse::<Interval>().ok()?.get();
+    fn of(written: &RawValue) -> Option<Duration> {
+        let time = written.text()?.parse::<Interval>().ok()?.get();
         let range = Duration::from_millis(MIN_MS)..=Duration::from_millis(MAX_MS);
         range.contains(&time).then_some(time)
     }
@@ -215,8 +298,8 @@ impl Kind for Wait {
         "a time from 1us to 10s, such as \"200us\" or \"1ms\"".to_owned()
     }
 
-    fn of(written: &Value) -> Option<f64> {
-        let time = written.as_str()?.parse::<Interval>().ok()?.get();
+    fn of(written: &RawValue) -> Option<f64> {
+        let time = written.text()?.parse::<Interval>().ok()?.get();
         let range = Duration::from_micros(1)..=Duration::from_secs(10);
         range.contains(&time).then_some(time.as_secs_f64() * 1e3)
     }
@@ -257,11 +340,11 @@ impl<const RANGE: usize> Kind for ShareIn<RANGE> {
         format!("a share {}, such as \"5%\" or 0.05", SHARE_RANGES[RANGE].0)
     }
 
-    fn of(written: &Value) -> Option<f64> {
+    fn of(written: &RawValue) -> Option<f64> {
         let share: Share = match written {
-            Value::String(text) => text.parse().ok()?,
-            Value::Integer(number) => number.to_string().parse().ok()?,
-            Value::Float(number) => number.to_string().parse().ok()?,
+            RawValue::Text(text) => text.parse().ok()?,
+            RawValue::Whole(number) => number.to_string().parse().ok()?,
+            RawValue::Float(number) => number.to_string().parse().ok()?,
             _ => return None,
         };
         Some(share.get()).filter(|&share| SHARE_RANGES[RANGE].1(share))
@@ -278,8 +361,8 @@ impl Kind for EventRate {
         "a number per second from 0 to 10000000, such as \"20/s\"".to_owned()
     }
 
-    fn of(written: &Value) -> Option<f64> {
-        let rate = written.as_str()?.parse::<PerSecond>().ok()?.get();
+    fn of(written: &RawValue) -> Option<f64> {
+        let rate = written.text()?.parse::<PerSecond>().ok()?.get();
         Some(rate).filter(|rate| *rate <= 1e7)
     }
 }
@@ -294,8 +377,8 @@ impl Kind for Text {
         "a text that is not empty".into()
     }
 
-    fn of(written: &Value) -> Option<String> {
-        let text = written.as_str()?;
+    fn of(written: &RawValue) -> Option<String> {
+        let text = written.text()?;
         (!text.is_empty() && !text.contains('\0')).then(|| text.to_owned())
     }
 }
@@ -313,7 +396,7 @@ impl<const BYTES_MAX: usize> Kind for AbsolutePath<BYTES_MAX> {
         format!("a path that begins with / and has at most {BYTES_MAX} bytes")
     }
 
-    fn of(written: &Value) -> Option<PathBuf> {
+    fn of(written: &RawValue) -> Option<PathBuf> {
         let path = Text::of(written).filter(|path| path.len() <= BYTES_MAX)?;
         Some(PathBuf::from(path)).filter(|path| path.is_absolute())
     }
@@ -329,8 +412,8 @@ impl Kind for Address {
         "address and port, such as \"127.0.0.1:7373\" or \"[::1]:7373\"".into()
     }
 
-    fn of(written: &Value) -> Option<SocketAddr> {
-        written.as_str()?.parse().ok()
+    fn of(written: &RawValue) -> Option<SocketAddr> {
+        written.text()?.parse().ok()
     }
 }
 
@@ -354,8 +437,8 @@ impl<W: Words> Kind for Word<W> {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    fn of(written: &Value) -> Option<W::Value> {
-        let text = written.as_str()?;
+    fn of(written: &RawValue) -> Option<W::Value> {
+        let text = written.text()?;
         let mut words = W::words().into_iter();
         words
             .find(|(word, _)| *word == text)

@@ -58,7 +58,7 @@ use crate::watchdog;
 
 pub use computed::{ComputedSampler, ComputedVm, PageClass};
 use pace::Pace;
-pub(crate) use replayed::replayed;
+pub(crate) use replayed::replayed_touches;
 use sampler::{Report, SampledVm as _, Sampler};
 use vm::TrappedVm;
 

@@ -21,7 +21,7 @@ struct ReplayedPages {
 }
 
 /// The backend `first-touch` on a replayed VM.
-pub fn replayed(replay: Replay, config: &TraceConfig) -> impl Backend + use<> {
+pub fn replayed_touches(replay: Replay, config: &TraceConfig) -> impl Backend + use<> {
     let trap_cost = replay.vm.trap_cost;
     let pages = ReplayedPages {
         armed: PageBits::new(replay.vm.ram_pages),
