@@ -607,7 +607,8 @@ mod tests {
     fn scans_list_what_was_written(scale: u32) {
         let memory = SharedMemory::new(PAGES).unwrap();
         let config = TraceConfig {
-            period: Duration::from_millis(200),
+            // Time for many more scans than are needed, on a busy machine too.
+            period: Duration::from_millis(600),
             budget: None,
             scale,
             scan_interval: Some(Duration::from_millis(20)),

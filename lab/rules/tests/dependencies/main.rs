@@ -168,6 +168,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "plimsoll-trap",
             "plimsoll-pagelog",
             "plimsoll-vm",
+            "plimsoll-actuator",
             "plimsoll-disk",
             "plimsoll-plot",
             "plimsoll-policy",
