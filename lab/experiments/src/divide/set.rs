@@ -99,6 +99,11 @@ pub fn result_set(
         limits: vec![
             "Counts, no times: the guests are emulated.".to_owned(),
             "Curves of first touches show nothing beyond the memory that a VM has, so the VMs are given all of their RAM to trace them.".to_owned(),
+            format!(
+                "Of the {} runs, {} have allocations by curves of first touches.",
+                runs.len(),
+                runs.iter().filter(|run| by_touches(run)).count()
+            ),
             "The servers are models of the paper's, and smaller.".to_owned(),
             "ESX by sampling checks all pages for accesses in 30 s, not 100 random ones: it is the paper's sampling without its noise.".to_owned(),
         ],
@@ -113,6 +118,11 @@ pub fn result_set(
         )
     };
     Ok((set, vec![("misses", scatter(runs))]))
+}
+
+fn by_touches(run: &Run) -> bool {
+    let mut sources = run.allocations.iter().map(|one| one.curves);
+    sources.any(|source| source == CurveSource::FirstTouch)
 }
 
 /// Counts over all runs of each seed.
