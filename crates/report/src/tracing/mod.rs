@@ -232,7 +232,11 @@ impl<'a> TracingReport<'a> {
                 (cost, "touches/s", "  interval")
             }
             Yield::FirstTouches | Yield::Scans | Yield::Sample => {
-                let cost = format!("A minor fault costs {us:.1} µs{of} on this host.");
+                let what = match self.backend.method {
+                    TraceMethod::WriteScans => "The first write to a page after a scan",
+                    _ => "A minor fault",
+                };
+                let cost = format!("{what} costs {us:.1} µs{of} on this host.");
                 (cost, "touches/s", "  interval")
             }
             Yield::References if self.is_compared => (trap(), "traps/s", "  AET-LRU MAE"),
@@ -393,7 +397,11 @@ impl<'a> TracingReport<'a> {
                 let scans = grouped(totals.scans as f64);
                 let touches = grouped(totals.touches as f64);
                 let observed = format!("{scans} scans, {touches} touches");
-                (observed, "faults", "unmapped", "scanning")
+                let again = match self.backend.method {
+                    TraceMethod::WriteScans => "protected",
+                    _ => "unmapped",
+                };
+                (observed, "faults", again, "scanning")
             }
         };
         writeln!(
