@@ -13,6 +13,7 @@
 
 use std::ops::RangeInclusive;
 
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_vm::GuestStats;
 
 /// Age from which statistics are not used, in s, even if the guest reports at longer intervals.
@@ -59,20 +60,33 @@ impl GuestNeed {
         })
     }
 
-    /// The memory, at least and at most, that the guest neither uses nor can give, if it used `used_bytes` of its
-    /// `own_bytes` while it was traced and has swap of `swap_bytes`: parts of its kernel, and of processes that are idle.
+    /// Converts a curve of the pages that the VM used while it was traced into one of the VM's sizes, of which it had
+    /// `own_bytes`, by adding the memory that its guest neither uses nor can give. `swap_bytes` is the size of the guest's
+    /// known swap, which takes such memory.
     ///
-    /// A curve of the pages that were used would evict such memory first, but a balloon does not get it: what a guest
-    /// gives is page cache and unused memory. Which of the memory that is not used is of which kind is not known. It is no
-    /// more than the guest cannot give, and none of what it reports as unused; and no less than all that it can give would
-    /// leave.
+    /// A curve of used pages would evict that memory first, but a balloon does not get it: what a guest gives is page cache
+    /// and unused memory.
     #[must_use]
-    pub fn idle_bytes(
+    pub fn in_vm_sizes(
         &self,
+        curve: MissRatioCurve,
         own_bytes: u64,
-        used_bytes: u64,
         swap_bytes: u64,
-    ) -> RangeInclusive<u64> {
+    ) -> MissRatioCurve {
+        let used = curve.points().last().map(|point| point.size);
+        let used_bytes = used.map_or(0, |used| used.to_bytes(PageSize::FOUR_KIB));
+        let idle = self.idle_bytes(own_bytes, used_bytes, swap_bytes);
+        let [least, most] = [idle.start(), idle.end()]
+            .map(|bytes| PageCount::from_bytes(*bytes, PageSize::FOUR_KIB));
+        curve.shifted(least, most)
+    }
+
+    /// The memory, at least and at most, that the guest neither uses nor can give, if it used `used_bytes`: parts of its
+    /// kernel, and of processes that are idle.
+    ///
+    /// Which of the memory that is not used is of which kind is not known. It is no more than the guest cannot give, and none
+    /// of what it reports as unused; and no less than all that it can give would leave.
+    fn idle_bytes(&self, own_bytes: u64, used_bytes: u64, swap_bytes: u64) -> RangeInclusive<u64> {
         let idle = own_bytes.saturating_sub(used_bytes);
         let gives = self.available_bytes.saturating_add(swap_bytes);
         let most = self.needed_bytes.saturating_sub(swap_bytes);

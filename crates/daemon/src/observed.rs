@@ -1,10 +1,9 @@
 //! What the feeds of a VM or of a control group show of its memory: curve, working set, heatmap, state of its tracer.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
 
 use crate::clock::Time;
@@ -69,11 +68,11 @@ impl Observations {
     }
 
     /// Takes the results of the feeds; returns their warnings. Of several curves, one of `preferred` sources is taken
-    /// first. `further` is how many pages of 4 KiB a VM has, at least and at most, that a curve of a source does not show.
+    /// first. `in_host_sizes` converts a curve of a source into one over sizes as the host counts them.
     pub fn refresh(
         &mut self,
         preferred: impl Fn(CurveSource) -> bool,
-        further: impl Fn(CurveSource, &MissRatioCurve) -> RangeInclusive<PageCount>,
+        in_host_sizes: impl Fn(CurveSource, MissRatioCurve) -> MissRatioCurve,
     ) -> Vec<String> {
         let mut warnings = Vec::new();
         let mut found: Vec<KnownCurve> = Vec::new();
@@ -92,13 +91,16 @@ impl Observations {
             } = feed.seen();
             warnings.extend(warning);
             if let Some(observed) = curve {
-                match in_host_sizes(&observed, further(source, &observed.curve)) {
-                    Ok(curve) => found.push(KnownCurve {
-                        shown: curve.thinned(SHOWN_POINTS),
-                        curve,
-                        source,
-                        since_boot: observed.since_boot,
-                    }),
+                match in_host_pages(&observed) {
+                    Ok(()) => {
+                        let curve = in_host_sizes(source, observed.curve);
+                        found.push(KnownCurve {
+                            shown: curve.thinned(SHOWN_POINTS),
+                            curve,
+                            source,
+                            since_boot: observed.since_boot,
+                        });
+                    }
                     Err(why) => warnings.push(format!("invalid curve: {why}")),
                 }
             }
@@ -155,15 +157,11 @@ impl Observations {
     }
 }
 
-/// A feed's curve over sizes as the host counts them, which has `further` pages.
-fn in_host_sizes(
-    observed: &ObservedCurve,
-    further: RangeInclusive<PageCount>,
-) -> Result<MissRatioCurve, String> {
+/// Whether a feed's curve counts in pages as the host does.
+fn in_host_pages(observed: &ObservedCurve) -> Result<(), String> {
     let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
     if page != host_page {
         return Err(format!("its pages have {page} bytes, not {host_page}"));
     }
-    let (least, most) = further.into_inner();
-    Ok(observed.curve.clone().shifted(least, most))
+    Ok(())
 }

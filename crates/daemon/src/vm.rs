@@ -1,7 +1,6 @@
 //! State of a VM in the control loop.
 
 use std::collections::VecDeque;
-use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
@@ -480,7 +479,7 @@ impl Vm {
         let (status, need, swap_bytes) = (&self.status, self.last_need, self.swap_bytes());
         let warnings = self.seen.refresh(
             |source| (source == CurveSource::Disk) == from_disk,
-            |source, curve| further_pages(status, need, swap_bytes, source, curve),
+            |source, curve| in_host_sizes(status, need, swap_bytes, source, curve),
         );
         self.warnings.extend(warnings);
     }
@@ -616,32 +615,23 @@ impl UncheckedPromise {
     }
 }
 
-/// The pages, at least and at most, that a VM has besides those that its curve shows.
-fn further_pages(
+/// A VM's curve over its sizes as the host counts them.
+fn in_host_sizes(
     status: &MemoryStatus,
     need: Option<GuestNeed>,
     swap_bytes: u64,
     source: CurveSource,
-    curve: &MissRatioCurve,
-) -> RangeInclusive<PageCount> {
+    curve: MissRatioCurve,
+) -> MissRatioCurve {
     let own_bytes = status.direct.actual_bytes;
     match (source, &status.disk, need) {
         // It begins at the pages that the guest's kernel manages, which are fewer than those the guest has.
         (CurveSource::Disk, Some(disk), _) if disk.direct_pages > 0 => {
-            let managed = PageCount(disk.direct_pages);
-            let further = PageCount(pages(own_bytes).0.saturating_sub(managed.0));
-            further..=further
+            let further = PageCount(pages(own_bytes).0.saturating_sub(disk.direct_pages));
+            curve.shifted(further, further)
         }
-        (CurveSource::Disk, ..) | (_, _, None) => PageCount(0)..=PageCount(0),
-        // It ends at the pages that were used.
-        (_, _, Some(need)) => {
-            let used = curve
-                .points()
-                .last()
-                .map_or(PageCount(0), |point| point.size);
-            let idle = need.idle_bytes(own_bytes, bytes(used), swap_bytes);
-            pages(*idle.start())..=pages(*idle.end())
-        }
+        (CurveSource::Disk, ..) | (_, _, None) => curve,
+        (_, _, Some(need)) => need.in_vm_sizes(curve, own_bytes, swap_bytes),
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use plimsoll_actuator::GuestNeed;
-use plimsoll_flow::TraceMethod;
+use plimsoll_flow::{MissRatioCurve, TraceMethod};
 use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::disk_admin::{self, DiskStat};
 use plimsoll_rig::{Guest, GuestConfig, GuestDisk, GuestImage};
@@ -437,18 +437,20 @@ impl Server {
         Ok(qmp.set_stats_interval_s(&balloon, NEED_INTERVAL_S)?)
     }
 
-    /// What its guest needs of its memory, by the guest's own last report.
+    /// Converts a curve of the pages that it used into one of its sizes, by its guest's own last report.
     ///
     /// # Errors
     ///
-    /// If its monitor does not answer, or its guest does not report it.
-    pub fn need(&mut self) -> anyhow::Result<GuestNeed> {
+    /// If its monitor does not answer, or its guest does not report its memory.
+    pub fn in_vm_sizes(&mut self, curve: MissRatioCurve) -> anyhow::Result<MissRatioCurve> {
         let own_bytes = self.direct_bytes()?;
         let mut qmp = self.guest.qmp()?;
         let balloon = qmp.find_balloon()?.context("it has no balloon")?;
         let stats = qmp.guest_stats(&balloon)?;
         let need = stats.and_then(|stats| GuestNeed::of(&stats, own_bytes));
-        need.with_context(|| format!("the guest of VM {} does not report its memory", self.name))
+        let need = need
+            .with_context(|| format!("the guest of VM {} does not report its memory", self.name))?;
+        Ok(need.in_vm_sizes(curve, own_bytes, 0))
     }
 
     /// Takes its output.

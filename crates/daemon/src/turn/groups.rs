@@ -1,6 +1,6 @@
 //! The control groups of a turn. They are observed as VMs are, and nothing here reads or changes what is allocated to VMs.
 
-use plimsoll_flow::{PageCount, PageSize};
+use plimsoll_flow::PageSize;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::group::{GroupSummary, Groups, LeftOutGroups};
 use plimsoll_protocol::vm::{Sample, WorkingSetView};
@@ -65,9 +65,7 @@ impl<H: Host> Turns<H> {
             );
         }
         for group in &mut self.groups.groups {
-            group.warnings = group
-                .seen
-                .refresh(|_| true, |_, _| PageCount(0)..=PageCount(0));
+            group.warnings = group.seen.refresh(|_| true, |_, curve| curve);
         }
     }
 

@@ -259,17 +259,14 @@ fn inputs(
 fn touch_curve(server: &mut Server, view: ObservedPeriod) -> anyhow::Result<CurveJson> {
     let curve = view.curve;
     let curve = curve.with_context(|| format!("VM {} has no curve", server.name))?;
-    let points = curve.points();
-    let used_bytes = points.last().map_or(0, |point| point.size.0) << 12;
-    let own_bytes = server.direct_bytes()?;
-    let idle = server.need()?.idle_bytes(own_bytes, used_bytes, 0);
-    let [least, most, baseline] = [*idle.start(), *idle.end(), BASELINE_MIB << 20]
-        .map(|bytes| PageCount::from_bytes(bytes, PageSize::FOUR_KIB));
     Ok(CurveJson::new(
         server.name,
         PageSize::FOUR_KIB,
-        Some(baseline),
-        &curve.shifted(least, most),
+        Some(PageCount::from_bytes(
+            BASELINE_MIB << 20,
+            PageSize::FOUR_KIB,
+        )),
+        &server.in_vm_sizes(curve)?,
     ))
 }
 
