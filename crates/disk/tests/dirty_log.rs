@@ -12,6 +12,7 @@ use plimsoll_disk::{
     ChangeTimes, DirtyLog, DirtyLogError, DirtyPages as _, DiskIdentity, DiskNumber, LeftoverPages,
     Location, PAGE_BYTES, Page,
 };
+use plimsoll_flow::SplitMix;
 
 const SLOTS: u64 = 64;
 const BLOCKS: u64 = 48;
@@ -61,10 +62,7 @@ fn signed(operation: u64) -> Page {
 }
 
 fn mixed(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
+    SplitMix(number).bits()
 }
 
 /// The operation of this number, of a sequence: a block, and whether it is recorded or cleaned.

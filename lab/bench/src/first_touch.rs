@@ -71,7 +71,7 @@ type Stream = (String, Vec<u32>);
 
 fn made(args: &Args) -> Vec<Stream> {
     let (pages, references) = (args.pages, args.thousands * 1000);
-    let mut random = Random(args.first_seed);
+    let mut random = Random::new(args.first_seed);
     let mut stream = |name: &str, next: &mut dyn FnMut(&mut Random, usize) -> usize| -> Stream {
         let mut page =
             |at| u32::try_from(next(&mut random, at)).expect("pages are numbered in 32 bits");
@@ -94,7 +94,7 @@ fn made(args: &Args) -> Vec<Stream> {
             let before = sums.last().copied().unwrap_or_default();
             sums.push(before + (rank as f64).powf(-alpha));
         }
-        let order = Random(args.first_seed).order(pages);
+        let order = Random::new(args.first_seed).order(pages);
         streams.push(stream(&format!("Zipf {alpha}"), &mut |random, _| {
             let drawn = unit(random) * sums[pages - 1];
             order[sums.partition_point(|&sum| sum < drawn).min(pages - 1)]
@@ -267,7 +267,7 @@ impl Subject {
                 pages: 1,
             }
         };
-        let mut order = Random(draws.len() as u64).order(draws.len());
+        let mut order = Random::new(draws.len() as u64).order(draws.len());
         let ended: Vec<_> = order
             .drain(..)
             .map(|at| &draws[at])
@@ -445,7 +445,7 @@ impl Tally {
         traps: usize,
         seed: u64,
     ) -> Vec<(&'static str, (f64, f64))> {
-        let mut random = Random(seed << 32 | traps as u64);
+        let mut random = Random::new(seed << 32 | traps as u64);
         let even = subject.draw(traps, false, &mut random);
         let strata = subject.draw(traps, true, &mut random);
         let mut runs = vec![

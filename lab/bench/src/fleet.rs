@@ -12,6 +12,7 @@ use plimsoll_fleet::fleet::{Fleet, Host, Vm};
 use plimsoll_fleet::place::Aim;
 use plimsoll_fleet::plan::plan;
 use plimsoll_fleet::rules::Rules;
+use plimsoll_flow::Whole as _;
 use plimsoll_protocol::fleet::{Goal, PlacementJson};
 
 use crate::measure::median;
@@ -120,7 +121,7 @@ fn small(line: &str, goal: Goal, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut fleet = Fleet {
         slots: SLOTS,
         hosts: Vec::new(),
@@ -154,21 +155,11 @@ fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
                 uuid: None,
                 host,
                 size_bytes: u64::from(gib) << 30,
-                need: memory.chain(time).map(units).collect(),
+                need: memory.chain(time).map(u32::whole).collect(),
                 known_ratio: 1.0,
                 processors_known: true,
             });
         }
     }
     fleet
-}
-
-/// Units of memory or of a processor.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a few thousand"
-)]
-fn units(value: f64) -> u32 {
-    value as u32
 }

@@ -121,7 +121,7 @@ impl Kind {
 }
 
 fn demands(host: &Host, seed: u64) -> anyhow::Result<Vec<Demand>> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let unit = Rules::UNIT.0;
     let demand = |vm: usize| {
         let kind = host.kinds[vm % host.kinds.len()];

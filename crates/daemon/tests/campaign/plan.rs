@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, SplitMix};
 use plimsoll_policy::{GivenOptions, Policy};
 use plimsoll_protocol::decision::Mode;
 use plimsoll_protocol::request::SettingsChange;
@@ -15,16 +15,12 @@ pub const MIB: u64 = 1 << 20;
 /// Pace of a balloon that takes hours, in bytes a second.
 const CRAWL: u64 = 128 << 10;
 
-/// Random numbers (SplitMix64).
-pub struct Numbers(pub u64);
+/// Random numbers.
+pub struct Numbers(pub SplitMix);
 
 impl Numbers {
     pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.bits()
     }
 
     /// A number from `from` to `to`.
@@ -161,7 +157,7 @@ impl Plan {
     }
 
     pub fn of_seed(seed: u64) -> Self {
-        let mut numbers = Numbers(seed);
+        let mut numbers = Numbers(SplitMix(seed));
         let numbers = &mut numbers;
         let has_caches = numbers.one_in(3);
         let guests: Vec<_> = (0..numbers.within(2, 4))

@@ -10,6 +10,7 @@ use plimsoll_daemon::config::Config;
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::shared::{Command, Reply, RequestRefusal, SharedState, Snapshot};
 use plimsoll_daemon::turn::{TICK, Turns};
+use plimsoll_flow::SplitMix;
 use plimsoll_protocol::decision::{Decision, Mode};
 use plimsoll_protocol::request::{Choice, SettingsChange};
 use tempfile::TempDir;
@@ -301,7 +302,7 @@ impl<'a> Run<'a> {
     fn guests_go_on(&mut self) -> Result<(), Finding> {
         for (index, guest) in self.plan.guests.iter().enumerate() {
             let need = self.needs[index];
-            let mut numbers = Numbers(self.plan.seed ^ self.second << 8 ^ index as u64);
+            let mut numbers = Numbers(SplitMix(self.plan.seed ^ self.second << 8 ^ index as u64));
             self.host.change(&guest.name, |vm| {
                 let most = Rules::allocation_max(vm);
                 if vm.used_bytes > need {

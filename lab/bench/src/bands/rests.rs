@@ -247,7 +247,7 @@ fn observe(
             reach: Some(Duration::from_secs(PERIOD * WINDOW as u64)),
         })
     };
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let (mut tracing, mut estimates) = (vm.attach(method, 0, seed)?, estimator());
     let mut rest: Option<Rest> = None;
     let mut found: Option<Found> = None;

@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
     let mut page = [0; PAGE_BYTES];
     let mut latencies_us = [Vec::new(), Vec::new()];
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let spacing = args.image_mib * 256 / BLOCKS as u64;
     for _ in 0..args.turns.div_ceil(4) {
         for (pass, latencies_us) in latencies_us.iter_mut().enumerate() {

@@ -88,7 +88,7 @@ impl Side {
             process,
             disk,
             buffers,
-            random: Random(1),
+            random: Random::new(1),
             next: 0,
             rates: Vec::new(),
             cpu_us: Vec::new(),

@@ -141,7 +141,7 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     // No cache, miss, admission, hit, copy by a system call, copy in memory.
     let mut costs: [Vec<f64>; 6] = Default::default();
     for run in 0..cli.runs.max(1) {
-        let mut random = Random(u64::from(run));
+        let mut random = Random::new(u64::from(run));
         let order = random.order(BLOCKS);
         let mut plain = EngineDriver::new(CacheMode::None)?;
         costs[0].push(each(&order, |block| plain.read(block))?);
@@ -209,7 +209,7 @@ fn each(order: &[usize], mut work: impl FnMut(u64) -> anyhow::Result<()>) -> any
 fn single_operations(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut costs: [Vec<f64>; 7] = Default::default();
     for run in 0..cli.runs.max(1) {
-        let mut random = Random(u64::from(run));
+        let mut random = Random::new(u64::from(run));
         let mut tables = MappingTables::new();
         let at = |block| Location::new(DiskNumber(0), block);
         let mut order = || random.order(BLOCKS);

@@ -24,7 +24,7 @@ fn full() -> anyhow::Result<Store> {
     let client = store.create_client(ClientOptions::new("disk"))?;
     let pool = client.create_pool(PoolOptions::private())?;
     let pages = usize::try_from(FROM_MIB * MIB)? / PAGE_BYTES;
-    for block in Random(1).order(2 * pages) {
+    for block in Random::new(1).order(2 * pages) {
         let handle = Handle {
             pool,
             object: 0,

@@ -386,7 +386,7 @@ fn visits(ratio: f64) -> Vec<(u64, bool)> {
         sum += 1.0 / rank as f64;
         shares.push(sum);
     }
-    let mut random = Random(10);
+    let mut random = Random::new(10);
     (0..WARM + COUNTED)
         .map(|_| {
             let dice = random.below(1 << 53) as f64 / (1_u64 << 53) as f64 * sum;

@@ -32,7 +32,7 @@ enum Content {
 impl Content {
     fn fill(self, page: &mut Page, random: &mut Random) {
         let mut lines = |random_words: usize, seed: u64| {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             for line in page.chunks_exact_mut(128) {
                 line.copy_from_slice(&[0x20; 128]);
                 for word in line.chunks_exact_mut(8).take(random_words) {
@@ -51,13 +51,13 @@ impl Content {
                     0 => random.below(256) as u64,
                     _ => seed,
                 };
-                let kind = match Random(seed).below(10) {
+                let kind = match Random::new(seed).below(10) {
                     0 => Self::Zero,
                     1..5 => Self::Half,
                     5..7 => Self::Quarter,
                     _ => Self::Random,
                 };
-                kind.fill(page, &mut Random(seed));
+                kind.fill(page, &mut Random::new(seed));
             }
         }
     }
@@ -87,7 +87,7 @@ pub(super) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         ("mix", Content::Mix),
     ] {
         let mut region = Region::new(pages, true)?;
-        let mut random = Random(7);
+        let mut random = Random::new(7);
         for number in 0..pages {
             content.fill(region.page_mut(number), &mut random);
         }
@@ -155,7 +155,7 @@ fn of_store(options: StoreOptions, region: &Region) -> anyhow::Result<ContentRes
             left.push(number);
         }
     }
-    let order = Random(9).order(left.len());
+    let order = Random::new(9).order(left.len());
     let watch = Watch::start(Clock::Cpu);
     let mut hits = 0_u64;
     for at in order {

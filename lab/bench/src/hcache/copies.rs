@@ -118,7 +118,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         from: Region::new(pages, huge)?,
         to: Region::new(pages, huge)?,
     };
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let sequential: Vec<_> = (0..pages).collect();
     for in_order in [false, true] {
         let mut order = || match in_order {
@@ -266,7 +266,7 @@ impl Setting<'_> {
     /// What a put or a get has at least besides its copy.
     fn bound(&self, memory: &mut Memory, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut lines = Lines::new(METADATA_MIB);
-        let (mut random, mut found) = (Random(3), CopyComparison::default());
+        let (mut random, mut found) = (Random::new(3), CopyComparison::default());
         for _ in 0..self.runs {
             memory.pass(
                 &self.puts,

@@ -2,12 +2,13 @@
 
 use std::io::Write;
 
+use plimsoll_flow::mix;
 use plimsoll_hcache::{Client, Handle, PoolId, PoolOptions};
 
 use super::bounds::{Lines, locked_reads};
 use super::{Args, roomy, store_of};
 use crate::measure::{Clock, Watch, at_most, median};
-use crate::random::{Random, mix};
+use crate::random::Random;
 use crate::{Cli, title};
 
 /// Number of lookups between two readings of the clock.
@@ -79,7 +80,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
 const TABLES_MIB: [usize; 3] = [4, 12, 32];
 
 fn locked_read_ns(cli: &Cli, lines: &Lines) -> f64 {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut found = Vec::new();
     for _ in 0..4 * cli.runs.max(1) {
         let watch = Watch::start(Clock::Cpu);
@@ -92,7 +93,7 @@ fn locked_read_ns(cli: &Cli, lines: &Lines) -> f64 {
 fn of_shape(cli: &Cli, shape: &Shape, pages: u64, out: &mut dyn Write) -> anyhow::Result<()> {
     let count = usize::try_from(pages)?;
     let (client, pool) = store_of(roomy(count + count / 16), PoolOptions::private())?;
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for number in random.order(count) {
         let stored = client.put(shape.handle(pool, number as u64), &[1; 4096])?;
         anyhow::ensure!(stored.is_stored(), "a put was refused");
@@ -153,7 +154,7 @@ fn missing_ns(
     client: &Client,
     miss: &dyn Fn(&mut Random) -> Handle,
 ) -> anyhow::Result<f64> {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     let mut page = [0; 4096];
     let mut found = Vec::new();
     for _ in 0..4 * cli.runs.max(1) {

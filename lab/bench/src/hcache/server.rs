@@ -223,7 +223,7 @@ fn measure(cli: &Cli, args: &Args, lines: &mut [Line]) -> anyhow::Result<()> {
             line.client.put(numbers, &mut fill)?;
         }
     }
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for _ in 0..cli.runs.max(1) {
         for line in &mut *lines {
             let mut order = || -> Vec<_> {

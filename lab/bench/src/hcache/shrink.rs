@@ -44,7 +44,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
             let (client, pool) = store_of(options, PoolOptions::private())?;
             let pages = capacity_bytes / PAGE_BYTES as u64;
             let mut page = [0; PAGE_BYTES];
-            for number in Random(1).order(usize::try_from(pages)?) {
+            for number in Random::new(1).order(usize::try_from(pages)?) {
                 sign(&mut page, number as u64);
                 client.put(handle(pool, number as u64), &page)?;
             }
@@ -77,7 +77,7 @@ fn timed(
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let putting = scope.spawn(|| {
-            let mut random = Random(3);
+            let mut random = Random::new(3);
             let mut times = Vec::with_capacity(1 << 22);
             let page = [5; PAGE_BYTES];
             while !stop.load(Ordering::Relaxed) {

@@ -84,7 +84,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         workers.push(Worker {
             from: Region::new(pages, true)?,
             to: Region::new(pages, true)?,
-            random: Random(seed),
+            random: Random::new(seed),
         });
     }
     let store = Store::new(roomy(2 * pages))?;

@@ -17,7 +17,7 @@ pub(crate) use inversions::InversionLru;
 pub(crate) use olken::OlkenLru;
 pub(crate) use shards::{PlainFixedSizeShards, PlainShards};
 
-use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, mix};
 
 /// Weights by size in pages from which references hit, as a histogram whose steps make the curve.
 #[derive(Debug, Clone, Default)]
@@ -49,13 +49,6 @@ impl Hits {
         }
         MissRatioCurve::new(points, u64::from(references > 0.0))
     }
-}
-
-/// The finaliser of `SplitMix64`, as a hash.
-fn mix(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }
 
 #[cfg(test)]

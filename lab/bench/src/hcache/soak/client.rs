@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context;
+use plimsoll_flow::mix;
 use plimsoll_hcache::{Handle, Page, PoolId, PoolOptions};
 use plimsoll_ring::protocol::Status;
 use plimsoll_ring::{ConnectOptions, Connection};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Tally;
-use crate::random::{Random, mix};
+use crate::random::Random;
 
 /// What one client is told.
 #[derive(Debug, Clone, clap::Args)]
@@ -139,7 +140,7 @@ impl Pool {
 
 /// Runs one client until its time is over. Exits with status 3 if it received an invalid result.
 pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
-    let mut random = Random(args.seed);
+    let mut random = Random::new(args.seed);
     let mut connection = Connection::connect(&args.socket, &ConnectOptions::new(&args.name))?;
     let count = usize::try_from(args.pages)?;
     let mut pools = [

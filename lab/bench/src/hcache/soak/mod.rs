@@ -150,7 +150,7 @@ pub(crate) fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let status = format!("/proc/{}/status", server.0.id());
     let empty = proc_bytes(&status, "RssAnon")?;
     let mut seen = RunObservations::default();
-    let mut random = Random(args.seed);
+    let mut random = Random::new(args.seed);
     let mut places: Vec<_> = (0..args.clients)
         .map(|_| Place::Leaving(String::new()))
         .collect();
