@@ -45,7 +45,7 @@ pub struct Daemon {
 
 #[expect(
     clippy::missing_errors_doc,
-    reason = "questions have the errors of `ask`, as the type says"
+    reason = "requests have the errors of `ask`, documented at the type"
 )]
 impl Daemon {
     /// Reaches the daemon; through its read-only socket if the other may not be opened and none was named.

@@ -67,7 +67,7 @@ pub struct VmRam {
 
 #[expect(
     clippy::missing_errors_doc,
-    reason = "commands have the errors of `execute`, as the type says"
+    reason = "commands have the errors of `execute`, documented at the type"
 )]
 impl Qmp {
     /// Connects and completes the negotiation within `timeout`, which is also the time limit of every later command.

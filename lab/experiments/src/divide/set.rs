@@ -90,7 +90,7 @@ pub fn result_set(
         method: format!(
             "Three guests of {BASELINE_MIB} MiB each, after the machines of [LS07] §6.5: web reads files by popularity, search reads an index at random, scan \
              reads everything in turn, with a light background task (scan-with-task) or without. Their curves come from first touches while they have all of their RAM ({RAM_MIB} MiB), as on a host with memory to spare, or from the caches under \
-             their disks. Each allocation of their {BASELINE_MIB} MiB each is set for real, without caches, and measured once the servers have filled what they gained. All misses are misses per \
+             their disks. Each allocation of their memory is set for real, without caches, and measured once the servers have filled what they gained. All misses are misses per \
              request relative to those before; 1.00 is no change. A promise is broken if a VM misses more than its bound plus {:.0} points, [LS07]'s own largest excess.",
             TOLERANCE * 100.0
         ),
