@@ -38,19 +38,18 @@ impl QuantityError {
 }
 
 /// The quantities as errors describe them.
-const SIZE: &str = "a size: write bytes, or a number with KiB, MiB, GiB or TiB (K, M, G, T), such as 4096, 512M \
+const SIZE: &str = "a size: write whole bytes, or a number with KiB, MiB, GiB or TiB (K, M, G, T), such as 4096, 512M \
     or 2GiB, below 16 EiB";
 const RATE: &str = "a rate: write a share above 0 and at most 1, such as 1/128, 0.01 or 1%";
 const SHARE: &str = "a share: write a number from 0 to 1, a fraction or a percentage, such as 0.05, 1/20, 5% or \
     150%";
 const PER_SECOND: &str =
     "a number per second: write a number of 0 or more with /s, such as 0/s, 0.5/s or 20/s";
-const BIT_RATE: &str = "a bandwidth: write bits per second above 0, or a number with K, M, G or T (powers of 1000), \
+const BIT_RATE: &str = "a bandwidth: write whole bits per second above 0, or a number with K, M, G or T (powers of 1000), \
     such as 10G or 2.5G";
 const COUNT: &str = "a count: write a whole number above 0, or a number with K, M, G or T (powers of 1000), such \
     as 50000, 500K or 10M";
-const INTERVAL: &str =
-    "a time: write a number above 0 with us, ms, s, m, h or d, such as 500ms, 5s or 2m";
+const INTERVAL: &str = "a time: write a number above 0 with us, ms, s, m, h or d, in whole microseconds, such as 500ms, 5s or 2m";
 
 /// A size of memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
