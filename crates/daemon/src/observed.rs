@@ -7,7 +7,7 @@ use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
 
 use crate::clock::Time;
-use crate::host::{Feed, FeedReport, ObservedCurve};
+use crate::host::{Feed, FeedReport};
 
 /// Minimum number of references of a curve on which decisions are based.
 const REFERENCES_MIN: u64 = 100;
@@ -91,17 +91,19 @@ impl Observations {
             } = feed.seen();
             warnings.extend(warning);
             if let Some(observed) = curve {
-                match in_host_pages(&observed) {
-                    Ok(()) => {
-                        let curve = in_host_sizes(source, observed.curve);
-                        found.push(KnownCurve {
-                            shown: curve.thinned(SHOWN_POINTS),
-                            curve,
-                            source,
-                            since_boot: observed.since_boot,
-                        });
-                    }
-                    Err(why) => warnings.push(format!("invalid curve: {why}")),
+                let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
+                if page == host_page {
+                    let curve = in_host_sizes(source, observed.curve);
+                    found.push(KnownCurve {
+                        shown: curve.thinned(SHOWN_POINTS),
+                        curve,
+                        source,
+                        since_boot: observed.since_boot,
+                    });
+                } else {
+                    warnings.push(format!(
+                        "invalid curve: its pages have {page} bytes, not {host_page}"
+                    ));
                 }
             }
             new_set = working_set.or(new_set);
@@ -155,13 +157,4 @@ impl Observations {
             feed.forget();
         }
     }
-}
-
-/// Whether a feed's curve counts in pages as the host does.
-fn in_host_pages(observed: &ObservedCurve) -> Result<(), String> {
-    let (page, host_page) = (observed.page_size.bytes(), PageSize::FOUR_KIB.bytes());
-    if page != host_page {
-        return Err(format!("its pages have {page} bytes, not {host_page}"));
-    }
-    Ok(())
 }

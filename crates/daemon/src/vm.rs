@@ -127,7 +127,7 @@ impl Vm {
         Self {
             found,
             actuator,
-            last_need: status.need,
+            last_need: None,
             status,
             first_bytes: first_bytes.unwrap_or(has),
             first_is_kept: first_bytes.is_some(),
