@@ -28,6 +28,8 @@ fn curve(vm: &str, steps: &[(u64, f64)]) -> CurveJson {
         references: 1_000_000,
         baseline_pages: Some(512 * 256),
         vcpu_seconds_per_second: None,
+        uncertain_pages: 0,
+        log_errors_permille: Vec::new(),
         points: points.collect(),
     }
 }

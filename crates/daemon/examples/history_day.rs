@@ -144,6 +144,8 @@ impl Noise {
             references,
             baseline_pages: Some(1 << 18),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: points.collect(),
         }
     }

@@ -11,6 +11,8 @@
 //! A ratio is a share of the references that the observer could see, and so depends on how it observes. Misses per
 //! second do not: they are counts over a known time. A curve of references with a clock has both.
 
+use std::ops::RangeInclusive;
+
 use crate::PageCount;
 
 /// A number of misses per second, with the 95 % band that includes the error of the rate itself.
@@ -79,6 +81,15 @@ impl CurvePoint {
     }
 }
 
+/// The independent parts of the error of the logarithm of a point's misses, in thousandths.
+///
+/// The Euclidean distance of two points is the half-width of the 95 % band of the logarithm of the quotient of their misses:
+/// errors that both have, such as that of the rate of all misses, cancel out.
+pub type LogErrors = [i16; LOG_ERRORS];
+
+/// Number of these parts.
+pub const LOG_ERRORS: usize = 17;
+
 /// Why points do not form a curve. Nothing was built.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -133,6 +144,8 @@ pub struct MissRatioCurve {
     points: Vec<CurvePoint>,
     references: u64,
     vcpus: Option<f64>,
+    log_errors: Vec<LogErrors>,
+    uncertain: PageCount,
 }
 
 /// Distance between two curves over a set of sizes.
@@ -224,6 +237,8 @@ impl MissRatioCurve {
             points,
             references,
             vcpus: None,
+            log_errors: Vec::new(),
+            uncertain: PageCount(0),
         })
     }
 
@@ -261,6 +276,92 @@ impl MissRatioCurve {
         self.vcpus
     }
 
+    /// Returns the curve with the errors of its first points, one each; there are none for those points at whose sizes misses
+    /// that were not observed matter more. More than there are points are ignored.
+    #[must_use]
+    pub fn with_log_errors(mut self, mut errors: Vec<LogErrors>) -> Self {
+        errors.truncate(self.points.len());
+        self.log_errors = errors;
+        self
+    }
+
+    /// The errors of the first points, one each; empty if they are not known.
+    #[must_use]
+    pub fn log_errors(&self) -> &[LogErrors] {
+        &self.log_errors
+    }
+
+    /// By how many pages the sizes may be too large, all by the same number: what [`shifted`](Self::shifted) left uncertain.
+    #[must_use]
+    pub fn uncertain(&self) -> PageCount {
+        self.uncertain
+    }
+
+    /// Returns the curve of a memory of whose pages `uncertain` are uncertain, as a curve that was
+    /// [shifted](Self::shifted) is.
+    #[must_use]
+    pub fn with_uncertain(self, uncertain: PageCount) -> Self {
+        Self { uncertain, ..self }
+    }
+
+    /// Returns the 95 % band of the misses at `size` divided by those at `baseline`, where miss ratios below `least` (above
+    /// 0.0) count as that: for each number of pages by which the sizes may be too large.
+    ///
+    /// Its limits are those of the points' own bands where their common errors are not known.
+    #[must_use]
+    pub fn quotient_band(
+        &self,
+        size: PageCount,
+        baseline: PageCount,
+        least: f64,
+    ) -> RangeInclusive<f64> {
+        // The quotient changes only where the misses at one of the sizes fall.
+        let shifts = [size, baseline].into_iter().flat_map(|from| {
+            let first = self.points.partition_point(|point| point.size <= from);
+            let falls = self.points[first..].iter();
+            falls
+                .map(move |point| point.size.0 - from.0)
+                .take_while(|&shift| shift <= self.uncertain.0)
+        });
+        let bands = std::iter::once(0).chain(shifts).map(|shift| {
+            let of = |size: PageCount| PageCount(size.0.saturating_add(shift));
+            self.quotient_of(of(size), of(baseline), least)
+        });
+        let union = |one: (f64, f64), (low, high): (f64, f64)| (one.0.min(low), one.1.max(high));
+        let (low, high) = bands.fold((f64::INFINITY, 0.0), union);
+        low..=high
+    }
+
+    /// The same for sizes that are certain.
+    fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
+        let divisor = self.miss_ratio(baseline).max(least);
+        let over = |ratio: f64| ratio.max(least) / divisor;
+        let point = self.at(size);
+        let (low, high) = (over(point.low), over(point.high));
+        let Some((known, half_width)) = self.log_half_width(size, baseline) else {
+            return (low, high);
+        };
+        let factor = half_width.exp();
+        (
+            over(point.miss_ratio / factor),
+            high.min(over(known * factor)),
+        )
+    }
+
+    /// The half-width of the band of the logarithm of the quotient of the misses at two sizes, and the
+    /// miss ratio at the first, or at the largest size below it whose errors are known.
+    fn log_half_width(&self, size: PageCount, other: PageCount) -> Option<(f64, f64)> {
+        let known = |size: PageCount| {
+            let points = self.points.partition_point(|point| point.size <= size);
+            points.min(self.log_errors.len()).checked_sub(1)
+        };
+        let (at, other) = (known(size)?, known(other)?);
+        let pairs = self.log_errors[at].iter().zip(&self.log_errors[other]);
+        let differences = pairs.map(|(&one, &other)| f64::from(one) - f64::from(other));
+        let squares: f64 = differences.map(|difference| difference * difference).sum();
+        Some((self.points[at].miss_ratio, squares.sqrt() / 1000.0))
+    }
+
     /// Returns the misses per second of wall time at `size`; `None` for references without a clock, and below the
     /// first point, where they are not resolved.
     #[must_use]
@@ -292,6 +393,8 @@ impl MissRatioCurve {
             point.size.0 = point.size.0.saturating_add(most.0);
         }
         self.points.dedup_by_key(|point| point.size);
+        self.log_errors.truncate(self.points.len());
+        self.uncertain.0 = self.uncertain.0.saturating_add(uncertain);
         self
     }
 
@@ -456,7 +559,29 @@ impl MissRatioCurve {
     /// [`CurveError::SizeNotRising`] if they do not, [`CurveError::Empty`] if there are none.
     pub fn at_sizes(&self, sizes: &[PageCount]) -> Result<Self, CurveError> {
         let points = sizes.iter().map(|&size| self.at(size)).collect();
-        Ok(Self::new(points, self.references)?.with_vcpus(self.vcpus))
+        self.with_points(points)
+    }
+
+    /// The curve with other points, each of which has the errors of that of this curve which holds at its size.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_points(&self, points: Vec<CurvePoint>) -> Result<Self, CurveError> {
+        Ok(Self {
+            vcpus: self.vcpus,
+            log_errors: self.log_errors_of(&points),
+            uncertain: self.uncertain,
+            ..Self::new(points, self.references)?
+        })
+    }
+
+    fn log_errors_of(&self, points: &[CurvePoint]) -> Vec<LogErrors> {
+        let errors = points.iter().map_while(|point| {
+            let after = self.points.partition_point(|own| own.size <= point.size);
+            self.log_errors.get(after.checked_sub(1)?).copied()
+        });
+        errors.collect()
     }
 
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
@@ -502,9 +627,9 @@ impl MissRatioCurve {
             }
         }
         Self {
+            log_errors: self.log_errors_of(&kept),
             points: kept,
-            references: self.references,
-            vcpus: self.vcpus,
+            ..*self
         }
     }
 }
@@ -676,6 +801,82 @@ mod tests {
             let unrated = curve(&points).with_references_per_second(rate);
             assert_eq!(unrated.misses_per_second(PageCount(0)), None);
             assert_eq!(unrated.with_vcpus(Some(rate)).vcpus(), None);
+        }
+    }
+
+    fn with_bands(points: &[(u64, f64)]) -> MissRatioCurve {
+        let points = curve(points).points().to_vec().into_iter();
+        let points = points.map(|point| CurvePoint {
+            low: point.miss_ratio * 0.5,
+            high: (point.miss_ratio * 2.0).min(1.0),
+            ..point
+        });
+        MissRatioCurve::new(points.collect(), 100).unwrap()
+    }
+
+    /// Errors of which each part but the first two is that of every point.
+    fn errors(own: i16, other: i16) -> LogErrors {
+        let mut errors = [700; LOG_ERRORS];
+        errors[..2].copy_from_slice(&[own, other]);
+        errors
+    }
+
+    #[test]
+    fn errors_of_both_sizes_cancel_out_in_their_quotient() {
+        let whole = with_bands(&[(10, 0.4), (20, 0.2), (30, 0.1), (40, 0.0)]);
+        let band = |curve: &MissRatioCurve, size| {
+            let band = curve.quotient_band(PageCount(size), PageCount(30), 0.01);
+            [*band.start(), *band.end()]
+        };
+        assert_eq!(band(&whole, 20), [1.0, 4.0]);
+        let known = [errors(300, 0), errors(100, 0), errors(70, 40)].to_vec();
+        let known = whole.clone().with_log_errors(known);
+        let near = |found: [f64; 2], expected: [f64; 2]| {
+            let differences = found.iter().zip(expected).map(|(one, other)| one - other);
+            assert!(
+                differences.map(f64::abs).sum::<f64>() < 1e-9,
+                "{found:?} {expected:?}"
+            );
+        };
+        let factor = 0.05_f64.exp();
+        near(band(&known, 20), [2.0 / factor, 2.0 * factor]);
+        near(band(&known, 30), [1.0, 1.0]);
+        // Of 40 pages no more is known than that they miss no more than 30 do, nor than its own band allows.
+        near(band(&known, 40), [0.1, 0.1]);
+        let least = known.quotient_band(PageCount(20), PageCount(30), 0.15);
+        assert_eq!(*least.start(), 0.2 / factor / 0.15);
+        // Points that are left out or lie between others have the errors of those before them.
+        let cut = known.at_sizes(&[PageCount(15), PageCount(20), PageCount(45)]);
+        let cut = cut.unwrap();
+        assert_eq!(
+            cut.log_errors(),
+            [errors(300, 0), errors(100, 0)],
+            "{cut:?}"
+        );
+        assert_eq!(known.thinned(2).log_errors(), [errors(300, 0)]);
+        let more = whole.clone().with_log_errors(vec![errors(0, 0); 9]);
+        assert_eq!(more.log_errors().len(), 4);
+    }
+
+    #[test]
+    fn the_band_of_a_shifted_quotient_holds_that_of_every_number_of_further_pages() {
+        let own = curve(&[(10, 0.8), (20, 0.7), (30, 0.1), (50, 0.04)]);
+        let errors = vec![errors(0, 0); 4];
+        for own in [own.clone(), own.with_log_errors(errors)] {
+            let shifted = own.clone().shifted(PageCount(2), PageCount(12));
+            assert_eq!(shifted.uncertain(), PageCount(10));
+            for (size, baseline) in [(25, 32), (30, 45), (40, 36), (60, 60), (22, 63)] {
+                let band = shifted.quotient_band(PageCount(size), PageCount(baseline), 0.001);
+                for further in 2..=12 {
+                    let [ratio, divisor] =
+                        [size, baseline].map(|size| own.miss_ratio(PageCount(size - further)));
+                    let quotient = ratio / divisor;
+                    assert!(
+                        *band.start() <= quotient && quotient <= *band.end(),
+                        "{quotient} of {size} and {baseline} with {further}: {band:?}"
+                    );
+                }
+            }
         }
     }
 

@@ -23,7 +23,10 @@ mod source;
 mod vm;
 mod working_set;
 
-pub use curve::{Cliff, CurveDistance, CurveError, CurvePoint, MissRatioCurve, MissesPerSecond};
+pub use curve::{
+    Cliff, CurveDistance, CurveError, CurvePoint, LOG_ERRORS, LogErrors, MissRatioCurve,
+    MissesPerSecond,
+};
 pub use first_touch::{FirstTouch, FirstTouches, Timestamp};
 pub use number::{MIX_FACTORS, SplitMix, Whole, mix};
 pub use page::{PageCount, PageNumber, PageSize, PageSizeError};

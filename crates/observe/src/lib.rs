@@ -625,7 +625,7 @@ fn until_lowest(curve: MissRatioCurve, is_open_ended: bool) -> MissRatioCurve {
     let Some(last) = last.filter(|_| is_open_ended) else {
         return curve;
     };
-    let shorter = MissRatioCurve::new(points[..=last].to_vec(), curve.references());
+    let shorter = curve.with_points(points[..=last].to_vec());
     shorter.unwrap_or(curve)
 }
 

@@ -46,7 +46,7 @@ pub fn promise_size(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::CurvePoint;
+    use plimsoll_flow::{CurvePoint, LOG_ERRORS};
 
     fn point(size: u64, miss_ratio: f64, high: f64) -> CurvePoint {
         CurvePoint {
@@ -83,6 +83,22 @@ mod tests {
         assert_eq!(relative(&curve, PageCount(50), PageCount(9), &rules), None);
         let relative = relative(&curve, PageCount(50), PageCount(35), &rules).unwrap();
         assert!((relative.expected - 1.05).abs() < 1e-9 && (relative.high - 1.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_error_of_all_sizes_keeps_no_memory_from_others() {
+        // Between 20 and 40 pages nothing is lost, however many misses there are.
+        let points = [(10, 0.8), (20, 0.4), (30, 0.4), (40, 0.4)];
+        let points = points.map(|(size, miss_ratio)| point(size, miss_ratio, 1.0));
+        let rules = Rules::new(PageCount(1000));
+        let least = |curve: &MissRatioCurve| {
+            let bound = Bound::on_loss(0.05);
+            promise_size(curve, PageCount(50), &bound, &rules).unwrap()
+        };
+        let curve = MissRatioCurve::new(points.to_vec(), 9).unwrap();
+        assert_eq!(least(&curve), PageCount(50));
+        let curve = curve.with_log_errors(vec![[900; LOG_ERRORS]; 4]);
+        assert_eq!(least(&curve), PageCount(20));
     }
 
     #[test]

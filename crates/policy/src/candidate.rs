@@ -125,7 +125,13 @@ impl<'a> Misses<'a> {
             let misses = point.misses;
             misses.is_some_and(|misses| misses.high <= most)
         });
-        self.over_baseline(point.high) <= 1.0 + self.max_loss && number
+        number && (self.max_loss == f64::INFINITY || self.high(point.size) <= 1.0 + self.max_loss)
+    }
+
+    /// Upper limit of the band of the misses at `size` over those at the baseline.
+    fn high(&self, size: PageCount) -> f64 {
+        let curve = self.curve;
+        *curve.quotient_band(size, self.baseline, self.least).end()
     }
 
     /// Whether the upper limits of the bands at `size` keep the bound.
@@ -142,11 +148,11 @@ impl<'a> Misses<'a> {
     /// `None` at a size below the baseline that the curve does not resolve.
     pub(crate) fn relative(&self, size: u64) -> Option<Relative> {
         let size = PageCount(size);
-        let point = self.curve.at(size);
+        let band = self.curve.quotient_band(size, self.baseline, self.least);
         (self.curve.resolves(size) || size >= self.baseline).then(|| Relative {
-            expected: self.over_baseline(point.miss_ratio),
-            low: self.over_baseline(point.low),
-            high: self.over_baseline(point.high),
+            expected: self.over_baseline(self.curve.miss_ratio(size)),
+            low: *band.start(),
+            high: *band.end(),
         })
     }
 

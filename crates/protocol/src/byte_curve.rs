@@ -92,6 +92,8 @@ mod tests {
             references: 100,
             baseline_pages: Some(512),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: vec![point(256, 0.5), point(1024, 0.125)],
         }
     }

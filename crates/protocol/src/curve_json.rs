@@ -7,10 +7,12 @@
 //!
 //! Points rise in size; between two of them the curve holds the left one's ratio. The points of a running VM's curve
 //! also have `misses_per_second`, `misses_low_per_second` and `misses_high_per_second`, and the curve has
-//! `vcpu_seconds_per_second` if that is known.
+//! `vcpu_seconds_per_second` if that is known. With its `log_errors_permille`, one for each of the first points, the
+//! misses at two sizes are compared more exactly than by their bands.
 
 use plimsoll_flow::{
-    CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageSize, PageSizeError,
+    CurveError, CurvePoint, LogErrors, MissRatioCurve, MissesPerSecond, PageCount, PageSize,
+    PageSizeError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -35,8 +37,20 @@ pub struct CurveJson {
     /// by it are misses per second of vCPU time. Absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpu_seconds_per_second: Option<f64>,
+    /// By how many pages all sizes may be too large; absent if they are certain. See [`MissRatioCurve::uncertain`].
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub uncertain_pages: u64,
     /// The curve's steps, rising in size.
     pub points: Vec<PointJson>,
+    /// Of the first points: the independent parts of the error of the logarithm of the misses, in thousandths, as
+    /// [`LogErrors`]. Absent if unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<Vec<i16>>))]
+    pub log_errors_permille: Vec<LogErrors>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What each of several curves of a trace is of.
@@ -158,7 +172,9 @@ impl CurveJson {
             references: curve.references(),
             baseline_pages: baseline.map(|pages| pages.0),
             vcpu_seconds_per_second: curve.vcpus(),
+            uncertain_pages: curve.uncertain().0,
             points: curve.points().iter().map(PointJson::from).collect(),
+            log_errors_permille: curve.log_errors().to_vec(),
         }
     }
 
@@ -199,7 +215,10 @@ impl CurveJson {
             misses: point.misses.map(MissesPerSecond::from),
         });
         let curve = MissRatioCurve::new(points.collect(), self.references)?;
-        Ok(curve.with_vcpus(self.vcpu_seconds_per_second))
+        Ok(curve
+            .with_vcpus(self.vcpu_seconds_per_second)
+            .with_log_errors(self.log_errors_permille.clone())
+            .with_uncertain(PageCount(self.uncertain_pages)))
     }
 }
 
@@ -254,6 +273,16 @@ mod tests {
         ];
         let curve = MissRatioCurve::new(points, 9).unwrap();
         let curve = curve.with_references_per_second(30.0).with_vcpus(Some(2.0));
+        let errors = vec![std::array::from_fn(|part| i16::try_from(part).unwrap() - 8)];
+        let known = curve.clone().with_log_errors(errors);
+        let known = known.shifted(PageCount(1), PageCount(4));
+        let json = CurveJson::new("web", PageSize::FOUR_KIB, None, &known);
+        let text = serde_json::to_string(&json).unwrap();
+        assert!(text.contains(r#""uncertain_pages":3,"points""#), "{text}");
+        let errors = r#""log_errors_permille":[[-8,-7,-6,-5,-4,-3,-2,-1,0,1,2,3,4,5,6,7,8]]}"#;
+        assert!(text.ends_with(errors), "{text}");
+        let read: CurveJson = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.to_curve(), Ok(known));
         let json = CurveJson::new("web", PageSize::FOUR_KIB, None, &curve);
         let text = serde_json::to_string(&json).unwrap();
         assert_eq!(

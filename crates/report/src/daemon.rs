@@ -228,6 +228,8 @@ mod tests {
             references: 100,
             baseline_pages: Some(512),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: vec![PointJson {
                 size_pages: 256,
                 miss_ratio,

@@ -112,6 +112,8 @@ mod tests {
             references: 9000,
             baseline_pages: Some(65_536),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: vec![point(0, 1.0), point(49_152, 0.9), point(81_920, 0.2)],
         });
         let svg = chart(&report).unwrap().to_svg();

@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
-use plimsoll_flow::PageSize;
+use plimsoll_flow::{LogErrors, PageSize};
 use plimsoll_protocol::curve_json::{CurveJson, CurvesBy, PointJson, SCHEMA};
 use plimsoll_protocol::plan::PlanInputs;
 use serde::Deserialize;
@@ -53,6 +53,10 @@ struct Document {
     references: Option<u64>,
     baseline_pages: Option<u64>,
     points: Option<Vec<PointJson>>,
+    #[serde(default)]
+    uncertain_pages: u64,
+    #[serde(default)]
+    log_errors_permille: Vec<LogErrors>,
 }
 
 /// A device or interval of `mrc`.
@@ -138,6 +142,8 @@ fn curve_of(document: Document, vm: &str) -> anyhow::Result<Option<CurveJson>> {
                 references: document.references.ok_or_else(|| missing("references"))?,
                 baseline_pages: document.baseline_pages,
                 vcpu_seconds_per_second: None,
+                uncertain_pages: document.uncertain_pages,
+                log_errors_permille: document.log_errors_permille,
                 points,
             }
         }

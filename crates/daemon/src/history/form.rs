@@ -189,6 +189,8 @@ impl Curve {
             references: self.references,
             baseline_pages: self.baseline_pages,
             vcpu_seconds_per_second: self.vcpu_seconds_per_second,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: points
                 .map(|((size_pages, miss_ratio, low, high), misses)| PointJson {
                     size_pages,

@@ -407,6 +407,8 @@ fn curves_and_heat_of_the_past_are_found() {
         references: 77,
         baseline_pages: Some(5),
         vcpu_seconds_per_second: Some(1.5),
+        uncertain_pages: 0,
+        log_errors_permille: Vec::new(),
         points: points.collect(),
     };
     let history = History::nowhere();

@@ -606,6 +606,5 @@ pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
         misses: point.misses.map(|misses| misses.map(rounded_misses)),
     });
     // Rounding keeps the monotonicity of a curve.
-    let recorded = MissRatioCurve::new(points.collect(), curve.references());
-    recorded.map_or(thinned, |recorded| recorded.with_vcpus(curve.vcpus()))
+    thinned.with_points(points.collect()).unwrap_or(thinned)
 }

@@ -63,6 +63,8 @@ fn a_curve_that_a_wrong_clock_has_dated_ahead_does_not_stand_for_the_last_one() 
         references,
         baseline_pages: None,
         vcpu_seconds_per_second: None,
+        uncertain_pages: 0,
+        log_errors_permille: Vec::new(),
         points: Vec::new(),
     };
     let now_ms = 1_800_000_000_000;

@@ -211,8 +211,7 @@ pub const LIVE_ESTIMATORS: &[&LiveEstimatorRow] = &[LRU, AET, SHARDS, SCANS, FIR
 fn from_hidden(curve: MissRatioCurve, hidden: PageCount) -> MissRatioCurve {
     let rest = curve.points().iter().filter(|point| point.size > hidden);
     let points = std::iter::once(curve.at(hidden)).chain(rest.copied());
-    let shorter = MissRatioCurve::new(points.collect(), curve.references());
-    shorter.unwrap_or(curve)
+    curve.with_points(points.collect()).unwrap_or(curve)
 }
 
 /// Results of the newest windows, with their lengths in seconds.

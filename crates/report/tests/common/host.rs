@@ -274,6 +274,8 @@ fn curve(vm: &str) -> CurveJson {
         references: 123_456,
         baseline_pages: Some(512 * 256),
         vcpu_seconds_per_second: None,
+        uncertain_pages: 0,
+        log_errors_permille: Vec::new(),
         points: points.map(point).to_vec(),
     }
 }

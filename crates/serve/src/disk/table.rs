@@ -571,6 +571,8 @@ PAUSED    the VM, until its writes succeed (--write-error)
             references: 9000,
             baseline_pages: Some(65_600),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: vec![
                 point(0, 1.0),
                 point(1, 1.0),

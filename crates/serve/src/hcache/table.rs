@@ -292,6 +292,8 @@ shared pool  clients   target     used  pages  hit %
             references: 9,
             baseline_pages: Some(300),
             vcpu_seconds_per_second: None,
+            uncertain_pages: 0,
+            log_errors_permille: Vec::new(),
             points: vec![point(0, 1.0), point(256, 0.5), point(4096, 0.25)],
         });
         let text = text(&report, None, true);

@@ -13,7 +13,9 @@
 //! *From*: the smallest size with a claim, as a share of the pages touched; sizes are [`SIZES`] even ones from there to
 //! all of these pages. *Held*: share of sizes whose truth is in the band, over all seeds. *Given*: mean width of the band as a
 //! share of the curve's references. *Needed*: the width that would have held the truth at 95 % of the sizes, if each side of
-//! every band were wider by the same factor: infinite where a band has no width.
+//! every band were wider by the same factor: infinite where a band has no width. *Quotients*: the same for the misses at a
+//! size divided by those at a larger one, [`QUOTIENTS`] of the pages times [`BELOW`], as a promise compares them: share
+//! held, and mean width as a share of the quotient.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -47,6 +49,9 @@ const WARM: f64 = 1.0 / 6.0;
 const SIZES: u64 = 64;
 /// Error, as a share of the references, that does not count against a band.
 const ROUNDING: f64 = 1e-3;
+/// Sizes as shares of the pages to which others are compared, and the others as shares of each.
+const QUOTIENTS: [f64; 3] = [0.6, 0.8, 0.95];
+const BELOW: [f64; 5] = [0.6, 0.8, 0.9, 0.95, 0.98];
 pub(super) const TRAP_COST: Duration = Duration::from_micros(60);
 
 pub(super) const BACKENDS: [(TraceMethod, &LiveEstimatorRow); 3] = [
@@ -227,6 +232,8 @@ pub(super) struct Tally {
     widths: Vec<f64>,
     errors: Vec<f64>,
     from: Vec<f64>,
+    /// By quotient and seed: whether the band holds it, and its width as a share.
+    quotients: Vec<(bool, f64)>,
 }
 
 impl Tally {
@@ -255,6 +262,39 @@ impl Tally {
             self.widths.push(band.high - band.low);
             self.errors.push(error.abs());
         }
+        for share in QUOTIENTS {
+            let baseline = PageCount(pages).scaled(share);
+            for below in BELOW {
+                self.add_quotient(found, truth, [baseline.scaled(below), baseline]);
+            }
+        }
+    }
+
+    fn add_quotient(&mut self, found: &Found, truth: &Truth, [size, baseline]: [PageCount; 2]) {
+        let (curve, rate) = (&found.curve, found.rate);
+        if !curve.resolves(size) {
+            return;
+        }
+        let [found, true_quotient] = {
+            let found = [size, baseline].map(|size| curve.miss_ratio(size));
+            let truth = [(size, found[0]), (baseline, found[1])]
+                .map(|(size, found)| truth.misses_per_second(size, found * rate) / rate);
+            [found, truth].map(|[ratio, divisor]| ratio.max(ROUNDING) / divisor.max(ROUNDING))
+        };
+        let band = curve.quotient_band(size, baseline, ROUNDING);
+        let rounding = true_quotient * ROUNDING;
+        let is_held =
+            *band.start() - rounding <= true_quotient && true_quotient <= *band.end() + rounding;
+        self.quotients
+            .push((is_held, (band.end() - band.start()) / found));
+    }
+
+    /// Share of the quotients held, and mean width of their bands.
+    pub(super) fn quotients(&self) -> [f64; 2] {
+        let count = self.quotients.len() as f64;
+        let held = self.quotients.iter().filter(|(is_held, _)| *is_held);
+        let widths = self.quotients.iter().map(|(_, width)| width);
+        [held.count() as f64 / count, widths.sum::<f64>() / count]
     }
 
     /// From, held, mean error, width given and needed.
@@ -286,15 +326,18 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     let mut csv = match &args.csv {
         Some(path) => {
             let mut file = File::create(path).with_context(|| path.display().to_string())?;
-            writeln!(file, "stream,backend,from,held,error,given,needed")?;
+            writeln!(
+                file,
+                "stream,backend,from,held,error,given,needed,quotients,quotients_given"
+            )?;
             Some(file)
         }
         None => None,
     };
     writeln!(
         out,
-        "{:<28} {:<12} {:>6} {:>6} {:>7} {:>7} {:>7}",
-        "stream", "backend", "from", "held", "error", "given", "needed"
+        "{:<28} {:<12} {:>6} {:>6} {:>7} {:>7} {:>7}   {:>9} {:>6}",
+        "stream", "backend", "from", "held", "error", "given", "needed", "quotients", "given"
     )?;
     for stream in wanted(made_streams(), args, out)? {
         let mut tallies = BACKENDS.map(|_| Tally::default());
@@ -306,16 +349,17 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
                 continue;
             }
             let [from, held, error, given, needed] = tally.row();
-            let (name, is_under) = (&stream.name, held < HELD_MIN);
+            let [quotients, width] = tally.quotients();
+            let (name, is_under) = (&stream.name, held < HELD_MIN || quotients < HELD_MIN);
             writeln!(
                 out,
-                "{name:<28} {method:<12} {from:>6.3} {held:>6.3} {error:>7.4} {given:>7.3} {needed:>7.3}{}",
+                "{name:<28} {method:<12} {from:>6.3} {held:>6.3} {error:>7.4} {given:>7.3} {needed:>7.3}   {quotients:>9.3} {width:>6.3}{}",
                 if is_under { "  UNDER" } else { "" }
             )?;
             if let Some(csv) = &mut csv {
                 writeln!(
                     csv,
-                    "{name},{method},{from:.4},{held:.4},{error:.5},{given:.4},{needed:.4}"
+                    "{name},{method},{from:.4},{held:.4},{error:.5},{given:.4},{needed:.4},{quotients:.4},{width:.4}"
                 )?;
             }
         }

@@ -39,8 +39,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    CurvePoint, FirstTouch, FirstTouches, MissRatioCurve, MissesPerSecond, PageCount, SplitMix,
-    Timestamp, Whole as _, mix,
+    CurvePoint, FirstTouch, FirstTouches, LOG_ERRORS, LogErrors, MissRatioCurve, MissesPerSecond,
+    PageCount, SplitMix, Timestamp, Whole as _, mix,
 };
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
@@ -67,7 +67,7 @@ const SPEED_ROUNDS: u32 = 3;
 /// samples see.
 const BLOCKS: usize = 16;
 /// Number of weightings of the samples from which a band is computed.
-const WEIGHTINGS: u64 = 16;
+const WEIGHTINGS: u64 = LOG_ERRORS as u64 - 1;
 /// Rounds of three steps for each.
 const WEIGHTING_ROUNDS: u32 = 25;
 /// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
@@ -76,6 +76,11 @@ const DEVIATIONS: f64 = 1.96 * 1.75;
 /// Factor of the upper half of the band if samples were withdrawn because of a burst: nothing is drawn until the budget has
 /// paid for it, so that times with many misses have fewer samples. Measured on the CloudPhysics trace.
 const INTERRUPTED: f64 = 1.6;
+/// Error of the logarithm of the quotient of the misses at two sizes that the mixture itself has, as a share of it:
+/// measured by `./dev bench bands`.
+const QUOTIENT_ERROR: f64 = 0.08;
+/// Misses below this share of the largest are not told apart.
+const SLOPE_MIN: f64 = 1e-6;
 /// Events that would have been observed with a probability of 95 %: -ln 0.05.
 const RULE_OF_THREE: f64 = 3.0;
 
@@ -408,6 +413,7 @@ impl Shape {
             DEVIATIONS * (squares / WEIGHTINGS as f64).sqrt()
         };
         let mut points: Vec<CurvePoint> = Vec::new();
+        let mut errors: Vec<LogErrors> = Vec::new();
         // Misses never rise with the size, so that their upper limit is that of all smaller sizes too.
         let mut highest = f64::INFINITY;
         for (step, unnoticed) in self.steps.iter().zip(&self.unnoticed) {
@@ -439,6 +445,10 @@ impl Shape {
             if let Some(last) = points.pop_if(|last| last.size >= size) {
                 // Of the times in which as many pages are touched, each limits the misses.
                 high = high.min(last.high);
+                errors.truncate(points.len());
+            }
+            if errors.len() == points.len() && *unnoticed <= upper * slope_spread {
+                errors.push(log_errors([slope, first.slope], &slopes, upper));
             }
             points.push(CurvePoint {
                 size,
@@ -462,8 +472,21 @@ impl Shape {
                 misses.low = 0.0;
             }
         }
-        MissRatioCurve::new(points, self.touches).ok()
+        let curve = MissRatioCurve::new(points, self.touches).ok()?;
+        Some(curve.with_log_errors(errors))
     }
+}
+
+/// The errors of a slope, of which `first` is the largest, by those of other weightings; `upper` times as large.
+fn log_errors([slope, first]: [f64; 2], slopes: &[f64], upper: f64) -> LogErrors {
+    let log = |slope: f64| (slope / first).max(SLOPE_MIN).ln();
+    let own = log(slope);
+    let share = upper * DEVIATIONS / (slopes.len() as f64).sqrt();
+    let errors = slopes.iter().map(|&other| (log(other) - own) * share);
+    let mut parts = errors.chain([own * QUOTIENT_ERROR]);
+    #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
+    let permille = |part: f64| (part * 1000.0).round() as i16;
+    std::array::from_fn(|_| permille(parts.next().unwrap_or_default()))
 }
 
 /// A curve with a band that contains that of `other` too.

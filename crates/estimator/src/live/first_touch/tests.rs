@@ -283,6 +283,42 @@ fn what_was_not_waited_for_is_a_lower_bound() {
 }
 
 #[test]
+fn quotients_of_misses_are_known_better_than_the_misses() {
+    let (mut held, mut all, mut widths) = (0, 0, [0.0, 0.0]);
+    for seed in 0..10 {
+        // All pages alike, one touch in 4 s each.
+        let mut random = Random::new(seed);
+        let (mut ended, mut waiting) = (Vec::new(), Vec::new());
+        for armed in (0..20_000).step_by(16) {
+            let wait = (-4000.0 * (1.0 - random.share()).ln()) as u64 + 1;
+            if armed + wait <= 20_000 {
+                ended.push(touched(armed, wait));
+            } else {
+                waiting.push(untouched(armed, 20_000));
+            }
+        }
+        let mut estimator = estimator();
+        observe(&mut estimator, &ended, &waiting, ms(20_000));
+        let curve = estimator.curve().unwrap();
+        for baseline in [1500, 2500, 3500] {
+            for below in [0.6, 0.9, 0.97] {
+                let (baseline, size) = (PageCount(baseline), PageCount(baseline).scaled(below));
+                let missed = |size: PageCount| (POPULATION - size.0) as f64;
+                let truth = missed(size) / missed(baseline);
+                let band = curve.quotient_band(size, baseline, 1e-3);
+                held += u32::from(band.contains(&truth));
+                all += 1;
+                let (point, divisor) = (curve.at(size), curve.miss_ratio(baseline));
+                widths[0] += band.end() - band.start();
+                widths[1] += (point.high - point.low) / divisor;
+            }
+        }
+    }
+    assert!(held * 100 >= all * 95, "{held} of {all}");
+    assert!(widths[0] < widths[1] / 2.0, "{widths:?}");
+}
+
+#[test]
 fn touches_known_within_an_interval_give_the_same_loop() {
     let (mut ended, waiting) = a_loop(1000).samples(6000, 0, 20_000, 20_000);
     for sample in &mut ended {
