@@ -149,7 +149,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             let observed = trace(
                 &subject.vm,
                 (TraceMethod::Traps, &config),
-                args.length.get(),
+                (args.length.get(), None),
                 &stop,
                 &mut |_| (),
             )?;

@@ -132,7 +132,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             windows.traced.push(cost_of(&mut subject, || {
                 let limit = length.saturating_sub(config.period / 2);
                 let stop = AtomicBool::new(false);
-                let observed = trace(&vm, (method, &config), limit, &stop, &mut |_| ())?;
+                let observed = trace(&vm, (method, &config), (limit, None), &stop, &mut |_| ())?;
                 let periods = observed.periods.iter();
                 reported.extend(periods.map(|traced| traced.observed.period.overhead_ratio));
                 Ok(())

@@ -64,7 +64,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let observed = trace(
         &subject.vm,
         (method, &config),
-        limit,
+        (limit, None),
         &AtomicBool::new(false),
         &mut |_: &TracedPeriod| (),
     )?;

@@ -31,7 +31,8 @@ pub struct TracingResult {
     pub curves: Option<Curves>,
 }
 
-/// Traces a VM by `method` period by period until `stop`, the VM's end, or `limit`; passes each period to `each`.
+/// Traces a VM by `method` period by period until `stop`, the VM's end, or `limit`; passes each period to `each`. A
+/// period's curve is that of the periods within `reach`, or its own.
 ///
 /// # Errors
 ///
@@ -39,12 +40,13 @@ pub struct TracingResult {
 pub fn trace(
     vm: &QemuVm,
     (method, config): (TraceMethod, &TraceConfig),
-    limit: Duration,
+    (limit, reach): (Duration, Option<Duration>),
     stop: &AtomicBool,
     each: &mut dyn FnMut(&TracedPeriod),
 ) -> anyhow::Result<TracingResult> {
     let options = ObserverOptions {
         is_compared: true,
+        reach,
         ..ObserverOptions::default()
     };
     let mut observer = Observer::attach(vm, method, config, &options)?;

@@ -508,7 +508,7 @@ fn view_from_outside(
 ) -> anyhow::Result<ObservedPeriod> {
     let vm = plimsoll_vm::find(&pid.to_string())?;
     let method = (TraceMethod::FirstTouches, &TraceConfig::default());
-    let mut traced = trace(&vm, method, time, stop, &mut |_| ())?;
+    let mut traced = trace(&vm, method, (time, Some(time)), stop, &mut |_| ())?;
     // The last one may have been cut short.
     let whole = traced.periods.len().saturating_sub(2);
     ensure!(!traced.periods.is_empty(), "no period has ended");

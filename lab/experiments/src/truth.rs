@@ -134,7 +134,7 @@ fn rows_of(args: &Args, image: &GuestImage, mut guest: GuestConfig) -> anyhow::R
         let observed = trace(
             &subject.vm,
             (TraceMethod::Traps, &config),
-            limit,
+            (limit, None),
             &AtomicBool::new(false),
             &mut |_| (),
         )?;

@@ -157,7 +157,7 @@ pub fn tracing(
     let limit = config.period * periods - config.period / 2;
     let stop = AtomicBool::new(false);
     let method = (TraceMethod::Traps, config);
-    let traced = trace(vm, method, limit, &stop, &mut |traced| {
+    let traced = trace(vm, method, (limit, None), &stop, &mut |traced| {
         let now = references.now();
         let misses = Misses {
             before: std::mem::replace(&mut last, now.clone()),

@@ -58,8 +58,8 @@ pub struct Args {
     /// Length of each measurement
     #[arg(long, default_value = "60s", value_name = "TIME")]
     measure: Interval,
-    /// How long the VMs are traced for each source of curves
-    #[arg(long, default_value = "90s", value_name = "TIME")]
+    /// How long the VMs are traced for each source of curves; plimsolld's default window is as long
+    #[arg(long, default_value = "5m", value_name = "TIME")]
     trace: Interval,
     /// Directory of runs already made, which are not repeated
     #[arg(long, default_value = "target/lab/divide")]
