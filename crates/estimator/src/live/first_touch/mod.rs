@@ -15,7 +15,8 @@
 //! **Resolution.** A ratio is a share of the references past the resolution: those to pages that were not touched
 //! for the resolution time, which is the time in which [`RESOLUTION_SHARE`] of the pages and [`RESOLUTION_TOUCHES`] samples
 //! are touched, at least [`RESOLUTION_MIN`] and at least the typical time from arming a page to its first check. The curve starts at the number of pages touched
-//! in that time, and its misses a second there are the rate of these references,
+//! in that time, or at the upper limit of that number for one of the two minimum times, because sizes that may be reached sooner have misses that are
+//! not resolved, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
 //! not, and the band reaches down to 0.
 //!
@@ -364,10 +365,6 @@ impl Shape {
         let least = RESOLUTION_TOUCHES.min(touches as f64 / 2.0) / cells.total;
         let resolution_share = RESOLUTION_SHARE.max(least);
         let resolution_time = RESOLUTION_MIN.max(unresolved_time(times));
-        let first = (0..grid.len() - 1)
-            .find(|&at| grid[at] >= resolution_time && steps[at].share >= resolution_share);
-        let first = first.unwrap_or(grid.len() - 1);
-
         let weights = mixture.weights.clone();
         let others = (0..WEIGHTINGS).map(|seed| {
             // The figures of docs/first-touch.md were measured by these numbers.
@@ -384,7 +381,16 @@ impl Shape {
             mixture.improve(&counts, WEIGHTING_ROUNDS);
             mixed(&tables, &mixture.weights)
         });
-        let others = others.map(|steps| steps[first..].to_vec()).collect();
+        let others: Vec<Vec<Step>> = others.collect();
+        // Sizes that are reached sooner have misses that are not resolved, and a band has to contain those of sizes that may be.
+        let last = grid.len() - 1;
+        let resolved = grid[..last].partition_point(|&time| time < resolution_time);
+        let reached = steps[resolved].share;
+        let mut reached_by_others = others.iter().map(|steps| steps[resolved].share);
+        let share_min = resolution_share.max(reached + deviation(&mut reached_by_others, reached));
+        let first = (resolved..last).find(|&at| steps[at].share >= share_min);
+        let first = first.unwrap_or(last);
+        let others = others.iter().map(|steps| steps[first..].to_vec()).collect();
         let unnoticed = unnoticed(times, &grid[first..], &steps[first..]);
         Self {
             steps: steps[first..].to_vec(),
@@ -408,10 +414,6 @@ impl Shape {
             .iter_mut()
             .map(|other| other.slope(first.share))
             .collect();
-        let deviation = |values: &mut dyn Iterator<Item = f64>, mean: f64| {
-            let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
-            DEVIATIONS * (squares / WEIGHTINGS as f64).sqrt()
-        };
         let mut points: Vec<CurvePoint> = Vec::new();
         let mut errors: Vec<LogErrors> = Vec::new();
         // Misses never rise with the size, so that their upper limit is that of all smaller sizes too.
@@ -487,6 +489,12 @@ fn log_errors([slope, first]: [f64; 2], slopes: &[f64], upper: f64) -> LogErrors
     #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
     let permille = |part: f64| (part * 1000.0).round() as i16;
     std::array::from_fn(|_| permille(parts.next().unwrap_or_default()))
+}
+
+/// Half-width of the band around a mean, by the values of the weightings.
+fn deviation(values: &mut dyn Iterator<Item = f64>, mean: f64) -> f64 {
+    let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
+    DEVIATIONS * (squares / WEIGHTINGS as f64).sqrt()
 }
 
 /// A curve with a band that contains that of `other` too.

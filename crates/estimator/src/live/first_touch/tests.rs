@@ -282,6 +282,52 @@ fn what_was_not_waited_for_is_a_lower_bound() {
     assert!(last.miss_ratio > 0.6 && last.high == 1.0, "{last:?}");
 }
 
+/// 400 samples in 10 s of a VM that goes through `pages` of the population every 0.15 ms. A thirtieth of the time it is at
+/// something else for up to 4 ms, and the other pages are touched about once a second.
+fn a_fast_loop(pages: u64, seed: u64) -> MissRatioCurve {
+    let (mut random, mut estimator) = (Random::new(seed), estimator());
+    let (mut ended, mut waiting) = (Vec::new(), Vec::new());
+    for at in 0..400 {
+        let armed = Duration::from_micros(at * 25_000);
+        let seconds = if below(&mut random, POPULATION) >= pages {
+            -(1.0 - random.share()).ln()
+        } else if below(&mut random, 30) == 0 {
+            4e-3 * random.share() + 1e-6
+        } else {
+            0.15e-3 * random.share() + 1e-6
+        };
+        let by = armed + Duration::from_secs_f64(seconds);
+        let sample = FirstTouch {
+            armed,
+            untouched_until: by.min(ms(10_000)),
+            touched_by: (by <= ms(10_000)).then_some(by),
+            pages: 1,
+        };
+        if sample.touched_by.is_some() {
+            ended.push(sample);
+        } else {
+            waiting.push(sample);
+        }
+    }
+    observe(&mut estimator, &ended, &waiting, ms(10_000));
+    estimator.curve().unwrap()
+}
+
+#[test]
+fn a_loop_that_is_faster_than_the_resolution_has_no_point_below_its_size() {
+    for (pages, seed) in [1000, 3000, 3900].into_iter().zip(0..) {
+        let curves: Vec<_> = (0..20)
+            .map(|turn| a_fast_loop(pages, seed * 20 + turn))
+            .collect();
+        let starts = curves.iter().map(|curve| curve.points()[0].size.0);
+        // A thirtieth of the touches come later than the others.
+        let below = starts.clone().filter(|&start| start * 100 < pages * 99);
+        let below = below.count();
+        println!("loop of {pages}: {:?}", starts.collect::<Vec<_>>());
+        assert!(below <= 1, "{below} of 20 curves begin below {pages} pages");
+    }
+}
+
 #[test]
 fn quotients_of_misses_are_known_better_than_the_misses() {
     let (mut held, mut all, mut widths) = (0, 0, [0.0, 0.0]);
