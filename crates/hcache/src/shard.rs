@@ -278,7 +278,7 @@ impl Shard {
     }
 
     /// Frames of metadata of the pages that are here.
-    fn page_metadata_frames(&self) -> usize {
+    pub(crate) fn page_metadata_frames(&self) -> usize {
         self.table.frames() + self.tree.frames() + self.descriptors.frames()
     }
 

@@ -174,6 +174,39 @@ fn a_reduction_below_the_metadata_of_the_former_pages_ends_and_leaves_a_store_th
 }
 
 #[test]
+fn a_reduction_drops_hardly_more_pages_than_it_must() {
+    const COUNT: u64 = 60_000;
+    let pages_of = |capacity_bytes| {
+        let (store, client, pool) = store(1, |options| {
+            (options.capacity_bytes, options.max_capacity_bytes) = (capacity_bytes, 128 * MIB);
+        });
+        (0..COUNT).for_each(|page| put(&client, pool, page));
+        (store.stats().pages, store, client, pool)
+    };
+    for target in [2 * MIB, 16 * MIB, 64 * MIB, 112 * MIB] {
+        let (fresh, ..) = pages_of(target);
+        for in_steps in [false, true] {
+            let (_, store, client, pool) = pages_of(128 * MIB);
+            if in_steps {
+                while !store.resize_step(target, 256).unwrap() {}
+            } else {
+                store.resize(target).unwrap();
+            }
+            let left = store.stats().pages;
+            (COUNT..2 * COUNT).for_each(|page| put(&client, pool, page));
+            let full = store.stats().pages;
+            // A batch of evictions; and in steps a sixteenth of the memory may be metadata that is unused.
+            let least = if in_steps { fresh - fresh / 16 } else { fresh };
+            let batch = fresh / 128 + 2;
+            assert!(
+                left + batch >= full && full + batch >= least,
+                "{target} in steps: {in_steps}: {left} pages are left of {full} and {fresh}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_store_of_compressed_or_shared_pages_is_reduced_too() {
     let edits: [fn(&mut StoreOptions); 2] = [
         |options| options.compression = true,

@@ -161,7 +161,8 @@ impl Shard {
         self.trim_if_above(self.metadata_needed() / 4 + 2)
     }
 
-    fn metadata_needed(&self) -> usize {
+    /// Frames that the metadata would take if none of it were unused.
+    pub(crate) fn metadata_needed(&self) -> usize {
         self.table.frames_needed() + self.tree.frames_needed() + self.descriptors.frames_needed()
     }
 

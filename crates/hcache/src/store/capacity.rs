@@ -1,7 +1,6 @@
 //! The store's capacity: how it is set, maintained and divided, and whose pages are evicted.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::time::Duration;
 
 use super::registry::{ClientRecord, MemberRecord, PoolRecord, Registry, Usage};
@@ -18,9 +17,11 @@ use crate::{ClientId, Error, PAGE_BYTES, PoolId, StoreOptions, schedule, sync};
 /// How often a put tries to make room before it is refused.
 pub(super) const TRIES: usize = 16;
 
-/// Consecutive attempts in which nothing could be dropped before giving up: frames may be in transit through other
-/// threads.
-pub(super) const FUTILE: usize = 64;
+/// Attempts in which nothing could be dropped before giving up: frames may be in transit through other threads.
+const FUTILE: usize = 64;
+
+/// Pages moved under one lock in a reduction that does not return before it is done.
+const STEP_PAGES: usize = 1024;
 
 /// Maximum number of frames or pages freed under one lock.
 const BATCH: usize = 16;
@@ -38,12 +39,23 @@ pub(super) struct Bound {
     pub(super) allowed_heap_bytes: u64,
     /// End of the frames.
     pub(super) top: u32,
-    /// Frames up to here may have memory: `top`, unless a shrink is [unfinished](Self::unfinished).
+    /// Frames up to here may have memory: `top`, unless a shrink is not finished.
     pub(super) given_back_to: u32,
-    /// A shrink could not move all pages: some may still be beyond `top`.
-    pub(super) unfinished: bool,
-    /// Nothing is left beyond `top`; of a shrink in steps.
-    pub(super) cleared: bool,
+    pub(super) shrink: Shrink,
+}
+
+/// How far a shrink has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Shrink {
+    /// Nothing is beyond `top`, and that memory is returned.
+    #[default]
+    Finished,
+    /// Pages of so many frames are to be dropped, then metadata to be rebuilt that is unused.
+    Dropping { frames: u64 },
+    /// What is beyond `top` is to be moved below it.
+    Moving,
+    /// Memory beyond `top` is to be returned.
+    Returning,
 }
 
 impl Inner {
@@ -88,39 +100,49 @@ impl Inner {
         capacity_bytes: u64,
         outside_bytes: u64,
     ) -> Result<(), Error> {
-        if bound.unfinished {
-            self.finish_shrink(bound, capacity_bytes)?;
-        }
-        let excess_frames = self.move_top(bound, capacity_bytes, outside_bytes)?;
-        if bound.unfinished {
-            self.drop_frames(u64::from(excess_frames));
-            self.finish_shrink(bound, capacity_bytes)?;
-        }
+        self.finish_shrink(bound, capacity_bytes)?;
+        self.move_top(bound, capacity_bytes, outside_bytes)?;
+        self.finish_shrink(bound, capacity_bytes)?;
         bound.capacity_bytes = capacity_bytes;
         self.retarget(&mut lock(&self.registry));
         Ok(())
     }
 
-    /// Moves what is beyond the end below it, and returns that memory to the kernel.
+    /// Does what is left of a shrink.
     pub(super) fn finish_shrink(&self, bound: &mut Bound, asked_bytes: u64) -> Result<(), Error> {
         let cannot = |NoFrame| Error::CannotShrink { asked_bytes };
-        if self.moves_in_steps() {
+        if let Shrink::Dropping { frames } = bound.shrink {
+            self.drop_frames(frames, usize::MAX);
+            // Not again if it is interrupted: the next attempt begins here.
+            bound.shrink = Shrink::Dropping { frames: 0 };
             self.trim_shards().map_err(cannot)?;
-            self.clear_in_steps(bound.top, asked_bytes)?;
-        } else {
-            self.clear_beyond(bound.top).map_err(cannot)?;
+            bound.shrink = Shrink::Moving;
         }
-        self.give_back(bound)
+        if bound.shrink == Shrink::Moving {
+            if self.moves_in_steps() {
+                // Under one lock, a shard as a whole would hold up the operations on a store of many GiB.
+                while !self
+                    .with_room(|| self.clear_some(bound.top, STEP_PAGES))
+                    .map_err(cannot)?
+                {}
+            } else {
+                self.clear_beyond(bound.top).map_err(cannot)?;
+            }
+            bound.shrink = Shrink::Returning;
+        }
+        if bound.shrink == Shrink::Returning {
+            self.give_back(bound, u32::MAX)?;
+        }
+        Ok(())
     }
 
-    /// Moves the end of the frames to where a capacity has it; frames beyond a lower one are held as before, and the shrink is
-    /// [unfinished](Bound::unfinished). Returns by how many the frames held exceed those that remain.
+    /// Moves the end of the frames to where a capacity has it. Frames beyond a lower one are held as before: a shrink begins.
     pub(super) fn move_top(
         &self,
         bound: &mut Bound,
         capacity_bytes: u64,
         outside_bytes: u64,
-    ) -> Result<u32, Error> {
+    ) -> Result<(), Error> {
         let heap_bytes = self.heap_bytes();
         let allowed_heap_bytes =
             allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
@@ -147,6 +169,7 @@ impl Inner {
         common
             .magazine_frames
             .store(magazine_frames, Ordering::Relaxed);
+        self.spill_magazines();
         let held = bound.top - lock(&common.free).len();
         // In this order, so that a frame released meanwhile is neither handed out beyond the end nor lost below it.
         common.top.store(top, Ordering::SeqCst);
@@ -159,15 +182,39 @@ impl Inner {
         bound.outside_bytes = outside_bytes;
         bound.allowed_heap_bytes = allowed_heap_bytes;
         if top < old_top {
-            bound.unfinished = true;
-            bound.cleared = false;
+            let frames = self.frames_to_drop(held.into(), top.into());
+            bound.shrink = Shrink::Dropping { frames };
             for shard in 0..self.shards.len() {
                 self.shard(shard).restart_sweep();
             }
             bound.given_back_to = bound.given_back_to.max(old_top);
             self.retarget(&mut lock(&self.registry));
         }
-        Ok(held.saturating_sub(top))
+        Ok(())
+    }
+
+    /// Returns of how many frames pages are to be dropped, so that those left fit below `top` together with their metadata: it
+    /// shrinks with them, if it is rebuilt.
+    fn frames_to_drop(&self, held: u64, top: u64) -> u64 {
+        let (mut metadata, mut needed) = (0, 0);
+        for shard in 0..self.shards.len() {
+            let shard = self.shard(shard);
+            metadata += shard.page_metadata_frames() as u64;
+            needed += shard.metadata_needed() as u64;
+        }
+        let pages = held.saturating_sub(metadata).max(1);
+        // Each page dropped makes less metadata needed. Solved for `rebuilt`:
+        // held - rebuilt - (metadata - needed * (1 - rebuilt / pages)) == top
+        let excess = (held + needed).saturating_sub(metadata + top);
+        let rebuilt = excess * pages / (pages + needed);
+        let needed = needed - (needed * rebuilt / pages).min(needed);
+        let is_rebuilt =
+            metadata.saturating_sub(needed) > needed / 4 + 2 * self.shards.len() as u64;
+        if is_rebuilt {
+            rebuilt
+        } else {
+            held.saturating_sub(top)
+        }
     }
 
     /// Takes memory that is held for a client outside of the store off the capacity.
@@ -206,31 +253,36 @@ impl Inner {
         let _ = self.set_bound(&mut bound, target_bytes, outside_bytes);
     }
 
-    pub(super) fn return_frames(&self, frames: Range<u32>) -> Result<(), Error> {
-        let given = self.common.slab.give_back(frames);
+    /// Returns memory of up to `frames_max` frames beyond the end to the kernel, from its own end downward. Nothing remains there.
+    pub(super) fn give_back(&self, bound: &mut Bound, frames_max: u32) -> Result<(), Error> {
+        // A thread may still be reading a frame that it took from there.
+        sync::wait_for_readers(&self.common.in_flight);
+        let from = bound.given_back_to.saturating_sub(frames_max);
+        let from = from.max(bound.top);
+        let given = self.common.slab.give_back(from..bound.given_back_to);
         given.map_err(|error| Error::CannotGiveBack {
             reason: error.to_string(),
-        })
-    }
-
-    fn give_back(&self, bound: &mut Bound) -> Result<(), Error> {
-        // Nothing remains beyond the end, but a thread may still be reading a frame that it took from there.
-        sync::wait_for_readers(&self.common.in_flight);
-        self.return_frames(bound.top..bound.given_back_to)?;
-        bound.given_back_to = bound.top;
-        bound.unfinished = false;
+        })?;
+        bound.given_back_to = from;
+        if from == bound.top {
+            bound.shrink = Shrink::Finished;
+        }
         Ok(())
     }
 
-    /// Drops pages until this many frames are freed, or nothing can be dropped.
-    fn drop_frames(&self, mut frames: u64) {
-        while frames > 0 {
-            let won = self.evict_somebody(self.large_batch(), Goal::Pages);
+    /// Drops pages until this many frames are freed, about so many pages are dropped, or none can be. Returns how many frames
+    /// are still to be freed.
+    pub(super) fn drop_frames(&self, mut frames: u64, mut pages_max: usize) -> u64 {
+        while frames > 0 && pages_max > 0 {
+            let count = usize::try_from(frames).unwrap_or(usize::MAX);
+            let won = self.evict_somebody(count.min(self.large_batch()), Goal::Pages);
             if won.pages == 0 {
-                return;
+                return 0;
             }
             frames = frames.saturating_sub(won.frames);
+            pages_max = pages_max.saturating_sub(usize::try_from(won.pages).unwrap_or(usize::MAX));
         }
+        frames
     }
 
     /// Rebuilds metadata of which much is unused.
@@ -240,7 +292,6 @@ impl Inner {
 
     /// Moves everything out of frames from `top` on.
     fn clear_beyond(&self, top: u32) -> Result<(), NoFrame> {
-        self.trim_shards()?;
         for shard in 0..self.shards.len() {
             self.with_room(|| self.shard(shard).relocate(top))?;
         }
@@ -250,22 +301,34 @@ impl Inner {
         })
     }
 
-    /// Retries until there are enough frames, as long as something can be dropped.
-    fn with_room(&self, mut attempt: impl FnMut() -> Result<(), NoFrame>) -> Result<(), NoFrame> {
+    /// Retries until there are enough frames, as long as something can be dropped, or may be soon.
+    fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T, NoFrame>) -> Result<T, NoFrame> {
         let mut futile = 0;
         loop {
             match attempt() {
-                Ok(()) => return Ok(()),
+                Ok(done) => return Ok(done),
                 Err(NoFrame) if futile == FUTILE => return Err(NoFrame),
-                Err(NoFrame) if self.evict_somebody(self.large_batch(), Goal::Pages).pages > 0 => {}
+                Err(NoFrame) if self.make_room() => {}
                 Err(NoFrame) => {
                     futile += 1;
-                    for shard in 0..self.shards.len() {
-                        self.shard(shard).magazine.spill();
-                    }
                     std::thread::yield_now();
                 }
             }
+        }
+    }
+
+    /// Drops some pages, or else gives up frames in reserve. Returns whether pages were dropped.
+    pub(super) fn make_room(&self) -> bool {
+        let has_dropped = self.evict_somebody(self.large_batch(), Goal::Pages).pages > 0;
+        if !has_dropped {
+            self.spill_magazines();
+        }
+        has_dropped
+    }
+
+    fn spill_magazines(&self) {
+        for shard in 0..self.shards.len() {
+            self.shard(shard).magazine.spill();
         }
     }
 

@@ -1,7 +1,8 @@
 //! The capacity reduced in steps, for a caller that must not be held up by many GiB.
 //!
-//! The first step lowers `top`, so that no frame beyond it is handed out any more. The following ones visit the shards'
-//! metadata and descriptors by number and move what is beyond `top` below it, and evict the oldest pages if there is
+//! The first step lowers `top`, so that no frame beyond it is handed out any more. The following ones drop the pages that no
+//! longer fit, the oldest first. Then they visit the shards'
+//! metadata and descriptors by number and move what is beyond `top` below it, and evict more pages if there is
 //! no frame. One visit is enough: what is inserted meanwhile is below. The last ones return the memory beyond `top`, from its end
 //! downward. The store serves all operations between two steps; it may refuse puts.
 //!
@@ -9,18 +10,11 @@
 //! most of it is unused: after a reduction to less than about an eighth.
 
 use super::Inner;
-use super::capacity::{Bound, FUTILE};
+use super::capacity::{Bound, Shrink};
 
 use crate::arena::NoFrame;
-use crate::shard::Goal;
 use crate::sync::lock;
-use crate::{Error, PAGE_BYTES, Sharing, sync};
-
-/// Pages moved in a step of a reduction that does not return before it is done.
-const STEP_PAGES: usize = 1024;
-
-/// Pages evicted at once.
-const EVICTED: usize = 64;
+use crate::{Error, PAGE_BYTES, Sharing};
 
 /// Share of the frames that unused metadata may take, as a divisor.
 const UNUSED_ONE_IN: usize = 16;
@@ -34,35 +28,44 @@ impl Inner {
         capacity_bytes: u64,
         pages_max: usize,
     ) -> Result<bool, Error> {
-        if !bound.unfinished {
+        if bound.shrink == Shrink::Finished {
             let outside_bytes = bound.outside_bytes;
             self.move_top(bound, capacity_bytes, outside_bytes)?;
-            if !bound.unfinished {
-                bound.capacity_bytes = capacity_bytes;
-                self.retarget(&mut lock(&self.registry));
-                return Ok(true);
-            }
         }
         // Of an earlier resize to another capacity, perhaps: it is finished first.
         let asked_bytes = bound.target_bytes;
-        if !self.moves_in_steps() {
-            self.finish_shrink(bound, asked_bytes)?;
-        } else if bound.cleared {
-            self.give_back_some(bound, pages_max)?;
-        } else {
-            bound.cleared = self.clear_some(bound.top, pages_max, asked_bytes)?;
+        match bound.shrink {
+            Shrink::Finished => {}
+            _ if !self.moves_in_steps() => self.finish_shrink(bound, asked_bytes)?,
+            Shrink::Dropping { frames } if frames > 0 => {
+                let frames = self.drop_frames(frames, pages_max);
+                bound.shrink = Shrink::Dropping { frames };
+            }
+            Shrink::Dropping { .. } => {
+                let unused_max = bound.top as usize / (UNUSED_ONE_IN * self.shards.len());
+                for shard in 0..self.shards.len() {
+                    // Without the frames to do it, the memory stays with the metadata.
+                    let _ = self.shard(shard).trim_if_above(unused_max);
+                }
+                bound.shrink = Shrink::Moving;
+            }
+            Shrink::Moving => match self.clear_some(bound.top, pages_max) {
+                Ok(true) => bound.shrink = Shrink::Returning,
+                Ok(false) => {}
+                Err(NoFrame) if self.make_room() || lock(&self.common.free).len() > 0 => {}
+                Err(NoFrame) => return Err(Error::CannotShrink { asked_bytes }),
+            },
+            Shrink::Returning => {
+                self.give_back(bound, u32::try_from(pages_max).unwrap_or(u32::MAX))?;
+                let beyond = u64::from(bound.given_back_to - bound.top) * PAGE_BYTES as u64;
+                bound.capacity_bytes = bound.capacity_bytes.min(bound.target_bytes + beyond);
+            }
         }
-        if bound.unfinished {
+        if bound.shrink != Shrink::Finished {
             return Ok(false);
         }
         bound.capacity_bytes = asked_bytes;
         self.retarget(&mut lock(&self.registry));
-        for shard in 0..self.shards.len() {
-            // Without the frames to do it, the memory stays with the metadata.
-            let _ = self
-                .shard(shard)
-                .trim_if_above(bound.top as usize / UNUSED_ONE_IN);
-        }
         Ok(asked_bytes == capacity_bytes)
     }
 
@@ -71,69 +74,14 @@ impl Inner {
         !self.common.compression && self.common.sharing == Sharing::Off
     }
 
-    /// Moves all that is in frames from `top` on below it, in steps: each shard is visited as a whole, which under one lock would
-    /// hold up the operations on a store of many GiB.
-    pub(super) fn clear_in_steps(&self, top: u32, asked_bytes: u64) -> Result<(), Error> {
-        let mut futile = 0;
-        loop {
-            match self.clear_some(top, STEP_PAGES, asked_bytes) {
-                Ok(true) => return Ok(()),
-                Ok(false) => futile = 0,
-                Err(error) if futile == FUTILE => return Err(error),
-                Err(_) => {
-                    futile += 1;
-                    std::thread::yield_now();
-                }
-            }
-        }
-    }
-
     /// Moves some of what is in frames from `top` on below it. Returns whether nothing is left there.
-    fn clear_some(&self, top: u32, pages_max: usize, asked_bytes: u64) -> Result<bool, Error> {
+    pub(super) fn clear_some(&self, top: u32, pages_max: usize) -> Result<bool, NoFrame> {
         let mut left = pages_max;
         for shard in 0..self.shards.len() {
-            loop {
-                let swept = self.shard(shard).relocate_some(top, &mut left);
-                match swept {
-                    Ok(true) => break,
-                    Ok(false) => return Ok(false),
-                    Err(NoFrame) => {
-                        let evicted = self.evict_somebody(EVICTED, Goal::Pages).pages;
-                        if evicted == 0 {
-                            // Perhaps they are in reserve, or hold metadata of pages that are gone; the caller repeats
-                            // the step.
-                            for at in 0..self.shards.len() {
-                                let mut shard = self.shard(at);
-                                shard.clear_if_empty();
-                                shard.magazine.spill();
-                            }
-                            return match lock(&self.common.free).len() {
-                                0 => Err(Error::CannotShrink { asked_bytes }),
-                                _ => Ok(false),
-                            };
-                        }
-                        left = left.saturating_sub(usize::try_from(evicted).unwrap_or(left));
-                    }
-                }
-                if left == 0 {
-                    return Ok(false);
-                }
+            if !self.shard(shard).relocate_some(top, &mut left)? {
+                return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    /// Returns memory beyond the end to the kernel, where nothing remains.
-    fn give_back_some(&self, bound: &mut Bound, pages_max: usize) -> Result<(), Error> {
-        // A thread may still be reading a frame that it took from there.
-        sync::wait_for_readers(&self.common.in_flight);
-        let pages = u32::try_from(pages_max).unwrap_or(u32::MAX);
-        let from = bound.given_back_to.saturating_sub(pages).max(bound.top);
-        self.return_frames(from..bound.given_back_to)?;
-        bound.given_back_to = from;
-        let beyond = u64::from(from - bound.top) * PAGE_BYTES as u64;
-        bound.capacity_bytes = bound.capacity_bytes.min(bound.target_bytes + beyond);
-        bound.unfinished = beyond > 0;
-        Ok(())
     }
 }
