@@ -253,6 +253,24 @@ fn capacities_out_of_range_are_refused() {
 }
 
 #[test]
+fn the_minimum_that_a_refusal_names_is_accepted_and_a_page_less_is_not() {
+    for sharing in [Sharing::Off, Sharing::WithinClient] {
+        let store = Store::new(StoreOptions {
+            sharing,
+            ..StoreOptions::new(32 * MIB)
+        });
+        let store = store.unwrap();
+        store.set_outside_bytes(8 * MIB).unwrap();
+        let Err(Error::CapacityTooSmall { least_bytes, .. }) = store.resize(2 * MIB) else {
+            panic!("8 MiB are held");
+        };
+        let less = store.resize(least_bytes - PAGE_BYTES as u64);
+        assert!(matches!(less, Err(Error::CapacityTooSmall { .. })));
+        assert_eq!(store.resize(least_bytes), Ok(()));
+    }
+}
+
+#[test]
 fn a_capacity_above_the_machine_is_refused() {
     for capacity_bytes in [u64::MAX, 1 << 62, 1 << 48] {
         let error = Store::new(StoreOptions::new(capacity_bytes)).err();

@@ -144,15 +144,17 @@ impl Inner {
         outside_bytes: u64,
     ) -> Result<(), Error> {
         let heap_bytes = self.heap_bytes();
-        let allowed_heap_bytes =
-            allowed_heap_bytes(heap_bytes, capacity_bytes, self.options.sharing);
-        let taken = allowed_heap_bytes
-            .saturating_add(outside_bytes)
-            .saturating_add(bound.clients_bytes);
+        let sharing = self.options.sharing;
+        let held_bytes = outside_bytes.saturating_add(bound.clients_bytes);
+        let allowed = |capacity_bytes| allowed_heap_bytes(heap_bytes, capacity_bytes, sharing);
+        let allowed_heap_bytes = allowed(capacity_bytes);
+        let taken = allowed_heap_bytes.saturating_add(held_bytes);
         let frames = capacity_bytes.saturating_sub(taken) / PAGE_BYTES as u64;
         let least_frames = self.shards.len() as u64 * FEWEST_SHARD_FRAMES;
         if frames < least_frames || capacity_bytes < StoreOptions::MIN_CAPACITY_BYTES {
-            let least_bytes = taken.saturating_add(least_frames * PAGE_BYTES as u64);
+            let least_bytes = held_bytes.saturating_add(least_frames * PAGE_BYTES as u64);
+            // What is taken off a capacity depends on it, by a hundredth: this converges.
+            let least_bytes = (0..8).fold(0, |least, _| allowed(least).saturating_add(least_bytes));
             return Err(Error::CapacityTooSmall {
                 asked_bytes: capacity_bytes,
                 least_bytes: least_bytes.max(StoreOptions::MIN_CAPACITY_BYTES),
