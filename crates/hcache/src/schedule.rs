@@ -6,24 +6,25 @@
 //! weight * a / (a + c)        a = activity + IDLE,  c = min(mean of all a, BUSY)
 //! ```
 //!
-//! where activity is the client's gets a second, decayed. A client whose share would exceed its ceiling gets its ceiling, and
+//! where activity is the client's gets a second or its puts, whichever are more, decayed. (In the long run a client behind which the
+//! store is exclusive puts as many pages as it gets; one that fills the store before it reads is active, too.) A client whose share would exceed its ceiling gets its ceiling, and
 //! the others share the rest in the same proportion (water-filling), so the targets add up to the
 //! capacity unless all clients are at their ceilings. A floor above the ceiling counts as the ceiling.
 //! Floors that exceed the capacity together are scaled down in proportion.
 //!
 //! **Consequences.** If all are equally busy, or all idle, the weights alone decide. If a client becomes idle, its
 //! factor `a / (a + c)` goes to 0, and its share goes to the others. Being busier than others has a diminishing effect:
-//! no factor exceeds 1, and that of a client of `a` gets a second is at least `a / (a + BUSY)`, whatever the others do.
-//! So beside a client of `BUSY` gets a second or more, no client has more than twice as much for its weight beyond the
-//! floors, not even one that scans a million pages a second and finds none. (If `c` were the mean without the limit,
+//! no factor exceeds 1, and that of a client of activity `a` is at least `a / (a + BUSY)`, whatever the others do.
+//! So beside a client of `BUSY` calls a second or more, no client has more than twice as much for its weight beyond the
+//! floors, not even one that scans or puts a million pages a second and finds none. (If `c` were the mean without the limit,
 //! there would be no such bound: the scanner alone would raise it and so reduce the factors of the others towards 0.)
-//! Clients of few gets are protected less, at one a second 1 % of the weight; they have their floors.
+//! Clients of few calls are protected less, at one a second 1 % of the weight; they have their floors.
 //!
 //! **Eviction.** From the client furthest above its target relative to the target. If no client is above its target,
 //! the oldest page of all clients is evicted.
 //!
 //! **Shared pools.** The pages of a shared pool are charged to the pool. Each client's target is divided by the same formula,
-//! with equal weights and by the client's own gets, between its private pools together, which have its floor, and each shared
+//! with equal weights and by the client's own activity, between its private pools together, which have its floor, and each shared
 //! pool that it uses. The target of a shared pool is the sum of its clients' parts. So no client's gets or puts take
 //! from the private pages of another more than the client's own target allows, and a client that does not use a shared pool gives it next to nothing.
 //! Ceilings are divided in the same way; a shared pool has none if one of its clients has none.
@@ -37,35 +38,35 @@
 use std::f64::consts::LN_2;
 use std::time::Duration;
 
-/// Gets a second from which a client counts as busy.
+/// Gets or puts a second from which a client counts as busy.
 const BUSY: f64 = 100.0;
 
-/// Gets a second added to each client's activity: so few that thousands of idle clients take next to nothing from a
-/// busy one, but they share all that is left equally once no client had a get for half an hour.
+/// Calls a second added to each client's activity: so few that thousands of idle clients take next to nothing from a
+/// busy one, but they share all that is left equally once no client had a call for half an hour.
 const IDLE: f64 = 1e-9;
 
 /// Half-life of the activity of a client that stops, in seconds.
 const HALF_LIFE_S: f64 = 30.0;
 
-/// The rate of a client's gets from a pool.
+/// The rate of a client's gets from a pool, or puts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Activity {
-    /// Gets a second, decayed with a half-life of 30 s.
+    /// Calls a second, decayed with a half-life of 30 s.
     pub(crate) rate: f64,
 }
 
 impl Activity {
-    /// Adds the gets since the last turn, as if spread evenly over the time elapsed since. With no time
+    /// Adds the calls since the last turn, as if spread evenly over the time elapsed since. With no time
     /// elapsed they count as made at this time.
-    pub(crate) fn update(&mut self, gets_since_last_turn: u64, elapsed: Duration) {
+    pub(crate) fn update(&mut self, since_last_turn: u64, elapsed: Duration) {
         let elapsed_s = elapsed.as_secs_f64();
         let exponent = -LN_2 / HALF_LIFE_S * elapsed_s;
-        let per_get = if elapsed.is_zero() {
+        let per_call = if elapsed.is_zero() {
             LN_2 / HALF_LIFE_S // the limit of the other
         } else {
             -exponent.exp_m1() / elapsed_s
         };
-        self.rate = self.rate * exponent.exp() + gets_since_last_turn as f64 * per_get;
+        self.rate = self.rate * exponent.exp() + since_last_turn as f64 * per_call;
     }
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct Claim {
     pub(crate) floor_bytes: u64,
     /// Maximum in bytes, `None` for no limit.
     pub(crate) ceiling_bytes: Option<u64>,
-    /// Gets a second, decayed ([`Activity::rate`]).
+    /// Gets a second or puts, whichever are more, decayed ([`Activity::rate`]).
     pub(crate) activity: f64,
 }
 

@@ -102,7 +102,7 @@ pub struct ClientStats {
     pub outside_bytes: u64,
     /// Pages of its private pools.
     pub pages: u64,
-    /// Its gets a second, of all pools, decayed.
+    /// Its gets a second or its puts, whichever are more, of all pools, decayed.
     pub activity: f64,
     /// Time since its creation.
     pub age_seconds: f64,

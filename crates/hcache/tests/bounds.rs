@@ -724,6 +724,22 @@ fn what_an_idle_client_has_goes_to_a_busy_one_and_back() {
 }
 
 #[test]
+fn a_client_that_fills_the_store_before_it_reads_is_not_idle() {
+    let store = store(32 * MIB);
+    let clients = [(); 2].map(|()| client(&store, ClientOptions::new("equal")));
+    let (putter, pool) = &clients[1];
+    for second in 1..40 {
+        fill(putter, *pool, second * 2000..(second + 1) * 2000);
+        play(&store, &clients[..1], &[2000], second..second + 1);
+    }
+    let used = clients
+        .each_ref()
+        .map(|(client, _)| stats_of(&store, client.id()).used_bytes);
+    let ratio = used[1] as f64 / used[0] as f64;
+    assert!((0.9..1.1).contains(&ratio), "{used:?}");
+}
+
+#[test]
 fn a_panic_in_a_closure_leaves_no_torn_page() {
     let store = store(4 * MIB);
     let (client, pool) = client(&store, ClientOptions::new("panics"));

@@ -12,7 +12,7 @@ use crate::schedule::{Claim, Use};
 use crate::shard::{EvictionGain, Goal, Magazine};
 use crate::sync::{Arc, Ordering, lock};
 use crate::sys::HUGE_PAGE_FRAMES;
-use crate::{ClientId, Error, PAGE_BYTES, PoolId, StoreOptions, schedule, sync};
+use crate::{ClientId, Counters, Error, PAGE_BYTES, PoolId, StoreOptions, schedule, sync};
 
 /// How often a put tries to make room before it is refused.
 pub(super) const TRIES: usize = 16;
@@ -365,16 +365,17 @@ impl Inner {
 
     pub(super) fn turn(&self, now: Duration) {
         let mut operations: HashMap<ClientId, u64> = HashMap::new();
-        let mut gets: HashMap<(PoolId, ClientId), u64> = HashMap::new();
+        let mut calls: HashMap<(PoolId, ClientId), [u64; 2]> = HashMap::new();
         for shard in 0..self.shards.len() {
             let mut shard = self.shard(shard);
             // Without the frames to do it, it waits for a later turn.
             let _ = shard.trim();
             for pool in shard.pools.iter().flatten() {
                 for member in pool.members() {
-                    *gets.entry((pool.id, member.id)).or_default() += member.counters.gets;
-                    *operations.entry(member.id).or_default() +=
-                        member.counters.gets + member.counters.puts;
+                    let Counters { gets, puts, .. } = member.counters;
+                    let of_member = calls.entry((pool.id, member.id)).or_default();
+                    *of_member = [of_member[0] + gets, of_member[1] + puts];
+                    *operations.entry(member.id).or_default() += gets + puts;
                 }
             }
         }
@@ -393,10 +394,8 @@ impl Inner {
         }
         for (id, record) in &mut registry.pools {
             for member in &mut record.members {
-                let gets = gets.get(&(*id, member.client)).copied().unwrap_or_default();
-                let since = gets.saturating_sub(member.gets);
-                member.activity.update(since, elapsed);
-                member.gets = gets;
+                let calls = calls.get(&(*id, member.client)).copied();
+                member.count(calls.unwrap_or_default(), elapsed);
             }
         }
         self.retarget(&mut registry);

@@ -54,8 +54,8 @@ pub(super) struct PoolRecord {
 pub(super) struct MemberRecord {
     pub(super) client: ClientId,
     pub(super) activity: Activity,
-    /// Its gets from the pool up to the last turn.
-    pub(super) gets: u64,
+    /// Its gets from the pool and its puts up to the last turn.
+    calls: [u64; 2],
 }
 
 impl MemberRecord {
@@ -63,8 +63,15 @@ impl MemberRecord {
         Self {
             client,
             activity: Activity::default(),
-            gets: 0,
+            calls: [0; 2],
         }
+    }
+
+    /// Counts its gets and puts so far: those since the last turn are its activity, gets or puts, whichever are more.
+    pub(super) fn count(&mut self, calls: [u64; 2], elapsed: Duration) {
+        let last = std::mem::replace(&mut self.calls, calls);
+        let since = [0, 1].map(|kind| calls[kind].saturating_sub(last[kind]));
+        self.activity.update(since[0].max(since[1]), elapsed);
     }
 }
 
@@ -75,7 +82,7 @@ impl PoolRecord {
 }
 
 impl ClientRecord {
-    /// The claim of a client with so many gets a second.
+    /// The claim of a client of such an activity.
     pub(super) fn claim(&self, activity: f64) -> Claim {
         let options = lock(&self.account.options);
         Claim {
@@ -87,17 +94,17 @@ impl ClientRecord {
     }
 }
 
-/// A client's gets a second, decayed.
+/// A client's activity.
 #[derive(Default)]
 pub(super) struct Usage {
-    /// From its private pools.
+    /// In its private pools.
     pub(super) private: f64,
-    /// From each shared pool that it uses.
+    /// In each shared pool that it uses.
     pub(super) shared: Vec<(PoolId, f64)>,
 }
 
 impl Usage {
-    /// From all pools.
+    /// In all pools.
     pub(super) fn activity(&self) -> f64 {
         self.private + self.shared.iter().map(|(_, rate)| rate).sum::<f64>()
     }
