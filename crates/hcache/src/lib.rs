@@ -40,6 +40,7 @@ mod packed;
 mod radix;
 mod schedule;
 mod shard;
+mod share;
 mod stats;
 mod store;
 mod sync;
@@ -52,6 +53,7 @@ pub use eviction::{
     eviction_policy,
 };
 pub use miniature::Miniature;
+pub use share::Share;
 pub use stats::{ClientStats, Counters, PoolStats, SharedPoolStats, StoreStats};
 pub use store::{Client, Store};
 pub use types::{

@@ -25,7 +25,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use self::capacity::Bound;
-use self::registry::{CLIENTS, ClientRecord, Registry};
+use self::registry::{ClientRecord, Registry};
 
 use crate::account::Account;
 use crate::contents::Contents;
@@ -76,6 +76,9 @@ struct Inner {
 }
 
 impl Store {
+    /// Maximum number of clients of a store.
+    pub const MOST_CLIENTS: usize = 4096;
+
     /// Makes a store.
     ///
     /// # Errors
@@ -144,10 +147,10 @@ impl Store {
         let outside_bytes = options.outside_bytes;
         self.inner.hold_outside(outside_bytes)?;
         let mut registry = lock(&self.inner.registry);
-        if registry.clients.len() >= CLIENTS {
+        if registry.clients.len() >= Self::MOST_CLIENTS {
             drop(registry);
             self.inner.release_outside(outside_bytes);
-            return Err(Error::TooManyClients(CLIENTS));
+            return Err(Error::TooManyClients(Self::MOST_CLIENTS));
         }
         let id = ClientId(registry.next_number());
         let account = Arc::new(Account::new(id, options));
@@ -243,6 +246,12 @@ impl Store {
         let mut bound = lock(&self.inner.bound);
         let target_bytes = bound.target_bytes;
         self.inner.set_bound(&mut bound, target_bytes, bytes)
+    }
+
+    /// Sets among how many [groups](ClientOptions::group) the numbers of pools are [shared](crate::Share), so that no group
+    /// takes all: 1 at first.
+    pub fn set_groups(&self, groups: usize) {
+        lock(&self.inner.registry).groups = groups;
     }
 
     /// Runs the scheduler: `now` is the time since the store began. To be called about once a second.

@@ -276,6 +276,20 @@ pub enum Error {
     /// The maximum number of pools is reached.
     #[error("the client already has its maximum of {0} pools")]
     TooManyPools(usize),
+    /// No pool is left, or what is left is [reserved](crate::Share) for clients of other groups.
+    #[error(
+        "no pool is left: clients of group {group} have {own} of the store's {most}, and the {free} that are free are reserved for others"
+    )]
+    NoPoolLeft {
+        /// The client's group.
+        group: u64,
+        /// Number of pools of the group.
+        own: u64,
+        /// Number of pools that nobody has.
+        free: u64,
+        /// Maximum number of pools of a store.
+        most: u64,
+    },
     /// A capacity below the minimum.
     #[error("a capacity of {asked_bytes} bytes is too small: the minimum is {least_bytes} bytes")]
     CapacityTooSmall {

@@ -740,6 +740,45 @@ fn a_client_that_fills_the_store_before_it_reads_is_not_idle() {
 }
 
 #[test]
+fn no_group_takes_the_pools_of_others() {
+    const GROUPS: u64 = 5;
+    let store = Store::new(StoreOptions {
+        shards: 1,
+        ..StoreOptions::new(64 * MIB)
+    });
+    let store = store.unwrap();
+    store.set_groups(5);
+    let client = |group| {
+        let options = ClientOptions {
+            group,
+            ..ClientOptions::new("of a group")
+        };
+        store.create_client(options).unwrap()
+    };
+    let mut clients: Vec<Client> = Vec::new();
+    let mut counts = [0; GROUPS as usize];
+    for group in 0..GROUPS {
+        let count = &mut counts[usize::try_from(group).unwrap()];
+        let error = 'group: loop {
+            clients.push(client(group));
+            let client = clients.last().unwrap();
+            loop {
+                match client.create_pool(PoolOptions::private()) {
+                    Ok(_) => *count += 1,
+                    Err(Error::TooManyPools(_)) => break,
+                    Err(error) => break 'group error,
+                }
+            }
+        };
+        let last = group + 1 == GROUPS;
+        let is_refusal = matches!(error, Error::NoPoolLeft { own, free, .. } if own == *count && (free == 0) == last);
+        assert!(is_refusal, "{error}");
+    }
+    // A tenth for each, and what the first did not leave.
+    assert_eq!(counts, [4096 - 4 * 409, 409, 409, 409, 409]);
+}
+
+#[test]
 fn a_panic_in_a_closure_leaves_no_torn_page() {
     let store = store(4 * MIB);
     let (client, pool) = client(&store, ClientOptions::new("panics"));

@@ -12,7 +12,7 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use plimsoll_hcache::ClientOptions;
+use plimsoll_hcache::{ClientOptions, Share};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -34,8 +34,7 @@ const TURN: Duration = Duration::from_secs(1);
 /// Number of connections in addition to those of clients: of all users, and of each that is not privileged.
 const SPARE_CONNECTIONS: usize = 64;
 const SPARE_CONNECTIONS_OF_USER: usize = 8;
-/// All rings together take at most one part in this many of the capacity, those of a user that is not privileged at
-/// most half of that.
+/// All rings together take at most one part in this many of the capacity.
 const RINGS_ONE_IN: u64 = 2;
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -199,10 +198,11 @@ impl<'a> Control<'a> {
             return server.counts.refused(Refusal::Resources);
         }
         let own = self.connections.values().filter(|peer| peer.uid == uid);
+        let connections_max = (server.options.clients_max() + SPARE_CONNECTIONS) as u64;
         // Nobody shuts out others, and nobody the privileged.
         let full = !is_privileged(uid)
-            && (self.connections.len() >= server.options.max_clients + SPARE_CONNECTIONS
-                || own.count() >= server.limits_of(uid).max_clients + SPARE_CONNECTIONS_OF_USER);
+            && (own.count() >= server.limits_of(uid).max_clients + SPARE_CONNECTIONS_OF_USER
+                || self.share(uid, connections_max, |_| 1).available == 0);
         let now = Instant::now();
         self.connections.insert(
             token,
@@ -225,6 +225,12 @@ impl<'a> Control<'a> {
             let text = "too many connections".to_owned();
             self.refuse(token, (Refusal::TooManyClients, text));
         }
+    }
+
+    /// What a user has, and may have, of an amount that connections take: each of them as many as `taken` returns.
+    fn share(&self, uid: u32, amount: u64, taken: impl Fn(&Connection) -> u64) -> Share {
+        let held = (self.connections.values()).map(|peer| (user_of(peer.uid), taken(peer)));
+        Share::of(user_of(uid), self.server.users(), amount, held)
     }
 
     /// Processes a connection that is ready.
@@ -357,28 +363,35 @@ impl<'a> Control<'a> {
             })?;
         let uid = self.connections[&token].uid;
         let limits = server.limits_of(uid);
-        let rings = (self.connections.values())
-            .filter_map(|peer| Some((peer.uid, peer.ring.as_ref()?.bytes)));
-        let (mut all, mut own) = (0, 0);
-        let bytes = geometry.region_bytes() as u64;
-        let (mut all_bytes, mut own_bytes) = (bytes, bytes);
-        for (user, bytes) in rings {
-            (all, all_bytes) = (all + 1, all_bytes + bytes);
-            if user == uid {
-                (own, own_bytes) = (own + 1, own_bytes + bytes);
-            }
-        }
-        if all >= options.max_clients {
-            let text = format!("the server has its {all} clients");
+        let rings = (self.connections.values()).filter(|peer| peer.ring.is_some());
+        let own = rings.filter(|peer| peer.uid == uid).count();
+        let clients_max = options.clients_max() as u64;
+        let places = self.share(uid, clients_max, |peer| peer.ring.is_some().into());
+        if places.free == 0 {
+            let text = format!("the server has its {clients_max} clients");
             return Err((Refusal::TooManyClients, text));
         }
         if own >= limits.max_clients {
             let text = format!("user {uid} has its {own} clients");
             return Err((Refusal::TooManyOfUser, text));
         }
+        if places.available == 0 {
+            let text = format!(
+                "user {uid} has {} clients, and the {} places that are free are reserved for users with fewer than {}",
+                places.own, places.free, places.reserved
+            );
+            return Err((Refusal::TooManyOfUser, text));
+        }
         let rings_max = server.store.capacity_bytes() / RINGS_ONE_IN;
-        if all_bytes > rings_max || (!is_privileged(uid) && own_bytes > rings_max / 2) {
-            let text = format!("there is no room for a ring of {bytes} bytes");
+        let rings = self.share(uid, rings_max, |peer| {
+            peer.ring.as_ref().map_or(0, |ring| ring.bytes)
+        });
+        let bytes = geometry.region_bytes() as u64;
+        if bytes > rings.available {
+            let text = format!(
+                "there is no room for a ring of {bytes} bytes: rings of user {uid} have {} bytes and may have {} more, of {rings_max} bytes for all rings",
+                rings.own, rings.available
+            );
             return Err((Refusal::Store, text));
         }
         let no_resources = |error: io::Error| (Refusal::Resources, error.to_string());
@@ -504,8 +517,14 @@ impl<'a> Control<'a> {
 }
 
 /// Root, and the server's own user.
-fn is_privileged(uid: u32) -> bool {
+pub(crate) fn is_privileged(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
+}
+
+/// The user that a share is counted for: root and the server's own are one.
+fn user_of(uid: u32) -> u64 {
+    let uid = if is_privileged(uid) { 0 } else { uid };
+    uid.into()
 }
 
 /// Sends a whole message with the descriptors of a ring.

@@ -24,7 +24,7 @@ pub enum Refusal {
     Name = 4,
     /// The server has reached its maximum number of clients.
     TooManyClients = 5,
-    /// The user has reached the maximum number of clients.
+    /// The user has reached the maximum number of clients, or the places that are left are reserved for other users.
     TooManyOfUser = 6,
     /// The store refused; the text states its reason.
     Store = 7,
@@ -84,8 +84,10 @@ pub enum Error {
     /// The pool does not exist, or is not this client's (the answer is the same for both).
     #[error("this client has no pool {0}")]
     NoSuchPool(PoolId),
-    /// The client has the maximum number of pools.
-    #[error("this client has its maximum number of pools")]
+    /// The client has the maximum number of pools, or those that are left are reserved for other users.
+    #[error(
+        "this client has its maximum number of pools, or its user has its share of the server's"
+    )]
     TooManyPools,
     /// The server found the entry invalid; nothing was done.
     #[error("the hcache server rejects the entry: {0:?}")]

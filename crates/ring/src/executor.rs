@@ -268,7 +268,7 @@ fn handles(run: &[Submission]) -> [Handle; RUN_ENTRIES] {
 fn failure(error: &Error) -> Status {
     match error {
         Error::NoSuchPool(_) => Status::NoSuchPool,
-        Error::TooManyPools(_) => Status::TooManyPools,
+        Error::TooManyPools(_) | Error::NoPoolLeft { .. } => Status::TooManyPools,
         _ => Status::Failed,
     }
 }

@@ -1,6 +1,6 @@
 //! The server: its socket, access control, and the limits of each client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::io;
 use std::num::NonZeroUsize;
@@ -18,7 +18,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use crate::control::Control;
+use crate::control::{Control, is_privileged};
 use crate::counters::{Counts, ServerCounters};
 use crate::worker::{Worker, new_bell, ring};
 
@@ -61,7 +61,7 @@ pub struct ServerOptions {
     pub limits: ClientLimits,
     /// Limits of each client of certain users.
     pub user_limits: BTreeMap<u32, ClientLimits>,
-    /// Maximum number of concurrent clients.
+    /// Maximum number of concurrent clients; [a store](Store::MOST_CLIENTS) may have fewer.
     pub max_clients: usize,
     /// Maximum number of entries of a ring, a power of two.
     pub max_entries: u32,
@@ -94,6 +94,14 @@ impl Default for ServerOptions {
             idle_timeout: Duration::from_secs(5),
             ringless_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+impl ServerOptions {
+    /// Maximum number of concurrent clients, as many as a store can have.
+    #[must_use]
+    pub fn clients_max(&self) -> usize {
+        self.max_clients.min(Store::MOST_CLIENTS)
     }
 }
 
@@ -165,6 +173,7 @@ impl Server {
             stop,
             begin: Instant::now(),
         };
+        server.store.set_groups(server.users());
         fs::set_permissions(&server.path, Permissions::from_mode(server.options.mode))?;
         listen(&server.listener, 128)?;
         Ok(server)
@@ -215,6 +224,13 @@ impl Server {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The number of users who may connect; root and the server's own count as one.
+    pub(crate) fn users(&self) -> usize {
+        let allowed = self.options.allowed_uids.iter();
+        let others: BTreeSet<_> = allowed.filter(|uid| !is_privileged(**uid)).collect();
+        1 + others.len()
     }
 
     /// The limits of a user's clients.

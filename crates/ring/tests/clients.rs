@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -563,6 +563,90 @@ fn a_user_who_opens_connections_shuts_out_nobody_else() {
         let _one = connect().expect("root is let in");
         drop(silent);
     });
+}
+
+#[test]
+fn users_who_take_what_they_get_leave_the_others_their_parts() {
+    if !rustix::process::geteuid().is_root() {
+        skip(Lack::Root, "only root can take another user's part");
+        return;
+    }
+    let users = [65_531, 65_532, 65_533];
+    let serve = |max_clients| {
+        let running = ServerThread::new(ServerOptions {
+            mode: 0o666,
+            allowed_uids: users.to_vec(),
+            max_clients,
+            idle_timeout: Duration::from_secs(600),
+            ..ServerOptions::default()
+        });
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(running.folder(), open).unwrap();
+        running
+    };
+    // Clients of a user, as many as it gets, and why there are no more.
+    let take = |running: &ServerThread, user: u32, options: ConnectOptions| {
+        let take = move |path: &Path| {
+            let id = rustix::process::Uid::from_raw(user);
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(id, id, id).unwrap();
+            let mut clients = Vec::new();
+            loop {
+                match Connection::connect(path, &options) {
+                    Ok(client) => clients.push(client),
+                    Err(Error::Refused { refusal, text }) => return (clients, refusal, text),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        let path = running.path();
+        thread::scope(|scope| scope.spawn(move || take(path)).join().unwrap())
+    };
+    let usual = || ConnectOptions::new("");
+    let running = serve(8);
+    let (first, refusal, text) = take(&running, users[0], usual());
+    assert_eq!(
+        (first.len(), refusal),
+        (5, Refusal::TooManyOfUser),
+        "{text}"
+    );
+    assert!(text.contains("reserved"), "{text}");
+    let (second, refusal, text) = take(&running, users[1], usual());
+    assert_eq!(
+        (second.len(), refusal),
+        (1, Refusal::TooManyOfUser),
+        "{text}"
+    );
+    let (third, ..) = take(&running, users[2], usual());
+    let (own, refusal, text) = take(&running, 0, usual());
+    assert_eq!((third.len(), own.len()), (1, 1));
+    assert_eq!(refusal, Refusal::TooManyClients, "{text}");
+    drop((first, second, third, own));
+
+    // Rings of 4 MiB, of 32 for all of them.
+    let large = || ConnectOptions {
+        slots: 1000,
+        ..usual()
+    };
+    let roomy = serve(256);
+    let taken = users.map(|user| take(&roomy, user, large()));
+    assert_eq!(taken.each_ref().map(|taken| taken.0.len()), [5, 1, 1]);
+    assert!(taken.iter().all(|taken| taken.1 == Refusal::Store));
+    assert_eq!(take(&roomy, 0, large()).0.len(), 1);
+    running.wait_until_empty();
+
+    // Connections, 8 for clients and 64 others.
+    let silent = |user: u32| {
+        let path = running.path();
+        let connect = move || {
+            let id = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(id, id, id).unwrap();
+            [(); 72].map(|()| UnixStream::connect(path).unwrap())
+        };
+        thread::scope(|scope| scope.spawn(connect).join().unwrap())
+    };
+    let _silent = [silent(users[0]), silent(users[1])];
+    assert_eq!(take(&running, users[2], usual()).0.len(), 5);
 }
 
 #[test]

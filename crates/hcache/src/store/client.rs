@@ -44,7 +44,7 @@ impl Client {
     /// Makes a pool, or joins the shared pool of that key in the client's group (whose capacity then stays as it is).
     ///
     /// # Errors
-    /// [`Error::TooManyPools`]; [`Error::CapacityTooSmall`] and [`Error::CannotShrink`] if there is no room for the
+    /// [`Error::TooManyPools`] and [`Error::NoPoolLeft`]; [`Error::CapacityTooSmall`] and [`Error::CannotShrink`] if there is no room for the
     /// pool's metadata.
     pub fn create_pool(&self, options: PoolOptions) -> Result<PoolId, Error> {
         let id = self.inner().create_pool(&self.account, options)?;

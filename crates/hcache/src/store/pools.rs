@@ -36,9 +36,15 @@ impl Inner {
             self.retarget(&mut registry);
             return Ok(id);
         }
-        let id = registry
-            .next_pool()
-            .ok_or(Error::TooManyPools(POOLS as usize))?;
+        let share = registry.pool_share(account.group);
+        let is_allowed = share.available > 0;
+        let id = is_allowed.then(|| registry.next_pool()).flatten();
+        let id = id.ok_or(Error::NoPoolLeft {
+            group: account.group,
+            own: share.own,
+            free: share.free,
+            most: POOLS.into(),
+        })?;
         let domain = if shared {
             registry.next_number()
         } else {

@@ -7,10 +7,7 @@ use crate::account::{Account, PoolTotals};
 use crate::descriptor::POOLS;
 use crate::schedule::{Activity, Claim};
 use crate::sync::{Arc, lock};
-use crate::{ClientId, Counters, PoolId, PoolKind};
-
-/// Maximum number of clients of a store.
-pub(super) const CLIENTS: usize = 4096;
+use crate::{ClientId, Counters, PoolId, PoolKind, Share};
 
 /// Maximum number of pools of a client.
 pub(super) const POOLS_PER_CLIENT: usize = 256;
@@ -19,6 +16,8 @@ pub(super) const POOLS_PER_CLIENT: usize = 256;
 pub(super) struct Registry {
     pub(super) clients: BTreeMap<ClientId, ClientRecord>,
     pub(super) pools: BTreeMap<PoolId, PoolRecord>,
+    /// Number of groups that share the numbers of pools; 0 counts as 1.
+    pub(super) groups: usize,
     /// Numbers assigned to clients and shared pools.
     pub(super) numbers: u32,
     /// The last generation used of each slot.
@@ -138,6 +137,12 @@ impl Registry {
                 return number;
             }
         }
+    }
+
+    /// What a group of clients has of the pools.
+    pub(super) fn pool_share(&self, group: u64) -> Share {
+        let held = self.pools.values().map(|pool| (pool.account.group, 1));
+        Share::of(group, self.groups, POOLS.into(), held)
     }
 
     /// A number for a pool: its slot, and how often the slot was used, modulo a million.
