@@ -153,6 +153,14 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         assert!(complaint.starts_with("plimsoll: error: "), "{complaint}");
         assert!(complaint.contains(reason), "{line}: {complaint}");
     }
+    // Users who took all descriptors would keep others out.
+    let limited = "ulimit -n 99; exec \"$0\" hcache serve --capacity 2M --workers 1 --max-clients \"$1\" --socket \"$2\"";
+    let mut serve = Command::new("sh");
+    serve.args(["-c", limited, env!("CARGO_BIN_EXE_plimsoll"), "9"]);
+    let (code, _, complaint) = ran(serve.arg(&socket));
+    let reason = "9 clients need 116 open files, and the limit of this process is 99";
+    assert!(complaint.contains(reason), "{complaint}");
+    assert_eq!(code, Some(2));
     assert!(!socket.exists());
     // Where no socket can be.
     std::fs::write(&socket, "text").unwrap();

@@ -32,7 +32,7 @@ use crate::{Refusal, Server};
 /// Time between turns of the store.
 const TURN: Duration = Duration::from_secs(1);
 /// Number of connections in addition to those of clients: of all users, and of each that is not privileged.
-const SPARE_CONNECTIONS: usize = 64;
+pub(crate) const SPARE_CONNECTIONS: usize = 64;
 const SPARE_CONNECTIONS_OF_USER: usize = 8;
 /// All rings together take at most one part in this many of the capacity.
 const RINGS_ONE_IN: u64 = 2;

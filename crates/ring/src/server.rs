@@ -18,7 +18,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
-use crate::control::{Control, is_privileged};
+use crate::control::{Control, SPARE_CONNECTIONS, is_privileged};
 use crate::counters::{Counts, ServerCounters};
 use crate::worker::{Worker, new_bell, ring};
 
@@ -102,6 +102,14 @@ impl ServerOptions {
     #[must_use]
     pub fn clients_max(&self) -> usize {
         self.max_clients.min(Store::MOST_CLIENTS)
+    }
+
+    /// The number of descriptors that a server and its process may have open at a time.
+    #[must_use]
+    pub fn descriptors(&self) -> u64 {
+        /// Of the process, for what it reads and for connections of root beyond the limits.
+        const OTHERS: usize = 32;
+        (2 * self.clients_max() + SPARE_CONNECTIONS + 2 * self.workers + OTHERS) as u64
     }
 }
 

@@ -99,6 +99,9 @@ impl ServedClient {
     }
 }
 
+/// A bell is not read: a worker wakes when it is rung once more.
+const BELL_EDGES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
 /// State shared by the control thread and one worker.
 pub struct Worker {
     /// Clients that it is to add.
@@ -107,6 +110,8 @@ pub struct Worker {
     rung: AtomicBool,
     /// The eventfd that wakes it.
     bell: OwnedFd,
+    /// What it sleeps on: its bell, and those of its clients.
+    epoll: OwnedFd,
     /// Number of clients that it has or will have.
     clients: AtomicUsize,
     stop: AtomicBool,
@@ -115,10 +120,14 @@ pub struct Worker {
 impl Worker {
     /// Makes a worker without a thread yet.
     pub fn new() -> io::Result<Self> {
+        let bell = new_bell()?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &bell, epoll::EventData::new_u64(0), BELL_EDGES)?;
         Ok(Self {
             inbox: Mutex::default(),
             rung: AtomicBool::new(false),
-            bell: new_bell()?,
+            bell,
+            epoll,
             clients: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
         })
@@ -157,20 +166,15 @@ impl Worker {
     ///
     /// # Panics
     ///
-    /// If there are no more descriptors for an epoll, or it fails.
+    /// If an epoll fails.
     pub fn serve(&self, spin: Duration, sleeps: &AtomicU64, on_panic: StopHandle) {
         let _guard = StopOnPanic(on_panic);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
-        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let data = epoll::EventData::new_u64(0);
-        epoll::add(&epoll, &self.bell, data, edges).expect("the worker's bell in its epoll");
-
         let mut clients: Vec<ServedClient> = Vec::new();
         let drop_client = |client: ServedClient| {
             // Not where the server ends: then clients still read the pages that they got.
             client.executor.region().empty_slots();
             // A client holds the eventfd as well, so closing ours would leave it in the epoll.
-            epoll::delete(&epoll, &client.bell).expect("a client's bell in the epoll");
+            epoll::delete(&self.epoll, &client.bell).expect("a client's bell in the epoll");
             drop(client);
             self.clients.fetch_sub(1, Relaxed);
         };
@@ -183,7 +187,9 @@ impl Worker {
                     return;
                 }
                 for client in self.lock_inbox().drain(..) {
-                    epoll::add(&epoll, &client.bell, data, edges).expect("a bell in the epoll");
+                    let data = epoll::EventData::new_u64(0);
+                    epoll::add(&self.epoll, &client.bell, data, BELL_EDGES)
+                        .expect("a bell in the epoll");
                     clients.push(client);
                 }
                 let gone = |client: &mut ServedClient| client.gone.load(Acquire);
@@ -206,14 +212,14 @@ impl Worker {
                     std::thread::yield_now();
                 }
             } else {
-                self.sleep(&epoll, &mut clients, sleeps);
+                self.sleep(&mut clients, sleeps);
                 last_busy = Instant::now();
             }
         }
     }
 
     /// Waits for an eventfd, unless a client published something in the meantime.
-    fn sleep(&self, epoll: &OwnedFd, clients: &mut [ServedClient], sleeps: &AtomicU64) {
+    fn sleep(&self, clients: &mut [ServedClient], sleeps: &AtomicU64) {
         let say = |clients: &[ServedClient], sleeping| {
             for client in clients {
                 client.executor.set_sleeping(sleeping);
@@ -225,7 +231,11 @@ impl Worker {
         if !self.rung.load(Acquire) && clients.iter_mut().all(idle) {
             sleeps.fetch_add(1, Relaxed);
             let mut events = Vec::with_capacity(64);
-            match epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                None,
+            ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => (),
                 Err(error) => panic!("waiting for bells: {error}"),
             }

@@ -137,7 +137,17 @@ fn weight(text: &str) -> Result<(u32, u32), String> {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let max_capacity = args.check()?;
     let stop = stop_flag()?;
-    crate::descriptors::allow_descriptors();
+    let server_options = args.server_options();
+    let descriptors = server_options.descriptors();
+    if let Some(limit) =
+        crate::descriptors::allow_descriptors().filter(|limit| *limit < descriptors)
+    {
+        // Else users who take them all would keep others out, and `hcache stat`.
+        bail_usage!(
+            "{} clients need {descriptors} open files, and the limit of this process is {limit}: raise it (ulimit -n, LimitNOFILE=), or lower --max-clients",
+            server_options.clients_max()
+        );
+    }
     crate::oom_score::lower_oom_score();
     let ghosts = args.ghosts(max_capacity)?.map(Arc::new);
     let mut options = StoreOptions::new(args.capacity.0);
@@ -153,7 +163,6 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if let Some(ghosts) = &ghosts {
         ghosts.settle(&store)?;
     }
-    let server_options = args.server_options();
     let workers = server_options.workers;
     let begin = Instant::now();
     let server = Server::bind(&args.socket, store.clone(), server_options)
