@@ -91,6 +91,14 @@ impl Inner {
     }
 
     pub(super) fn leave_pool(&self, account: &Arc<Account>, id: PoolId) -> Result<(), Error> {
+        self.take_leave(account, id)?;
+        self.retarget(&mut lock(&self.registry));
+        self.respect_ceilings();
+        Ok(())
+    }
+
+    /// Leaves a pool, and the targets as they are.
+    fn take_leave(&self, account: &Arc<Account>, id: PoolId) -> Result<(), Error> {
         let mut registry = lock(&self.registry);
         let record = registry
             .pools
@@ -135,9 +143,6 @@ impl Inner {
         if let Some(client) = registry.clients.get_mut(&account.id) {
             client.departed.add(&done);
         }
-        self.retarget(&mut registry);
-        drop(registry);
-        self.respect_ceilings();
         Ok(())
     }
 
@@ -145,13 +150,14 @@ impl Inner {
         let pools: Vec<PoolId> = lock(&self.registry).pools_of(account.id).collect();
         for pool in pools {
             // It is a member: the pool is there.
-            let _ = self.leave_pool(account, pool);
+            let _ = self.take_leave(account, pool);
         }
         let mut registry = lock(&self.registry);
         registry.clients.remove(&account.id);
         lock(&self.accounts).retain(|other| other.id != account.id);
         self.retarget(&mut registry);
         drop(registry);
+        self.respect_ceilings();
         self.release_outside(account.outside_bytes);
         // Regaining the room is not urgent: if it fails, the next turn does it.
         let _ = self.settle();
