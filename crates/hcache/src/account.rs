@@ -19,9 +19,8 @@ pub(crate) struct Account {
     /// Held for it outside of the store, from its first day to its last; part of what it uses.
     pub(crate) outside_bytes: u64,
     ceiling_bytes: AtomicU64,
-    floor_bytes: AtomicU64,
     target_bytes: AtomicU64,
-    pub(crate) options: Mutex<ClientOptions>,
+    pub(crate) options: ClientOptions,
     /// The pools whose pages are charged to it.
     pub(crate) pools: Mutex<Vec<Arc<PoolTotals>>>,
 }
@@ -34,17 +33,10 @@ impl Account {
             group: options.group,
             outside_bytes: options.outside_bytes,
             ceiling_bytes: AtomicU64::new(options.ceiling_bytes.unwrap_or(UNLIMITED)),
-            floor_bytes: AtomicU64::new(options.floor_bytes),
             target_bytes: AtomicU64::new(options.floor_bytes),
-            options: Mutex::new(options),
+            options,
             pools: Mutex::new(Vec::new()),
         }
-    }
-
-    pub(crate) fn set_options(&self, options: ClientOptions) {
-        self.floor_bytes
-            .store(options.floor_bytes, Ordering::Relaxed);
-        *lock(&self.options) = options;
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {
@@ -60,7 +52,7 @@ impl Account {
     }
 
     pub(crate) fn floor_bytes(&self) -> u64 {
-        self.floor_bytes.load(Ordering::Relaxed)
+        self.options.floor_bytes
     }
 
     pub(crate) fn target_bytes(&self) -> u64 {
@@ -150,7 +142,7 @@ struct Stamps([AtomicU64; 2]);
 pub(crate) struct PoolTotals {
     pub(crate) id: PoolId,
     pages: AtomicU64,
-    capacity_pages: AtomicU64,
+    capacity_pages: Option<u64>,
     /// An object has had pages beyond its first chunk, so it may be in several shards.
     large: AtomicBool,
     /// For each shard the stamps of the oldest page, and of the one to be evicted next, with [`SECOND`] if it is in the second
@@ -163,7 +155,7 @@ impl PoolTotals {
         Self {
             id,
             pages: AtomicU64::new(0),
-            capacity_pages: AtomicU64::new(capacity_pages.unwrap_or(UNLIMITED)),
+            capacity_pages,
             large: AtomicBool::new(false),
             oldest: (0..shards)
                 .map(|_| Stamps([AtomicU64::new(NONE_OLD), AtomicU64::new(NONE_OLD)]))
@@ -176,28 +168,17 @@ impl PoolTotals {
         size_of::<Self>() + self.oldest.len() * size_of::<Stamps>()
     }
 
-    pub(crate) fn pages(&self) -> u64 {
-        self.pages.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn capacity_pages(&self) -> Option<u64> {
-        let capacity = self.capacity_pages.load(Ordering::Relaxed);
-        (capacity != UNLIMITED).then_some(capacity)
-    }
-
-    pub(crate) fn set_capacity_pages(&self, pages: Option<u64>) {
         self.capacity_pages
-            .store(pages.unwrap_or(UNLIMITED), Ordering::Relaxed);
     }
 
     /// Counts a page, if the pool's capacity allows it.
     #[inline(always)]
     pub(crate) fn try_add_page(&self) -> bool {
-        let capacity = self.capacity_pages.load(Ordering::Relaxed);
-        if capacity == UNLIMITED {
+        let Some(capacity) = self.capacity_pages else {
             self.pages.fetch_add(1, Ordering::Relaxed);
             return true;
-        }
+        };
         let within = |pages: u64| (pages < capacity).then_some(pages + 1);
         self.pages
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)

@@ -353,16 +353,6 @@ impl Shard {
         left
     }
 
-    /// The state of a pool of the client's that all shards share.
-    pub(crate) fn totals(
-        &mut self,
-        client: ClientId,
-        id: PoolId,
-    ) -> Result<Arc<PoolTotals>, Error> {
-        let found = self.find_pool(client, id)?;
-        Ok(self.pool(found.slot).totals.clone())
-    }
-
     /// Refuses a put: an older page is dropped too. Returns whether there was one.
     pub(crate) fn refuse(
         &mut self,

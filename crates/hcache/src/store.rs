@@ -173,25 +173,6 @@ impl Store {
         Ok(client)
     }
 
-    /// Changes a client's name, weight, floor and ceiling (not its group or its memory outside). A lower ceiling takes effect before the
-    /// call returns.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchClient`], and as [`create_client`](Self::create_client).
-    pub fn set_client(&self, client: ClientId, options: ClientOptions) -> Result<(), Error> {
-        check_client(&options)?;
-        let mut registry = lock(&self.inner.registry);
-        let record = registry
-            .clients
-            .get(&client)
-            .ok_or(Error::NoSuchClient(client))?;
-        record.account.set_options(options);
-        self.inner.retarget(&mut registry);
-        drop(registry);
-        self.inner.respect_ceilings();
-        Ok(())
-    }
-
     /// Changes the capacity. A reduction takes effect before the call returns: pages are dropped, the others are
     /// compacted, and the memory beyond is returned to the kernel.
     ///

@@ -267,9 +267,6 @@ pub enum Error {
     /// The pool does not exist, or is not this client's (the answer is the same for both).
     #[error("this client has no pool {0}")]
     NoSuchPool(PoolId),
-    /// The client does not exist any more.
-    #[error("there is no client {0}")]
-    NoSuchClient(ClientId),
     /// The maximum number of clients is reached.
     #[error("the store already has its maximum of {0} clients")]
     TooManyClients(usize),

@@ -36,11 +36,9 @@ const LONG: &Weights = &[
     (Kind::FlushPool, 3),
     (Kind::CreatePool, 8),
     (Kind::DestroyPool, 2),
-    (Kind::SetPoolCapacity, 3),
     (Kind::Resize, 10),
     (Kind::Turn, 30),
     (Kind::DropClient, 1),
-    (Kind::SetClient, 3),
     (Kind::Stats, 20),
 ];
 

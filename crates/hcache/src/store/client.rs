@@ -63,27 +63,6 @@ impl Client {
         self.inner().leave_pool(&self.account, pool)
     }
 
-    /// Changes the maximum number of pages of a pool. A reduction takes effect before the call returns.
-    ///
-    /// # Errors
-    /// [`Error::NoSuchPool`].
-    pub fn set_pool_capacity(
-        &self,
-        pool: PoolId,
-        capacity_pages: Option<u64>,
-    ) -> Result<(), Error> {
-        let totals = self.inner().shard(0).totals(self.id(), pool)?;
-        totals.set_capacity_pages(capacity_pages);
-        let most = capacity_pages.unwrap_or(u64::MAX);
-        loop {
-            let above = totals.pages().saturating_sub(most);
-            let count = usize::try_from(above).unwrap_or(usize::MAX).min(256);
-            if count == 0 || self.inner().evict_from_pool(&totals, count).pages == 0 {
-                return Ok(());
-            }
-        }
-    }
-
     /// Puts a page.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::account::{Account, PoolTotals};
 use crate::descriptor::POOLS;
 use crate::schedule::{Activity, Claim};
-use crate::sync::{Arc, lock};
+use crate::sync::Arc;
 use crate::{ClientId, Counters, PoolId, PoolKind, Share};
 
 /// Maximum number of pools of a client.
@@ -83,7 +83,7 @@ impl PoolRecord {
 impl ClientRecord {
     /// The claim of a client of such an activity.
     pub(super) fn claim(&self, activity: f64) -> Claim {
-        let options = lock(&self.account.options);
+        let options = &self.account.options;
         Claim {
             weight: options.weight,
             floor_bytes: options.floor_bytes,

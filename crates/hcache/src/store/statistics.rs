@@ -86,7 +86,7 @@ impl Inner {
             let pools: Vec<PoolStats> = private.map(pool).collect();
             let mut counters = record.departed;
             counters.add(&shards.clients.get(id).copied().unwrap_or_default());
-            let options = lock(&record.account.options);
+            let options = &record.account.options;
             ClientStats {
                 id: *id,
                 name: options.name.clone(),

@@ -96,11 +96,9 @@ pub enum Kind {
     FlushPool,
     CreatePool,
     DestroyPool,
-    SetPoolCapacity,
     Resize,
     Turn,
     DropClient,
-    SetClient,
     Stats,
 }
 
@@ -122,11 +120,9 @@ pub const EVEN: &Weights = &[
     (Kind::FlushPool, 1),
     (Kind::CreatePool, 2),
     (Kind::DestroyPool, 1),
-    (Kind::SetPoolCapacity, 2),
     (Kind::Resize, 2),
     (Kind::Turn, 2),
     (Kind::DropClient, 1),
-    (Kind::SetClient, 1),
     (Kind::Stats, 2),
 ];
 
@@ -326,7 +322,7 @@ impl Twin {
         self.now += 1;
         let slot = usize::from(step.client) % CLIENTS;
         if self.clients[slot].is_none() {
-            self.create_client(slot, u64::from(step.client / 128));
+            self.create_client(slot, step);
         }
         match step.kind {
             Kind::CreatePool => return self.create_pool(slot, step),
@@ -338,7 +334,6 @@ impl Twin {
                 return self.store.turn(self.age);
             }
             Kind::DropClient => return self.drop_client(slot),
-            Kind::SetClient => return self.set_client(slot, step),
             Kind::Stats => return self.check_stats(),
             _ => {}
         }
@@ -393,7 +388,6 @@ impl Twin {
                 assert_eq!(self.client(slot).destroy_pool(id), Ok(()));
                 self.leave(slot, at);
             }
-            Kind::SetPoolCapacity => self.set_pool_capacity(slot, at, step.content),
             kind => unreachable!("{kind:?} was done above"),
         }
     }
@@ -462,11 +456,17 @@ impl Twin {
         }
     }
 
-    fn create_client(&mut self, slot: usize, group: u64) {
-        let options = ClientOptions {
-            group,
+    fn create_client(&mut self, slot: usize, step: Step) {
+        let mut options = ClientOptions {
+            group: u64::from(step.client / 128),
+            weight: 1 + u32::from(step.content) * 3_000,
             ..ClientOptions::new(format!("client {slot}"))
         };
+        if !self.rules.roomy {
+            options.floor_bytes = u64::from(step.object) << 11;
+            let ceiling_bytes = (step.index < 128).then(|| u64::from(step.index) << 14);
+            options.ceiling_bytes = ceiling_bytes.filter(|bytes| *bytes >= options.floor_bytes);
+        }
         let client = self.store.create_client(options.clone()).unwrap();
         assert!(self.client_ids.insert(client.id()), "a number used twice");
         self.clients[slot] = Some(Slot {
@@ -495,23 +495,6 @@ impl Twin {
         }
     }
 
-    fn set_client(&mut self, slot: usize, step: Step) {
-        let roomy = self.rules.roomy;
-        let slot = self.clients[slot].as_mut().expect("made when chosen");
-        let mut options = slot.options.clone();
-        options.weight = 1 + u32::from(step.content) * 3_000;
-        if !roomy {
-            options.floor_bytes = u64::from(step.object) << 11;
-            options.ceiling_bytes = (step.index < 128).then(|| u64::from(step.index) << 14);
-        }
-        match self.store.set_client(slot.client.id(), options.clone()) {
-            Ok(()) => slot.options = options,
-            // Floors beyond the capacity, or above the ceiling.
-            Err(Error::OutOfRange { .. }) if !roomy => {}
-            Err(error) => panic!("{error}"),
-        }
-    }
-
     fn create_pool(&mut self, slot: usize, step: Step) {
         if self.pools.len() == POOLS {
             return;
@@ -526,6 +509,11 @@ impl Twin {
             .expect("made when chosen")
             .options
             .group;
+        let capacity_pages = (step.index < 128).then(|| u64::from(step.object) * 2);
+        let options = PoolOptions {
+            capacity_pages,
+            ..options
+        };
         let id = self.client(slot).create_pool(options).unwrap();
         let client = self.clients[slot].as_mut().expect("made when chosen");
         client.alone &= options.kind == PoolKind::PrivateExclusive;
@@ -545,30 +533,15 @@ impl Twin {
             kind: options.kind,
             group,
             members: vec![slot],
-            capacity: None,
-            exact: self.rules.roomy,
+            capacity: capacity_pages,
+            // Else it is not determined which pages are the oldest.
+            exact: self.rules.roomy
+                && (capacity_pages.is_none() || self.rules.one_shard && self.rules.lru),
             entries: BTreeMap::new(),
             order: BTreeMap::new(),
             counters: Counters::default(),
             balance: 0,
         });
-    }
-
-    fn set_pool_capacity(&mut self, slot: usize, at: usize, content: u8) {
-        let capacity = (content < 192).then(|| u64::from(content) * 2);
-        let answer = self
-            .client(slot)
-            .set_pool_capacity(self.pools[at].id, capacity);
-        answer.unwrap();
-        let pool = &mut self.pools[at];
-        pool.capacity = capacity;
-        if !self.rules.one_shard || !self.rules.lru {
-            // Which pages are the oldest is not determined.
-            pool.exact &= capacity.is_none();
-        }
-        if let (true, Some(capacity)) = (pool.exact, capacity) {
-            pool.shrink(capacity);
-        }
     }
 
     fn resize(&mut self, step: Step) {
@@ -627,7 +600,6 @@ impl Twin {
         );
         assert_eq!(client.flush_object(id, handle.object), Err(error.clone()));
         assert_eq!(client.flush_pool(id), Err(error.clone()));
-        assert_eq!(client.set_pool_capacity(id, Some(1)), Err(error.clone()));
         assert_eq!(client.destroy_pool(id), Err(error));
         assert_eq!(page, [0x5a; PAGE_BYTES]);
     }
