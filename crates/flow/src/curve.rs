@@ -315,24 +315,34 @@ impl MissRatioCurve {
         baseline: PageCount,
         least: f64,
     ) -> RangeInclusive<f64> {
-        // The quotient changes only where the misses at one of the sizes fall.
-        let shifts = [size, baseline].into_iter().flat_map(|from| {
-            let first = self.points.partition_point(|point| point.size <= from);
-            let falls = self.points[first..].iter();
-            falls
-                .map(move |point| point.size.0 - from.0)
-                .take_while(|&shift| shift <= self.uncertain.0)
-        });
-        let bands = std::iter::once(0).chain(shifts).map(|shift| {
+        // With more pages the quotient falls only where the misses at the size do.
+        let lows = self.shifts(size).map(|shift| {
             let of = |size: PageCount| PageCount(size.0.saturating_add(shift));
-            self.quotient_of(of(size), of(baseline), least)
+            self.quotient_of(of(size), of(baseline), least).0
         });
-        let union = |one: (f64, f64), (low, high): (f64, f64)| (one.0.min(low), one.1.max(high));
-        let (low, high) = bands.fold((f64::INFINITY, 0.0), union);
-        low..=high
+        lows.fold(f64::INFINITY, f64::min)..=self.quotient_high(size, baseline, least)
     }
 
-    /// The same for sizes that are certain.
+    /// The upper limit of [`quotient_band`](Self::quotient_band).
+    #[must_use]
+    pub fn quotient_high(&self, size: PageCount, baseline: PageCount, least: f64) -> f64 {
+        // With more pages the quotient rises only where the misses at the baseline fall.
+        let highs = self.shifts(baseline).map(|shift| {
+            let of = |size: PageCount| PageCount(size.0.saturating_add(shift));
+            self.quotient_of(of(size), of(baseline), least).1
+        });
+        highs.fold(0.0, f64::max)
+    }
+
+    /// By how many pages `from` may be too large, as far as that changes the misses there.
+    fn shifts(&self, from: PageCount) -> impl Iterator<Item = u64> {
+        let first = self.points.partition_point(|point| point.size <= from);
+        let falls = self.points[first..].iter();
+        let shifts = falls.map(move |point| point.size.0 - from.0);
+        std::iter::once(0).chain(shifts.take_while(|&shift| shift <= self.uncertain.0))
+    }
+
+    /// The limits for sizes that are certain.
     fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
         let divisor = self.miss_ratio(baseline).max(least);
         let over = |ratio: f64| ratio.max(least) / divisor;

@@ -125,13 +125,11 @@ impl<'a> Misses<'a> {
             let misses = point.misses;
             misses.is_some_and(|misses| misses.high <= most)
         });
-        number && (self.max_loss == f64::INFINITY || self.high(point.size) <= 1.0 + self.max_loss)
-    }
-
-    /// Upper limit of the band of the misses at `size` over those at the baseline.
-    fn high(&self, size: PageCount) -> f64 {
-        let curve = self.curve;
-        *curve.quotient_band(size, self.baseline, self.least).end()
+        let loss = || {
+            let high = (self.curve).quotient_high(point.size, self.baseline, self.least);
+            high <= 1.0 + self.max_loss
+        };
+        number && (self.max_loss == f64::INFINITY || loss())
     }
 
     /// Whether the upper limits of the bands at `size` keep the bound.
