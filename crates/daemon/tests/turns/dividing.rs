@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use plimsoll_daemon::config::{Config, VmRule, Workflow};
 use plimsoll_daemon::shared::Command;
-use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_flow::{CurvePoint, LOG_ERRORS, MissRatioCurve, PageCount};
 use plimsoll_protocol::decision::{Decision, Kind, Mode, Phase, State, Verdict};
 use plimsoll_protocol::request::{Choice, RefusalKind, SettingsChange};
 use plimsoll_protocol::vm::{Promise, VmStatus};
@@ -331,6 +331,35 @@ fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
     );
     let web = " web: planned 1.00 (band to 1000.00), above the limit of 1.25: its baseline, or a lower maximum, gives no less.";
     assert!(vague.contains(web), "{vague}");
+}
+
+#[test]
+fn a_rate_of_misses_that_is_hardly_known_keeps_no_memory_if_their_quotients_are_known() {
+    let wide = |curve: &MissRatioCurve| {
+        let points = curve.points().iter().map(|point| CurvePoint {
+            low: point.miss_ratio * 0.5,
+            high: (point.miss_ratio * 1.5).min(1.0),
+            ..*point
+        });
+        curve.with_points(points.collect()).unwrap()
+    };
+    for is_known in [false, true] {
+        let mut rig = Rig::of_three(config(Mode::Act));
+        for vm in ["web", "search", "scan"] {
+            rig.host.change(vm, |vm| {
+                let curve = wide(&vm.truth);
+                // That of all sizes is the same.
+                let error = vec![[100; LOG_ERRORS]; curve.points().len()];
+                let error = if is_known { error } else { Vec::new() };
+                vm.claimed = Some(curve.with_log_errors(error));
+            });
+        }
+        rig.pass(300);
+        let has_moved = (rig.decisions().iter()).any(|decision| decision.state == State::Kept);
+        assert_eq!(has_moved, is_known);
+        assert_eq!(rig.mib("search") > 700, is_known, "{}", rig.mib("search"));
+        assert_eq!(rig.mib("scan") < 200, is_known, "{}", rig.mib("scan"));
+    }
 }
 
 #[test]
