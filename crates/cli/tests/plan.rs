@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use plimsoll_flow::LOG_ERRORS;
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::plan::{
     DemandJson, PlanInputs, PlanJson, Policy, Reason, RulesJson, Search,
@@ -226,6 +227,23 @@ fn pictures_show_every_vm_whatever_its_name() {
     assert_eq!(desk.stdout("idle.json --total 512M --out plan.png"), "");
     let png = fs::read(desk.0.path().join("plan.png")).unwrap();
     assert!(png.starts_with(b"\x89PNG\r\n"));
+}
+
+#[test]
+fn a_picture_has_the_bands_by_which_sizes_are_chosen() {
+    let desk = Desk::new();
+    let [_, mut known, _] = three();
+    let mut exact = known.clone();
+    for point in &mut exact.points {
+        (point.low, point.high) = (point.miss_ratio, point.miss_ratio);
+    }
+    // All sizes have the same error.
+    known.log_errors_permille = vec![[100; LOG_ERRORS]; known.points.len()];
+    let pictures = [known, exact].map(|curve| {
+        desk.put("web.json", &serde_json::to_string(&curve).unwrap());
+        desk.stdout("idle.json web.json --total 1G --max-loss 5% -o svg")
+    });
+    assert_eq!(pictures[0], pictures[1]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use plimsoll_flow::{MissRatioCurve, PageSize};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, Whole as _};
 use plimsoll_policy::{Demand, Rules};
 use plimsoll_protocol::plan::{PlanJson, TargetJson};
 use plimsoll_protocol::vm::Relative;
@@ -177,14 +177,19 @@ impl Panel<'_> {
 
     fn relative(&self, rules: &Rules, page_size: PageSize, until: u64) -> Series {
         let least = rules.miss_ratio_min;
-        let baseline = self.curve.miss_ratio(self.demand.baseline).max(least);
+        let baseline = self.demand.baseline;
+        let divisor = self.curve.miss_ratio(baseline).max(least);
         let curve = Series::of_curve("misses", &self.curve.thinned(POINTS), page_size, until);
-        let over = |ratio: f64| ratio.max(least) / baseline;
-        let points = curve.points.into_iter().map(|point| Point {
-            x: point.x,
-            y: over(point.y),
-            low: over(point.low),
-            high: over(point.high),
+        let points = curve.points.into_iter().map(|point| {
+            let size = PageCount::from_bytes(u64::whole(point.x), page_size);
+            // By which the size was chosen.
+            let band = self.curve.quotient_band(size, baseline, least);
+            Point {
+                x: point.x,
+                y: point.y.max(least) / divisor,
+                low: *band.start(),
+                high: *band.end(),
+            }
         });
         Series {
             points: points.collect(),
