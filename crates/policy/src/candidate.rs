@@ -125,11 +125,9 @@ impl<'a> Misses<'a> {
             let misses = point.misses;
             misses.is_some_and(|misses| misses.high <= most)
         });
-        let loss = || {
-            let high = (self.curve).quotient_high(point.size, self.baseline, self.least);
-            high <= 1.0 + self.max_loss
-        };
-        number && (self.max_loss == f64::INFINITY || loss())
+        let curve = self.curve;
+        let high = || curve.quotient_high(point.size, self.baseline, self.least);
+        number && (self.max_loss == f64::INFINITY || high() <= 1.0 + self.max_loss)
     }
 
     /// Whether the upper limits of the bands at `size` keep the bound.

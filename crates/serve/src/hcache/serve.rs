@@ -65,7 +65,8 @@ pub struct Args {
     /// Limit of concurrent clients [default: 256, of one user 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_clients: Option<u16>,
-    /// Numeric ID of a user who may connect, in addition to root and the server's own user; may be repeated
+    /// Numeric ID of a user who may connect, in addition to root and the server's own user; may be repeated. Half of the
+    /// places for clients, of the numbers of pools and of the memory for rings is reserved for the users in equal parts
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
     /// Weight of each client of a user in the division of the capacity, as UID=N, 1 to 1000000; may be repeated

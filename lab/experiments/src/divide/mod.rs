@@ -34,7 +34,7 @@ use measure::{Run, Times, Trial, measure};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Bound on the increase of a VM's misses under isolated sharing; may be repeated [default: 5% and 25% by the caches'
-    /// curves; 100% by first touches, by which smaller ones move little]
+    /// curves; 100% by first touches, which move little under smaller bounds]
     #[arg(long, value_name = "SHARE")]
     max_loss: Vec<Share>,
     /// Only this policy; may be repeated [default: all]

@@ -80,7 +80,7 @@ const INTERRUPTED: f64 = 1.6;
 /// Error of the logarithm of the quotient of the misses at two sizes that the mixture itself has, as a share of it:
 /// measured by `./dev bench bands`.
 const QUOTIENT_ERROR: f64 = 0.08;
-/// Misses below this share of the largest are not told apart.
+/// Misses below this share of the largest count as this share.
 const SLOPE_MIN: f64 = 1e-6;
 /// Events that would have been observed with a probability of 95 %: -ln 0.05.
 const RULE_OF_THREE: f64 = 3.0;
@@ -497,7 +497,7 @@ fn deviation(values: &mut dyn Iterator<Item = f64>, mean: f64) -> f64 {
     DEVIATIONS * (squares / WEIGHTINGS as f64).sqrt()
 }
 
-/// A curve with a band that contains that of `other` too.
+/// A curve with a band that contains that of `other` too, without errors of quotients: those of `other` are not known.
 fn widened(curve: &MissRatioCurve, other: &MissRatioCurve) -> Option<MissRatioCurve> {
     let (first, resolved) = (curve.points()[0].size, other.points()[0].size);
     let both = curve.points().iter().chain(other.points());
