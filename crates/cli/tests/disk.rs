@@ -106,7 +106,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         (
             "--disk @/good.raw,socket=@/file",
             1,
-            "file is there and is no socket",
+            "file exists and is not a socket",
         ),
         ("DISK --cache 1K", 2, "--cache 1KiB: the minimum is 1MiB"),
         (
@@ -233,7 +233,7 @@ fn an_image_or_socket_in_use_is_left_to_who_uses_it() {
         ),
         (
             "--disk @/more.raw,socket=@/other --admin @/admin",
-            "another daemon serves there",
+            "another process listens on it",
         ),
     ] {
         let file = File::create(served.path("more.raw")).unwrap();

@@ -41,7 +41,7 @@ pub enum DiskError {
     #[error("socket {} is in use: another process listens on it", path.display())]
     SocketInUse { path: PathBuf },
     /// The path exists and is not a socket.
-    #[error("{} is there and is no socket", path.display())]
+    #[error("{} exists and is not a socket", path.display())]
     NoSocket { path: PathBuf },
     /// Options that contradict each other.
     #[error("{0}")]

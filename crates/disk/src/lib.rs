@@ -12,6 +12,7 @@ mod error;
 mod frames;
 mod image_lock;
 mod inflight;
+mod listener;
 mod machine;
 mod memory;
 mod notices;
@@ -34,6 +35,7 @@ pub use dirty_log::{
 pub use engine::{Engine, StorageErrors};
 pub use error::DiskError;
 pub use image_lock::ImageLock;
+pub use listener::Listener;
 pub use machine::{DiskOptions, Machine, MachineHandle, MachineOptions, Recovery, Socket};
 pub use memory::{GuestRam, MappedRam, RamError, RamRegion};
 pub use notices::{AttachError, BlockSink, DrainResult, FrameSink, Notices, RingMemory};

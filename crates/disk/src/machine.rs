@@ -366,7 +366,7 @@ impl Machine {
         self.ring.alarm(ALARM, Token::Alarm.number())?;
         for (index, device) in self.devices.iter().enumerate() {
             if let Some(listener) = &device.listener {
-                self.watch_socket(listener.listener.as_fd(), Token::Listener(index))?;
+                self.watch_socket(listener.socket.as_fd(), Token::Listener(index))?;
             }
         }
         for (device, stream) in streams {

@@ -48,7 +48,7 @@ impl Machine {
         else {
             return Ok(());
         };
-        match listener.listener.accept() {
+        match listener.socket.accept() {
             Ok((stream, _)) => self.open(index, stream),
             // No frontend, one that disconnected again, or no free descriptors: a waiting one is accepted with the
             // next.

@@ -1,23 +1,17 @@
 //! One disk of a machine: its listening socket, its storage, and the connection of its frontend.
 
-use std::fs::Permissions;
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use std::{fs, io};
 
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
-};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::{QUEUES_MAX, Socket};
 
+use crate::listener::Listener;
 use crate::protocol::control::SERIAL_BYTES;
-use crate::storage::in_time;
 use crate::vhost::{Geometry, Vhost};
 use crate::{DiskError, DiskNumber, DiskStats};
 
@@ -62,12 +56,6 @@ pub(super) struct Connection {
     pub(super) active: Vec<bool>,
 }
 
-pub(super) struct Listener {
-    pub(super) listener: UnixListener,
-    /// The socket's path, to be removed at the end, and its inode.
-    pub(super) path: Option<(PathBuf, u64)>,
-}
-
 /// A request in progress.
 pub(super) struct InFlight {
     pub(super) device: usize,
@@ -83,60 +71,6 @@ pub(super) struct InFlight {
 
 pub(super) fn lock(vhost: &Mutex<Vhost>) -> MutexGuard<'_, Vhost> {
     vhost.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Listener {
-    fn at(path: &Path, mode: u32) -> Result<Self, DiskError> {
-        let failed = |source| DiskError::Socket {
-            socket: path.display().to_string(),
-            source,
-        };
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                let path = path.to_owned();
-                return Err(DiskError::NoSocket { path });
-            }
-            Ok(_) => {
-                // The socket of a killed daemon: nobody listens, or soon nobody does.
-                let gone = in_time(|| match UnixStream::connect(path) {
-                    Ok(_) => Ok(false),
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
-                    Err(error) => Err(failed(error)),
-                })?;
-                if !gone {
-                    let path = path.to_owned();
-                    return Err(DiskError::SocketInUse { path });
-                }
-                fs::remove_file(path).map_err(failed)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let socket = socket.map_err(|error| failed(error.into()))?;
-        let bound = SocketAddrUnix::new(path).and_then(|address| bind(&socket, &address));
-        bound.map_err(|error| failed(error.into()))?;
-        let inode = fs::symlink_metadata(path).map_err(failed)?.ino();
-        let listener = Self {
-            listener: UnixListener::from(socket),
-            path: Some((path.to_owned(), inode)),
-        };
-        // Nobody can connect before it listens, so the mode that the umask left is harmless.
-        fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed)?;
-        listen(&listener.listener, 128).map_err(|error| failed(error.into()))?;
-        Ok(listener)
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some((path, inode)) = &self.path
-            && fs::symlink_metadata(path).is_ok_and(|now| now.ino() == *inode)
-        {
-            let _ = fs::remove_file(path);
-        }
-    }
 }
 
 impl Device {
@@ -159,7 +93,7 @@ impl Device {
         let (socket, listener, stream) = match socket {
             Socket::Path(path) => (
                 path.display().to_string(),
-                Some(Listener::at(&path, mode)?),
+                Some(Listener::bind(&path, mode)?),
                 None,
             ),
             Socket::Fd(fd) => {
@@ -174,8 +108,7 @@ impl Device {
                     Err(error) if error.kind() == io::ErrorKind::NotConnected => {
                         let listener = UnixListener::from(OwnedFd::from(stream));
                         listener.set_nonblocking(true).map_err(failed)?;
-                        let path = None;
-                        (name, Some(Listener { listener, path }), None)
+                        (name, Some(Listener::inherited(listener)), None)
                     }
                     Err(error) => return Err(failed(error)),
                 }

@@ -11,17 +11,16 @@
 //! may follow. A request that is not a line of at most 4 KiB within 10 s ends the connection, and so does a minute of
 //! silence. At most [`CLIENTS_MAX`] connections are open at a time. Whoever may open the socket may do all of this.
 
-use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use plimsoll_disk::Listener;
 use plimsoll_output::exit::Unreachable;
 use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 use plimsoll_protocol::disk_admin::{self, Answer, DiskAdminError};
@@ -58,17 +57,7 @@ pub trait Daemon: Send + Sync {
 /// An admin socket being served; it is removed when this is dropped.
 #[derive(Debug)]
 pub struct Admin {
-    path: PathBuf,
-    inode: u64,
-}
-
-impl Drop for Admin {
-    fn drop(&mut self) {
-        // It may have been removed on purpose, and another daemon's be there.
-        if fs::symlink_metadata(&self.path).is_ok_and(|now| now.ino() == self.inode) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
+    _listener: Listener,
 }
 
 impl Admin {
@@ -77,17 +66,16 @@ impl Admin {
     ///
     /// # Errors
     ///
-    /// If `path` is something else, or another daemon serves there.
+    /// If `path` is something else, or another process listens there.
     pub fn serve(path: &Path, daemon: Arc<dyn Daemon>) -> anyhow::Result<Self> {
         let failed = || format!("cannot serve at {}", path.display());
-        let listener = listen(path).with_context(failed)?;
-        let admin = Self {
-            path: path.to_owned(),
-            inode: fs::symlink_metadata(path).with_context(failed)?.ino(),
-        };
+        let listener = Listener::bind(path, 0o600).with_context(failed)?;
+        let socket = listener.socket().with_context(failed)?;
+        // The kernel shares this with the listener's own descriptor.
+        socket.set_nonblocking(false).with_context(failed)?;
         let clients = Arc::new(AtomicUsize::new(0));
         let accept = move || {
-            for stream in listener.incoming() {
+            for stream in socket.incoming() {
                 match stream {
                     Ok(stream) => welcome(stream, &clients, &daemon),
                     // For example out of descriptors, which may be closed soon.
@@ -97,26 +85,10 @@ impl Admin {
         };
         let thread = thread::Builder::new().name("admin".into());
         thread.spawn(accept).with_context(failed)?;
-        Ok(admin)
+        Ok(Self {
+            _listener: listener,
+        })
     }
-}
-
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
-    if let Ok(there) = fs::symlink_metadata(path) {
-        anyhow::ensure!(
-            there.file_type().is_socket(),
-            "it exists and is not a socket"
-        );
-        match UnixStream::connect(path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                fs::remove_file(path)?;
-            }
-            _ => anyhow::bail!("another daemon serves there"),
-        }
-    }
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
 /// Serves a connection in a thread of its own, if there are not too many.
@@ -248,7 +220,11 @@ pub fn ask<T: DeserializeOwned>(socket: &Path, request: Request) -> anyhow::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
 
     /// Returns the request, and refuses to be enabled.
     struct Echo;
@@ -344,7 +320,7 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let error = Admin::serve(&path, Arc::new(Echo)).unwrap_err();
-        assert!(format!("{error:#}").contains("another daemon serves there"));
+        assert!(format!("{error:#}").contains("another process listens on it"));
         drop(admin);
         assert!(!path.exists());
 
