@@ -22,7 +22,6 @@ pub struct Outcome {
 }
 
 /// Where a fault stands, as far as a naive parser can tell.
-#[must_use]
 pub fn line_of(fault: &SourceError) -> Option<u64> {
     match fault {
         SourceError::Line { line, .. } | SourceError::LineTooLong { line, .. } => Some(*line),
@@ -111,14 +110,12 @@ impl<I: Iterator<Item = usize>> Read for Pieces<'_, I> {
 }
 
 /// The text that `bytes` are, without a byte-order mark before it.
-#[must_use]
 pub fn text_of(bytes: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(bytes).ok()?;
     Some(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
 /// Parses a number the way the standard library does.
-#[must_use]
 pub fn naive_number(text: &str) -> Option<u64> {
     let hexadecimal = text.strip_prefix("0x").or(text.strip_prefix("0X"));
     let (digits, radix) = hexadecimal.map_or((text, 10), |digits| (digits, 16));
@@ -129,7 +126,6 @@ pub fn naive_number(text: &str) -> Option<u64> {
 }
 
 /// Whether text is taken for zstd: the only magic number that is valid UTF-8 begins a skippable frame.
-#[must_use]
 pub fn is_skippable_frame(bytes: &[u8]) -> bool {
     matches!(bytes, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }

@@ -87,7 +87,6 @@ pub struct Balloon {
 
 impl Balloon {
     /// The balloon of a VM with this RAM, whose monitors listen at these sockets. Sends nothing yet.
-    #[must_use]
     pub fn new(
         vm: VmId,
         monitors: Vec<PeerSocket>,

@@ -68,7 +68,6 @@ pub struct DiskCache {
 impl DiskCache {
     /// The cache of a VM whose daemon listens at `socket`. A query takes at most `timeout`, and at most 700 ms. Sends
     /// nothing yet.
-    #[must_use]
     pub fn new(vm: &VmId, socket: PeerSocket, timeout: Duration) -> Self {
         Self {
             what: format!("the cache under the disk of VM {vm}"),

@@ -9,7 +9,6 @@ pub struct DryRun(Box<dyn MemoryPart>);
 
 impl DryRun {
     /// Observes `part`.
-    #[must_use]
     pub fn new(mut part: Box<dyn MemoryPart>) -> Self {
         // Nothing has been set yet, so restoring cannot fail.
         let _ = part.want_statistics(false);

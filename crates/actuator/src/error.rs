@@ -68,7 +68,6 @@ pub enum ActuatorError {
 
 impl ActuatorError {
     /// Whether a target may be in force although setting it failed; `None` if the error is not about setting one.
-    #[must_use]
     pub fn sent(&self) -> Option<Delivery> {
         match self {
             Self::Set { sent, .. } => Some(*sent),

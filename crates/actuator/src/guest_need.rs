@@ -23,7 +23,6 @@ const SLACK_RAM_SHARE: u64 = 16;
 const SLACK_BYTES: (u64, u64) = (16 << 20, 1 << 30);
 
 /// Memory that a VM keeps available when it is shrunk, in bytes: a sixteenth of its RAM, 16 MiB to 1 GiB.
-#[must_use]
 pub fn slack_bytes(ram_bytes: u64) -> u64 {
     (ram_bytes / SLACK_RAM_SHARE).clamp(SLACK_BYTES.0, SLACK_BYTES.1)
 }
@@ -47,7 +46,6 @@ pub struct GuestNeed {
 
 impl GuestNeed {
     /// The need of a guest with `own_bytes` of memory by one report; `None` if it does not report what is available.
-    #[must_use]
     pub fn of(stats: &GuestStats, own_bytes: u64) -> Option<Self> {
         let available_bytes = stats.available_bytes?;
         Some(Self {
@@ -66,7 +64,6 @@ impl GuestNeed {
     ///
     /// A curve of used pages would evict that memory first, but a balloon does not get it: what a guest gives is page cache
     /// and unused memory.
-    #[must_use]
     pub fn in_vm_sizes(
         &self,
         curve: MissRatioCurve,

@@ -37,7 +37,6 @@ pub struct HcacheStore {
 
 impl HcacheStore {
     /// The store whose server listens at `socket`; a query takes at most `timeout`. Sends nothing yet.
-    #[must_use]
     pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self {
             what: format!("hcache at {}", socket.display()),

@@ -118,7 +118,6 @@ pub struct Holding {
 
 impl Holding {
     /// The sum of both.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         self.direct_bytes.saturating_add(self.cache_bytes)
     }
@@ -145,19 +144,16 @@ pub struct MemoryStatus {
 
 impl MemoryStatus {
     /// The VM's memory by the last successful queries.
-    #[must_use]
     pub fn holding(&self) -> Holding {
         self.sum(|part| part.actual_bytes)
     }
 
     /// The memory attributed to the VM: the most that it may hold without a further request.
-    #[must_use]
     pub fn reserved(&self) -> Holding {
         self.sum(|part| part.reserved_bytes)
     }
 
     /// Whether both parts have reached their targets.
-    #[must_use]
     pub fn is_settled(&self) -> bool {
         let settled = |part: &Part| matches!(part.progress, Progress::NoTarget | Progress::Reached);
         settled(&self.direct) && self.cache.as_ref().is_none_or(settled)

@@ -97,7 +97,6 @@ enum VirshError {
 
 impl Virsh {
     /// The libvirt at `uri`, such as `qemu:///system`; each command takes at most `timeout`.
-    #[must_use]
     pub fn new(uri: &str, timeout: Duration) -> Self {
         Self {
             uri: uri.to_owned(),
@@ -188,7 +187,6 @@ fn value(domstats: &str, key: &str) -> Option<u64> {
 }
 
 /// Names of the VMs of the system's libvirt by their processes, also while that does not run.
-#[must_use]
 pub fn libvirt_names() -> BTreeMap<u32, String> {
     let files = fs::read_dir(PID_FOLDER).into_iter().flatten().flatten();
     let names = files.filter_map(|file| {
@@ -301,7 +299,6 @@ pub struct Domain {
 
 impl Domain {
     /// A running VM. Sends nothing yet; the time limit is that of `virsh`, not of the settings.
-    #[must_use]
     pub fn new(virsh: Virsh, info: DomainInfo, settings: BalloonSettings) -> Self {
         Self {
             vm: VmId(info.name.clone()),

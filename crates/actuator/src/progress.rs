@@ -19,7 +19,6 @@ pub struct Patience {
 
 impl Part {
     /// Whether a target can have an effect.
-    #[must_use]
     pub fn is_resizable(&self) -> bool {
         !matches!(self.progress, Progress::Absent(_))
     }
@@ -194,7 +193,6 @@ pub(crate) fn as_ms(duration: Duration) -> u64 {
 
 impl Tracker {
     /// A tracker of a part of which nothing is known.
-    #[must_use]
     pub fn new(patience: Patience) -> Self {
         Self {
             patience,
@@ -245,13 +243,11 @@ impl Tracker {
     }
 
     /// The last size recorded.
-    #[must_use]
     pub fn seen(&self) -> Option<u64> {
         self.seen.map(|(bytes, _)| bytes)
     }
 
     /// Size and progress; `max_bytes` is used as the size until one is recorded.
-    #[must_use]
     pub fn part(&self, max_bytes: Option<u64>, absence: Option<Absence>, now: Instant) -> Part {
         let actual_bytes = self.seen().or(max_bytes).unwrap_or(0);
         let target_bytes = self.target.as_ref().map(|target| target.bytes);

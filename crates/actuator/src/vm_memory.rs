@@ -18,7 +18,6 @@ pub struct VmMemory {
 
 impl VmMemory {
     /// The memory of a VM, consisting of these parts.
-    #[must_use]
     pub fn new(vm: VmId, direct: Box<dyn MemoryPart>, cache: Option<Box<dyn MemoryPart>>) -> Self {
         Self {
             vm,
@@ -42,13 +41,11 @@ impl VmMemory {
     }
 
     /// The VM.
-    #[must_use]
     pub fn vm(&self) -> &VmId {
         &self.vm
     }
 
     /// Returns the state at the last poll; before the first one every part counts with its maximum.
-    #[must_use]
     pub fn status(&self) -> MemoryStatus {
         MemoryStatus {
             direct: self.direct.part(),

@@ -24,7 +24,6 @@ pub struct Background<T> {
 impl<T: Clone + Send + 'static> Background<T> {
     /// Starts a thread of this name that finds `what`, such as "VMs". `inspect` returns its result and the pause until it is
     /// called again; a result that is older than `hangs_after` counts as the last of a thread that is stuck.
-    #[must_use]
     pub fn begin(
         name: &str,
         what: &'static str,

@@ -18,7 +18,6 @@ pub struct Time {
 impl Time {
     /// The time of day, in ms since 1970, of what happened at `since_boot`, by the time of day of this time: the difference
     /// of the two is the age, also if the clock was set in between.
-    #[must_use]
     pub fn unix_ms_at(self, since_boot: Duration) -> u64 {
         let age = self.since_boot.saturating_sub(since_boot).as_millis();
         self.unix_ms
@@ -37,7 +36,6 @@ impl Clock {
     }
 
     /// The clocks of this host.
-    #[must_use]
     pub fn of_host() -> Self {
         Self::new(|| {
             let boot = clock_gettime(ClockId::Boottime);
@@ -49,7 +47,6 @@ impl Clock {
     }
 
     /// The time now.
-    #[must_use]
     pub fn now(&self) -> Time {
         (self.0)()
     }
@@ -62,7 +59,6 @@ impl fmt::Debug for Clock {
 }
 
 /// Milliseconds since 1970; 0 before.
-#[must_use]
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {

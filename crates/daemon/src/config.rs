@@ -295,7 +295,6 @@ impl Config {
     /// The settings of the VM called `vm`, of this UUID if it has one: each from the first matching rule that has it.
     ///
     /// If different rules give a minimum above the maximum, the minimum wins, because it is a guarantee.
-    #[must_use]
     pub fn settings_for(&self, vm: &str, uuid: Option<&str>) -> VmRule {
         let mut merged = VmRule::for_name(vm);
         for rule in &self.vms {
@@ -321,7 +320,6 @@ impl Config {
     }
 
     /// The keys that differ in `new` and take effect only after a restart.
-    #[must_use]
     pub fn changes_needing_restart(&self, new: &Self) -> Vec<&'static str> {
         let (serve, then) = (&self.serve, &new.serve);
         let keys = [
@@ -363,7 +361,6 @@ impl Config {
 
 impl VmRule {
     /// An empty rule for the VMs whose name matches `name`.
-    #[must_use]
     pub fn for_name(name: &str) -> Self {
         Self {
             name: name.to_owned(),

@@ -14,7 +14,6 @@ use crate::vm::{bytes, pages};
 pub const PROMISES: [(&str, f64); 3] = [("1%", 0.01), ("5%", 0.05), ("25%", 0.25)];
 
 /// The smallest size at which each of [`PROMISES`] is kept by the upper limit of the curve's band; at most `baseline`.
-#[must_use]
 pub fn demands(
     curve: &MissRatioCurve,
     baseline: PageCount,
@@ -43,7 +42,6 @@ pub struct Needs<'a> {
 
 impl<'a> Needs<'a> {
     /// What decides for a VM as it is now.
-    #[must_use]
     pub fn of(summary: &'a VmSummary) -> Self {
         Self {
             settings: &summary.settings,
@@ -53,7 +51,6 @@ impl<'a> Needs<'a> {
     }
 
     /// The smallest size within the limit and the minimum; the baseline if the curve cannot show that a bound is kept.
-    #[must_use]
     pub fn by(&self, curve: &MissRatioCurve) -> PageCount {
         let baseline = pages(self.settings.baseline_bytes);
         let bound = self.settings.promise.bound(curve.vcpus(), self.cost);
@@ -63,7 +60,6 @@ impl<'a> Needs<'a> {
     }
 
     /// The size without a curve.
-    #[must_use]
     pub fn unknown(&self) -> PageCount {
         pages(self.settings.baseline_bytes).max(self.least())
     }
@@ -73,7 +69,6 @@ impl<'a> Needs<'a> {
     }
 
     /// The largest need of each interval of `interval_ms` from `since_unix_ms` on, by curves with their times.
-    #[must_use]
     pub fn over_time(
         &self,
         curves: &[(u64, MissRatioCurve)],

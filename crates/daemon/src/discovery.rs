@@ -160,7 +160,6 @@ pub struct Discovery {
 
 impl Discovery {
     /// Starts the thread.
-    #[must_use]
     pub fn begin(processes: impl Processes) -> Self {
         let mut rounds = Rounds::default();
         let round = move || (rounds.round(&processes), PAUSE);
@@ -170,7 +169,6 @@ impl Discovery {
     }
 
     /// The results of the last round; waits a second at most for the first one.
-    #[must_use]
     pub fn last(&self) -> DiscoveryResult {
         let (discovered, warning) = self.rounds.last(FIRST_ROUND_MAX);
         let mut discovered = discovered.unwrap_or_default();

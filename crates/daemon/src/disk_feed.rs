@@ -65,7 +65,6 @@ impl VcpuMeter {
 impl DiskFeed {
     /// Queries the daemon at `socket` once per `interval`; `clock` measures the age of answers, `vcpu_time` is the CPU time
     /// that the VM's vCPUs have used.
-    #[must_use]
     pub fn new(
         socket: PeerSocket,
         interval: Duration,

@@ -44,7 +44,6 @@ pub struct GroupDiscovery {
 
 impl GroupDiscovery {
     /// Starts the thread, if there are patterns.
-    #[must_use]
     pub fn begin(settings: &GroupSettings) -> Self {
         let begin = || {
             let mut selection = Selection::new(settings.clone());
@@ -61,7 +60,6 @@ impl GroupDiscovery {
     }
 
     /// The groups of the last inspection; waits a second at most for the first one.
-    #[must_use]
     pub fn last(&self) -> FoundGroups {
         let Some(inspections) = &self.inspections else {
             return FoundGroups::default();

@@ -25,7 +25,6 @@ pub struct GuestCounters {
 
 impl GuestCounters {
     /// The counters of the last report.
-    #[must_use]
     pub fn of(status: &MemoryStatus) -> Self {
         let need = status.need.as_ref();
         Self {
@@ -39,7 +38,6 @@ impl GuestCounters {
 
 /// The part of its own memory that a VM keeps, in bytes; never more than it has. `swap_bytes` is the size of the swap
 /// that its guest is known to have.
-#[must_use]
 pub fn floor_bytes(status: &MemoryStatus, swap_bytes: u64) -> u64 {
     let has = status.direct.actual_bytes;
     let kept = status.need.map_or(has, |need| {
@@ -54,7 +52,6 @@ pub fn floor_bytes(status: &MemoryStatus, swap_bytes: u64) -> u64 {
 /// The largest part of its own memory that a VM loses between two looks at its guest, in bytes, if it keeps `floor_bytes`:
 /// half of its slack, or an eighth of what it can give. A guest reports every two seconds what it has left, and what it
 /// allocates meanwhile must be there.
-#[must_use]
 pub fn step_bytes(status: &MemoryStatus, floor_bytes: u64) -> u64 {
     let gives = status.direct.actual_bytes.saturating_sub(floor_bytes);
     (slack_of(status) / 2).max(gives / 8)
@@ -62,14 +59,12 @@ pub fn step_bytes(status: &MemoryStatus, floor_bytes: u64) -> u64 {
 
 /// The memory that a VM gets back at once when its guest runs short, in bytes: a tenth of its own, and at least its
 /// slack.
-#[must_use]
 pub fn give_back_bytes(status: &MemoryStatus) -> u64 {
     let tenth = status.direct.actual_bytes / GIVE_BACK_SHARE;
     tenth.max(slack_of(status))
 }
 
 /// The rise of a guest's major page faults a second from which it runs short, if it waits so many ms for each.
-#[must_use]
 pub fn faults_rise_max(miss_cost_ms: f64) -> f64 {
     (WAITS_RISE_MAX * 1000.0 / miss_cost_ms).min(FAULTS_RISE_MAX)
 }
@@ -77,7 +72,6 @@ pub fn faults_rise_max(miss_cost_ms: f64) -> f64 {
 /// Why a VM gets memory back, if its guest runs short by its last report. Memory that its swap takes is not available
 /// by design, so that only faults count for a guest with swap: more than `faults_max` per second above those before. That
 /// is infinite if its page cache moves into the cache under its disk, which causes faults.
-#[must_use]
 pub fn shortage(
     status: &MemoryStatus,
     before: GuestCounters,
@@ -103,7 +97,6 @@ pub fn shortage(
 }
 
 /// Why nothing more is taken from a VM at its floor.
-#[must_use]
 pub fn why_kept(status: &MemoryStatus) -> String {
     match status.need {
         Some(need) => format!(
@@ -118,7 +111,6 @@ pub fn why_kept(status: &MemoryStatus) -> String {
 }
 
 /// Memory that a VM keeps available when it is shrunk.
-#[must_use]
 pub fn slack_of(status: &MemoryStatus) -> u64 {
     let direct = &status.direct;
     slack_bytes(direct.max_bytes.unwrap_or(direct.actual_bytes))

@@ -82,7 +82,6 @@ pub struct Limits {
 
 impl Limits {
     /// The configured limits.
-    #[must_use]
     pub fn of(config: &Config) -> Self {
         Self {
             bytes_max: config.history_bytes_max,
@@ -101,7 +100,6 @@ pub enum Persistence {
 }
 
 /// What identifies the records of a control group: its path below the root of its hierarchy. No VM can have such a name.
-#[must_use]
 pub fn group_id(path: &str) -> String {
     format!("{GROUP}{path}")
 }
@@ -138,7 +136,6 @@ impl ResizeMark {
     }
 
     /// How much of what a process has above its baseline no decision gave it.
-    #[must_use]
     pub fn kept_above_bytes(&self, process: ProcessId, above_bytes: u64) -> u64 {
         let decided = self.decided_above_bytes.unwrap_or(u64::MAX);
         match self.process == Some(process) && above_bytes <= decided.saturating_add(SAME_BYTES) {
@@ -249,7 +246,6 @@ impl History {
     }
 
     /// A history in memory alone, of a few hours.
-    #[must_use]
     pub fn nowhere() -> Self {
         let mut state = State::new(None);
         state.memory = Store::in_memory().ok().map(Arc::new);
@@ -259,20 +255,17 @@ impl History {
     }
 
     /// Why history is not on disk although it should be, and how the daemon proceeds.
-    #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.state().problem.iter().cloned().collect()
     }
 
     /// Whether a file was present at the start that could not be read: earlier flags, settings and moves in progress
     /// are then unknown.
-    #[must_use]
     pub fn began_anew(&self) -> bool {
         self.state().began_anew
     }
 
     /// Bytes on disk; `None` if there is no file.
-    #[must_use]
     pub fn bytes(&self) -> Option<u64> {
         let state = self.state();
         let (path, _) = state.place.as_ref()?;
@@ -357,7 +350,6 @@ impl History {
     }
 
     /// A number for a decision: increasing, and never repeated while the file exists.
-    #[must_use]
     pub fn next_id(&self) -> u64 {
         let mut state = self.state();
         let id = state.next_id;
@@ -368,7 +360,6 @@ impl History {
     }
 
     /// A decision with its inputs.
-    #[must_use]
     pub fn decision(&self, id: u64) -> Option<Decision> {
         let stores = self.stores();
         let mut inputs = None;
@@ -387,7 +378,6 @@ impl History {
     /// Decisions that touch `vm`, or all, with numbers below `before`; newest first, at most a thousand.
     ///
     /// They come without inputs, which can be large: [`decision`](Self::decision) has them.
-    #[must_use]
     pub fn decisions(&self, vm: Option<&str>, before: Option<u64>, limit: usize) -> Vec<Decision> {
         let limit = limit.min(DECISIONS_MAX);
         let vm = vm.map(key_of);
@@ -402,7 +392,6 @@ impl History {
     }
 
     /// Decisions that have not ended, in full, oldest first: after a crash, those that were in progress.
-    #[must_use]
     pub fn unfinished(&self) -> Vec<Decision> {
         let mut ids: Vec<u64> = Vec::new();
         for store in self.stores() {
@@ -415,7 +404,6 @@ impl History {
     }
 
     /// A VM's samples from `since_ms` until before `until_ms`, in ascending time; more than `points` are combined.
-    #[must_use]
     pub fn samples(&self, vm: &str, since_ms: u64, until_ms: u64, points: usize) -> Vec<Sample> {
         let (mut samples, key) = (Vec::new(), self.key(vm));
         for store in self.stores() {
@@ -426,7 +414,6 @@ impl History {
     }
 
     /// A VM's newest curve at or before `unix_ms`, and its time.
-    #[must_use]
     pub fn curve_at(&self, vm: &str, unix_ms: u64) -> Option<(u64, CurveJson)> {
         let (curves, key) = (self.stores().into_iter(), self.key(vm));
         let curves = curves.filter_map(|store| told(store.curve_at(key, unix_ms)).flatten());
@@ -435,7 +422,6 @@ impl History {
     }
 
     /// A VM's curves from `since_ms`, in ascending time.
-    #[must_use]
     pub fn curves(&self, vm: &str, since_ms: u64) -> Vec<(u64, CurveJson)> {
         let (mut curves, key) = (Vec::new(), self.key(vm));
         for store in self.stores() {
@@ -449,7 +435,6 @@ impl History {
     }
 
     /// The same as curves of the domain; malformed ones are left out.
-    #[must_use]
     pub fn valid_curves(&self, vm: &str, since_ms: u64) -> Vec<(u64, MissRatioCurve)> {
         let kept = self.curves(vm, since_ms).into_iter();
         kept.filter_map(|(unix_ms, curve)| Some((unix_ms, curve.to_curve().ok()?)))
@@ -457,14 +442,12 @@ impl History {
     }
 
     /// Whether there is a record of a VM, by the name that it has now, or by its UUID.
-    #[must_use]
     pub fn is_known(&self, vm: &str) -> bool {
         let state = self.state();
         state.vms.contains_key(state.id(vm))
     }
 
     /// The UUIDs of VMs that were here since `since_ms`, but for those `present`, each with its baseline in bytes.
-    #[must_use]
     pub fn departed(&self, since_ms: u64, present: &[&str]) -> Vec<(String, u64)> {
         let state = self.state();
         let departed = state.vms.iter().filter(|(id, record)| {
@@ -476,7 +459,6 @@ impl History {
     }
 
     /// A VM's heatmap from `since_ms` until before `until_ms`, of the rows whose cells have the newest row's size.
-    #[must_use]
     pub fn heat(&self, vm: &str, since_ms: u64, until_ms: u64) -> Option<HeatmapView> {
         let (mut rows, key): (Vec<(u64, Heat)>, _) = (Vec::new(), self.key(vm));
         for store in self.stores() {
@@ -501,7 +483,6 @@ impl History {
     }
 
     /// Whether moving was paused, or that is not known, because the history began anew.
-    #[must_use]
     pub fn paused(&self) -> bool {
         self.state().paused
     }
@@ -514,7 +495,6 @@ impl History {
     }
 
     /// The host's phase in the workflow, if one was ever stored.
-    #[must_use]
     pub fn phase(&self) -> Option<Phase> {
         self.state().phase
     }
@@ -527,7 +507,6 @@ impl History {
     }
 
     /// The settings changed by hand for a VM.
-    #[must_use]
     pub fn settings(&self, vm: &str) -> SettingsChange {
         let state = self.state();
         let record = state.vms.get(state.id(vm));
@@ -540,7 +519,6 @@ impl History {
     }
 
     /// A VM's size when it was first discovered, in bytes, if it is still stored.
-    #[must_use]
     pub fn baseline(&self, vm: &str) -> Option<u64> {
         let state = self.state();
         state.vms.get(state.id(vm))?.baseline_bytes
@@ -553,7 +531,6 @@ impl History {
     }
 
     /// The RAM of a VM that its baseline accounts for, in bytes.
-    #[must_use]
     pub fn ram(&self, vm: &str) -> Option<u64> {
         let state = self.state();
         state.vms.get(state.id(vm))?.ram_bytes
@@ -566,7 +543,6 @@ impl History {
     }
 
     /// Whether this process of a VM was resized.
-    #[must_use]
     pub fn was_resized(&self, vm: &str, process: ProcessId) -> bool {
         let state = self.state();
         let record = state.vms.get(state.id(vm));
@@ -575,7 +551,6 @@ impl History {
     }
 
     /// Whether a process of a VM may continue another one, which was resized: neither was it resized itself, nor did it begin anew.
-    #[must_use]
     pub fn may_continue(&self, vm: &str, process: ProcessId) -> bool {
         let process = Some(kept(process));
         let state = self.state();
@@ -592,7 +567,6 @@ impl History {
     }
 
     /// The most that a VM's cache had in the last decision about the VM, in bytes.
-    #[must_use]
     pub fn cache(&self, vm: &str) -> Option<u64> {
         let state = self.state();
         state.vms.get(state.id(vm))?.cache_bytes
@@ -605,7 +579,6 @@ impl History {
     }
 
     /// What was stored before a VM was last resized.
-    #[must_use]
     pub fn mark(&self, vm: &str) -> ResizeMark {
         let state = self.state();
         let record = state.vms.get(state.id(vm));

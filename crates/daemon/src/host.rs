@@ -42,7 +42,6 @@ pub struct DiscoveredVm {
 
 impl DiscoveredVm {
     /// Its process.
-    #[must_use]
     pub fn process(&self) -> ProcessId {
         ProcessId {
             pid: self.pid,
@@ -64,7 +63,6 @@ pub struct DiscoveredGroup {
 
 impl DiscoveredGroup {
     /// Whether another finding is of the same group, and not of one that was made again with its path.
-    #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let (one, other) = (&self.listed, &other.listed);
         one.inode == other.inode && one.directory == other.directory
@@ -200,7 +198,6 @@ impl Misses {
     const BY_QEMU: &str = "reads of its disks by QEMU's account";
 
     /// Whether counts like this one are not in every poll: libvirt is queried for them at longer intervals.
-    #[must_use]
     pub fn is_rare(&self) -> bool {
         self.by == Self::BY_QEMU
     }
@@ -208,7 +205,6 @@ impl Misses {
     /// Reads the counters from a poll of a VM's actuator: blocks read from storage where its disk is served by us, reads of
     /// the disks that QEMU serves (a miss of the page cache is no page fault if a program reads the file), else the guest's
     /// own report of pages that it had to read.
-    #[must_use]
     pub fn of(status: &MemoryStatus) -> Option<Self> {
         if let Some(disk) = &status.disk {
             return Some(Self {

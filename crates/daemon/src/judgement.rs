@@ -29,7 +29,6 @@ pub struct MissCount {
 
 impl MissCount {
     /// What was counted from `first` to `last`. A count of hits that falls makes no more misses than references.
-    #[must_use]
     pub fn between(first: Misses, last: Misses, seconds: f64) -> Self {
         let references = last.of.zip(first.of);
         let references = references.map(|(last, first)| last.saturating_sub(first));
@@ -43,7 +42,6 @@ impl MissCount {
     }
 
     /// Misses per second; the interval must have a length.
-    #[must_use]
     pub fn per_second(&self) -> f64 {
         self.misses as f64 / self.seconds
     }
@@ -76,7 +74,6 @@ pub struct Promise {
 impl Promise {
     /// How it is judged after its VM's part of a move: if the VM's own memory changed, so did its reads of the disk, hits
     /// and misses alike, and their ratio shows nothing of that.
-    #[must_use]
     pub fn after(&self, step: Option<&Step>) -> Self {
         let changed = |step: &Step| step.now.direct_bytes.abs_diff(step.from.direct_bytes);
         Self {
@@ -105,7 +102,6 @@ impl Judgement {
 
 /// Compares the counts after a move with those `before` it, for each bound that the VM is promised; `tolerance` is how
 /// far above a bound it may be, as a share.
-#[must_use]
 pub fn judge(
     promise: &Promise,
     before: Option<MissCount>,
@@ -162,7 +158,6 @@ pub fn judge(
 
 /// Adds to a check of a VM that gave memory what its QEMU waited for memory of the host: nothing that a guest or a curve
 /// reports shows that. It is not blamed for waiting as long before the move.
-#[must_use]
 pub fn guard(
     mut check: Check,
     before: Option<f64>,
@@ -198,7 +193,6 @@ pub fn guard(
 }
 
 /// Whether counts show how much the VM misses, for each of its bounds.
-#[must_use]
 pub fn is_measured(check: &Check) -> bool {
     let number = |misses: &MissesCheck| misses.measured_per_second.is_some();
     (check.bound.is_none() || check.measured.is_some()) && check.misses.as_ref().is_none_or(number)

@@ -61,7 +61,6 @@ impl MissCostMeter {
     }
 
     /// The cost, once enough reads were measured.
-    #[must_use]
     pub fn cost(&self) -> Option<MissCost> {
         let (source, _) = self.last?;
         (self.reads >= READS_MIN).then(|| MissCost {

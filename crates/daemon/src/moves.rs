@@ -106,7 +106,6 @@ impl MovableVm<'_> {
 
 impl Move {
     /// Begins to give each VM the holding paired with its name, starting from its present one.
-    #[must_use]
     pub fn begin(vms: Vec<(String, Holding, Holding)>, now: Instant) -> Self {
         let part = |(vm, from, to)| Part {
             vm,
@@ -131,7 +130,6 @@ impl Move {
     }
 
     /// Whether the VM takes part.
-    #[must_use]
     pub fn involves(&self, vm: &str) -> bool {
         self.parts.iter().any(|part| part.vm == vm)
     }
@@ -159,7 +157,6 @@ impl Move {
     }
 
     /// Whether the VM is to be polled before [`Self::advance`].
-    #[must_use]
     pub fn polls(&self, vm: &str) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| part.vm == vm && !part.state.has_ended())
@@ -305,7 +302,6 @@ impl Move {
     }
 
     /// The result of each VM's part.
-    #[must_use]
     pub fn steps(&self) -> Vec<Step> {
         let step = |part: &Part| Step {
             vm: part.vm.clone(),
@@ -320,14 +316,12 @@ impl Move {
 }
 
 /// Whether it answered the last poll, so that its size is the present one.
-#[must_use]
 pub fn is_fresh(part: &plimsoll_actuator::Part) -> bool {
     part.age_ms.is_some_and(|age_ms| age_ms < SIZE_AGE_MS)
 }
 
 /// The most that a VM may hold without a further request. A part that has not answered this daemon may hold as much as an
 /// earlier one knew of (`unanswered`): RAM that was plugged since the VM's start, a cache that it had grown.
-#[must_use]
 pub fn reserved_bytes(status: &MemoryStatus, unanswered: Holding) -> u64 {
     let of = |part: &plimsoll_actuator::Part, unanswered_bytes: u64| match part.age_ms {
         Some(_) => part.reserved_bytes,
@@ -339,7 +333,6 @@ pub fn reserved_bytes(status: &MemoryStatus, unanswered: Holding) -> u64 {
 }
 
 /// A holding, as reported to the operator.
-#[must_use]
 pub fn view(holding: Holding) -> HoldingView {
     HoldingView {
         direct_bytes: holding.direct_bytes,

@@ -52,7 +52,6 @@ pub struct Observations {
 
 impl Observations {
     /// Observes by these feeds; nothing is known before [`refresh`](Self::refresh).
-    #[must_use]
     pub fn by(feeds: Vec<Box<dyn Feed>>) -> Self {
         Self {
             known: None,
@@ -129,7 +128,6 @@ impl Observations {
     }
 
     /// How it is traced, with the time of the last period.
-    #[must_use]
     pub fn trace_view(&self, now: Time) -> Option<TraceView> {
         self.trace.clone().map(|trace| TraceView {
             last_unix_ms: self.last_period.map(|at| now.unix_ms_at(at)),
@@ -138,7 +136,6 @@ impl Observations {
     }
 
     /// The newest row of its heatmap, if it was added since the turn before.
-    #[must_use]
     pub fn new_heat(&self) -> Option<&HeatRow> {
         self.heat.back().filter(|_| self.heat_is_new)
     }

@@ -60,7 +60,6 @@ pub struct QemuHost {
 impl QemuHost {
     /// Starts to discover the VMs of this host, with the page store of the configuration. With `dry_run` no memory is
     /// ever moved.
-    #[must_use]
     pub fn new(config: &Config, dry_run: bool) -> Self {
         let endpoints = Endpoints {
             hcache: config.store.clone(),

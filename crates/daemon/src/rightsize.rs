@@ -44,7 +44,6 @@ pub struct Rightsize {
 
 impl Rightsize {
     /// The right size by `curves` with their times, for a `percentile` above 0.0 to 1.0; `None` without curves.
-    #[must_use]
     pub fn of(
         curves: &[(u64, MissRatioCurve)],
         needed: &Needs<'_>,

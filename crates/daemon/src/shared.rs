@@ -39,7 +39,6 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// The snapshot shown until the first turn has ended.
-    #[must_use]
     pub fn before_the_first_turn(config: &Config) -> Self {
         let now = unix_ms();
         let host = HostView {
@@ -132,7 +131,6 @@ const EVENTS: usize = 64;
 
 impl SharedState {
     /// Shares `snapshot` until the first turn, and passes commands to the other end of `commands`.
-    #[must_use]
     pub fn new(
         snapshot: Snapshot,
         commands: SyncSender<Command>,
@@ -149,14 +147,12 @@ impl SharedState {
     }
 
     /// The host as of the last turn.
-    #[must_use]
     pub fn snapshot(&self) -> Arc<Snapshot> {
         let snapshot = self.snapshot.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&snapshot.0)
     }
 
     /// Age of the snapshot.
-    #[must_use]
     pub fn age(&self) -> Duration {
         let snapshot = self.snapshot.read().unwrap_or_else(PoisonError::into_inner);
         self.clock.now().since_boot.saturating_sub(snapshot.1)

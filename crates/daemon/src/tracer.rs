@@ -177,7 +177,6 @@ pub struct Tracer {
 
 impl Tracer {
     /// Prepares to trace `target`; the tracer starts at the first poll.
-    #[must_use]
     pub fn new(target: TracerTarget, program: PathBuf, settings: &TraceSettings) -> Self {
         let now = Instant::now();
         let settings = TraceSettings {

@@ -113,7 +113,6 @@ pub struct Vm {
 
 impl Vm {
     /// Creates the state of a discovered VM; `first_bytes` is its size when it was first discovered, if that is known.
-    #[must_use]
     pub fn new(
         found: DiscoveredVm,
         opened: VmHandles,
@@ -166,20 +165,17 @@ impl Vm {
     }
 
     /// Whether its monitor answered its last poll, and that was so short that the next one may be waited for.
-    #[must_use]
     pub fn answers_quickly(&self) -> bool {
         // The pause after an unanswered poll ends soon, and then the monitor is queried again.
         is_fresh(&self.status.direct) && self.polled.is_some_and(|(_, took)| took < QUICK)
     }
 
     /// Time of its last poll.
-    #[must_use]
     pub fn polled_at(&self) -> Option<Instant> {
         self.polled.map(|(at, _)| at)
     }
 
     /// Whether its size was ever reported by the VM, not assumed.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         self.status.direct.age_ms.is_some()
             || matches!(
@@ -189,7 +185,6 @@ impl Vm {
     }
 
     /// Whether the driver of its balloon is silent: there is none, or its guest still boots.
-    #[must_use]
     pub fn is_driverless(&self) -> bool {
         matches!(
             self.status.direct.progress,
@@ -220,13 +215,11 @@ impl Vm {
     }
 
     /// Its size: its own memory and its cache.
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.status.holding().bytes()
     }
 
     /// Its RAM now, with memory plugged since its start and without what was unplugged; until that is known, its RAM at the start.
-    #[must_use]
     pub fn ram_bytes(&self) -> u64 {
         let now = self.status.direct.max_bytes.filter(|_| self.is_known());
         now.unwrap_or(self.found.ram_bytes)
@@ -234,7 +227,6 @@ impl Vm {
 
     /// The most memory of its own that it can use: its RAM, as far as the limit of its control group has room for that and for
     /// QEMU. Above it the kernel would slow it down or kill it. What it has or had is its operator's choice, and not above it.
-    #[must_use]
     pub fn own_most_bytes(&self) -> u64 {
         let ram_bytes = self.ram_bytes();
         let Some(share) = self.group_share else {
@@ -246,20 +238,17 @@ impl Vm {
     }
 
     /// What its QEMU may use beside its RAM.
-    #[must_use]
     pub fn qemu_own_bytes(&self) -> u64 {
         let (bytes, of_ram) = QEMU_OWN;
         bytes + self.ram_bytes() / of_ram
     }
 
     /// The most that it may hold without a further request.
-    #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         reserved_bytes(&self.status, self.unanswered())
     }
 
     /// What its parts may hold as long as they do not answer.
-    #[must_use]
     pub fn unanswered(&self) -> Holding {
         Holding {
             direct_bytes: self.followed_ram_bytes.unwrap_or(0),
@@ -288,7 +277,6 @@ impl Vm {
     }
 
     /// Size of the swap that its guest is known to have.
-    #[must_use]
     pub fn swap_bytes(&self) -> u64 {
         self.rule.swap_bytes.unwrap_or(0)
     }
@@ -296,7 +284,6 @@ impl Vm {
     /// The size below which a plan does not take memory from it: its own memory if that cannot be changed, otherwise
     /// what its guest cannot give, but no more than its baseline, so that no report of a guest makes the limits of all
     /// exceed the memory.
-    #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let has = self.status.direct.actual_bytes;
         match self.is_resizable() {
@@ -310,13 +297,11 @@ impl Vm {
 
     /// Whether no plan takes memory from it for now: its misses are not counted, so that nothing would show whether its
     /// promise is kept, or it broke its promise or ran short lately.
-    #[must_use]
     pub fn gives_nothing(&self) -> bool {
         self.is_spared || self.counts.is_empty()
     }
 
     /// Its size, as far as it is within its baseline and its limits.
-    #[must_use]
     pub fn own_bytes(&self) -> u64 {
         let settings = self.settings();
         let most = settings.baseline_bytes.min(settings.max_bytes);
@@ -381,25 +366,21 @@ impl Vm {
     }
 
     /// Whether the VM's own memory can be changed, and what is taken from it becomes free.
-    #[must_use]
     pub fn is_resizable(&self) -> bool {
         self.can_grow() && self.found.held.is_none()
     }
 
     /// Whether the VM can get back what its balloon has, if only what somebody else took.
-    #[must_use]
     pub fn can_grow(&self) -> bool {
         self.status.direct.is_resizable()
     }
 
     /// Its limits: set by hand, by the rules, or by default.
-    #[must_use]
     pub fn settings(&self) -> Settings {
         self.settings_with(&self.change)
     }
 
     /// The limits that would result from `change` as the settings changed by hand.
-    #[must_use]
     pub fn settings_with(&self, change: &SettingsChange) -> Settings {
         let baseline_bytes = change
             .baseline_bytes
@@ -421,7 +402,6 @@ impl Vm {
     }
 
     /// The bound that policies keep for it.
-    #[must_use]
     pub fn bound(&self) -> Bound {
         let known = self.seen.known.as_ref();
         let vcpus = known.and_then(|known| known.curve.vcpus());
@@ -429,7 +409,6 @@ impl Vm {
     }
 
     /// Whether a policy may give it another size.
-    #[must_use]
     pub fn can_be_divided(&self) -> bool {
         self.settings().managed
             && self.rule.self_balloon != Some(true)
@@ -508,19 +487,16 @@ impl Vm {
     }
 
     /// The last count of its misses.
-    #[must_use]
     pub fn misses(&self) -> Option<Misses> {
         self.counts.back().map(|(_, misses)| *misses)
     }
 
     /// Time of its last count of misses.
-    #[must_use]
     pub fn counted_at(&self) -> Option<Instant> {
         self.counts.back().map(|(at, _)| *at)
     }
 
     /// Its misses from `from` to `until`, as far as they were counted.
-    #[must_use]
     pub fn misses_between(&self, from: Instant, until: Instant) -> Option<MissCount> {
         let within = |at: &Instant| (from..=until).contains(at);
         let mut counts = self.counts.iter().filter(|(at, _)| within(at));
@@ -531,7 +507,6 @@ impl Vm {
     }
 
     /// Its misses a second between the last two counts.
-    #[must_use]
     pub fn misses_per_second(&self) -> Option<f64> {
         let (end, last) = self.counts.back()?;
         let (begin, first) = self.counts.iter().rev().nth(1)?;
@@ -558,7 +533,6 @@ impl Vm {
 
     /// Share of the time from `from` to `until` in which a thread of its QEMU waited for memory of the host, as far as
     /// that was read.
-    #[must_use]
     pub fn stalled_between(&self, from: Instant, until: Instant) -> Option<f64> {
         let within = |(at, _): &&(Instant, Duration)| (from..=until).contains(at);
         let mut stalls = self.stalls.iter().filter(within);
@@ -569,7 +543,6 @@ impl Vm {
     }
 
     /// The same between the last two readings.
-    #[must_use]
     pub fn stalled(&self) -> Option<f64> {
         let (end, _) = self.stalls.back()?;
         let (begin, _) = self.stalls.iter().rev().nth(1)?;
@@ -636,7 +609,6 @@ fn in_host_sizes(
 }
 
 /// Why nothing is said about a bound on the misses of a VM with this curve at `size`.
-#[must_use]
 pub fn why_unpredicted(curve: &MissRatioCurve, size: PageCount) -> &'static str {
     match curve.resolves(size) {
         true => {
@@ -649,13 +621,11 @@ pub fn why_unpredicted(curve: &MissRatioCurve, size: PageCount) -> &'static str 
 }
 
 /// Number of pages of 4 KiB in `bytes`.
-#[must_use]
 pub fn pages(bytes: u64) -> PageCount {
     PageCount::from_bytes(bytes, PageSize::FOUR_KIB)
 }
 
 /// Bytes of this many pages.
-#[must_use]
 pub fn bytes(pages: PageCount) -> u64 {
     pages.to_bytes(PageSize::FOUR_KIB)
 }

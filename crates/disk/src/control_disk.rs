@@ -38,7 +38,6 @@ impl ControlDisk {
 
     /// Creates a control disk; the guest reads from `has_cache` whether its notifications are useful. It can open pools
     /// of `images`.
-    #[must_use]
     pub fn new(
         has_cache: bool,
         victim_cache: Option<Box<dyn VictimCache>>,
@@ -101,7 +100,6 @@ impl ControlDisk {
     }
 
     /// Position after the last page read from the ring; only increases while the same ring is attached.
-    #[must_use]
     pub fn pages_read(&self) -> u64 {
         self.notices.slots_read()
     }
@@ -241,7 +239,6 @@ impl ControlDisk {
     }
 
     /// Statistics of the ring.
-    #[must_use]
     pub fn ring_stats(&self) -> RingStats {
         self.notices.stats()
     }

@@ -379,7 +379,6 @@ impl DirtyLog {
     }
 
     /// Number of pages that it can hold.
-    #[must_use]
     pub fn slots(&self) -> u64 {
         self.layout.slots
     }
@@ -394,13 +393,11 @@ impl DirtyLog {
     }
 
     /// Number of pages recorded and not clean.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
     /// Whether all pages are clean.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }

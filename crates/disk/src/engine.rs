@@ -230,7 +230,6 @@ impl Engine {
     }
 
     /// The disks whose storage failed to make writes stable.
-    #[must_use]
     pub fn unsynced(&self) -> &HashSet<DiskNumber> {
         &self.unsynced
     }
@@ -319,7 +318,6 @@ impl Engine {
     }
 
     /// How many blocks of a disk are in the log and not yet on storage.
-    #[must_use]
     pub fn dirty_pages(&self, disk: DiskNumber) -> u64 {
         self.dirty.of_disk(disk) as u64
     }
@@ -449,7 +447,6 @@ impl Engine {
     }
 
     /// Statistics of the engine.
-    #[must_use]
     pub fn stats(&self) -> EngineStats {
         let (cached_pages, dropped) = self.cache.as_ref().map_or((0, 0), Cache::pages);
         EngineStats {

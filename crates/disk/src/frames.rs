@@ -57,7 +57,6 @@ pub struct MappingTables(Frames);
 #[doc(hidden)]
 #[allow(missing_docs, reason = "for the benchmark alone")]
 impl MappingTables {
-    #[must_use]
     #[expect(clippy::new_without_default, reason = "used once")]
     pub fn new() -> Self {
         Self(Frames::new())
@@ -68,7 +67,6 @@ impl MappingTables {
     }
 
     /// Whether the tables agree on the frame.
-    #[must_use]
     pub fn agree(&self, frame: u64) -> bool {
         let held = self.0.held(frame);
         held.is_some_and(|held| self.0.newest(held.location()) == Some(frame))

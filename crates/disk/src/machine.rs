@@ -318,13 +318,11 @@ impl Machine {
     }
 
     /// Returns a handle for queries and commands while the machine runs.
-    #[must_use]
     pub fn handle(&self) -> MachineHandle {
         self.handle.clone()
     }
 
     /// What an earlier daemon had left.
-    #[must_use]
     pub fn recovery(&self) -> &Recovery {
         &self.recovery
     }

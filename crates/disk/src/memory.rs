@@ -79,7 +79,6 @@ impl<'a> From<&'a GuestMemoryMmap<()>> for MappedRam<'a> {
 
 impl MappedRam<'_> {
     /// Whether the whole range is RAM.
-    #[must_use]
     pub fn contains(self, address: u64, bytes: u64) -> bool {
         address.checked_add(bytes).is_some()
             && usize::try_from(bytes)
@@ -214,7 +213,6 @@ impl GuestRam {
     }
 
     /// The mapping: for rings and headers, not for data.
-    #[must_use]
     pub fn mapped(&self) -> MappedRam<'_> {
         if !self.touched.load(Ordering::Relaxed) {
             self.touched.store(true, Ordering::Relaxed);
@@ -226,7 +224,6 @@ impl GuestRam {
     }
 
     /// Whether the whole range is RAM.
-    #[must_use]
     pub fn contains(&self, address: u64, bytes: u64) -> bool {
         MappedRam::from(&self.mapped).contains(address, bytes)
     }

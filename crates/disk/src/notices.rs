@@ -102,7 +102,6 @@ pub enum AttachError {
 
 impl AttachError {
     /// The guest's error code: a number of `errno(3)`.
-    #[must_use]
     pub fn errno(self) -> u32 {
         let errno = match self {
             Self::OutsideRam => rustix::io::Errno::FAULT,
@@ -197,13 +196,11 @@ impl Notices {
     }
 
     /// Nonce of the ring that is read.
-    #[must_use]
     pub fn nonce(&self) -> Option<u64> {
         self.ring.as_ref().map(|ring| ring.nonce)
     }
 
     /// Position after the last slot that was read; only increases while the same ring is attached.
-    #[must_use]
     pub fn slots_read(&self) -> u64 {
         self.ring.as_ref().map_or(0, |ring| ring.slot_tail)
     }
@@ -251,7 +248,6 @@ impl Notices {
     }
 
     /// Statistics of the ring.
-    #[must_use]
     pub fn stats(&self) -> RingStats {
         self.stats.clone()
     }

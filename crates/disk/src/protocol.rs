@@ -113,7 +113,6 @@ pub mod control {
     pub const BLOCK_SHIFT: u32 = 3;
 
     /// Length of a get of `pages` blocks.
-    #[must_use]
     pub const fn get_bytes(pages: usize) -> usize {
         pages * PAGE_BYTES + SECTOR_BYTES
     }

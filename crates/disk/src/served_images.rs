@@ -115,19 +115,16 @@ impl ServedImages {
 
     /// The current key of an image's pool, or `None` if it is unknown. If the image has changed, what was read from
     /// it before is forgotten.
-    #[must_use]
     pub fn key(&self, image: ImageNumber) -> Option<u128> {
         self.lock().images[image.0].renew().ok()
     }
 
     /// Number of whole blocks of an image.
-    #[must_use]
     pub fn blocks(&self, image: ImageNumber) -> u64 {
         self.lock().images[image.0].blocks
     }
 
     /// Whether what is read from a disk is recorded.
-    #[must_use]
     pub fn records(&self, disk: DiskNumber) -> bool {
         let images = self.lock();
         let mut images = images.images.iter();
@@ -155,7 +152,6 @@ impl ServedImages {
     }
 
     /// Compares a page with what was last read at a block.
-    #[must_use]
     pub fn judge(&self, image: ImageNumber, block: u64, page: &Page) -> Verdict {
         let images = self.lock();
         let (piece, at) = place(block);

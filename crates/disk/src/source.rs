@@ -23,7 +23,6 @@ const CHUNK: usize = 1024;
 const CHUNKS_MAX: usize = 256;
 
 /// Returns an observer, and the references that it records. They end when the observer is dropped.
-#[must_use]
 pub fn misses() -> (MissObserver, Misses) {
     let (sender, receiver) = sync_channel(CHUNKS_MAX);
     let observer = MissObserver {
@@ -44,7 +43,6 @@ pub struct MissObserver {
 
 impl MissObserver {
     /// Counts references that found no room.
-    #[must_use]
     pub fn lost(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.lost)
     }

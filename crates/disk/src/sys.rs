@@ -104,7 +104,6 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Returns a zeroed buffer of `len` bytes, at least 1.
-    #[must_use]
     pub fn new(len: usize) -> Self {
         let capacity = len.max(1).next_multiple_of(ALIGNMENT);
         let layout = Self::layout(capacity);
@@ -130,7 +129,6 @@ impl Buffer {
     }
 
     /// Bytes it can be [set](Self::set_len) to hold.
-    #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -276,7 +274,6 @@ impl Ring {
     }
 
     /// Number of transfers and watches in flight.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }

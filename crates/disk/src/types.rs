@@ -27,7 +27,6 @@ impl Location {
     pub const DISKS_MAX: u16 = 1 << 12;
 
     /// The block `block` (of 4 KiB, below [`BLOCKS_MAX`](Self::BLOCKS_MAX)) of a disk.
-    #[must_use]
     pub const fn new(disk: DiskNumber, block: u64) -> Self {
         debug_assert!(block < Self::BLOCKS_MAX && disk.0 < Self::DISKS_MAX);
         Self((disk.0 as u64) << 50 | block)
@@ -39,19 +38,16 @@ impl Location {
     }
 
     /// The disk.
-    #[must_use]
     pub fn disk(self) -> DiskNumber {
         DiskNumber((self.0 >> 50) as u16)
     }
 
     /// Block of the disk.
-    #[must_use]
     pub fn block(self) -> u64 {
         self.0 & (Self::BLOCKS_MAX - 1)
     }
 
     /// Disk and block in one number, below 2^62: the identity of the page in curves.
-    #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }

@@ -118,7 +118,6 @@ pub struct Pools {
 
 impl Pools {
     /// Creates the pools, with a store or without. Guests can share those of `images`.
-    #[must_use]
     pub fn new(store: Option<Box<dyn VictimCache>>, images: ServedImages) -> Self {
         let stats = VictimCacheStats {
             available: store.is_some(),
@@ -133,7 +132,6 @@ impl Pools {
     }
 
     /// Whether there is a store.
-    #[must_use]
     pub fn available(&self) -> bool {
         self.store.is_some()
     }

@@ -27,7 +27,6 @@ const STRETCH: usize = 8192;
 const READY: usize = 32;
 
 /// How many groups are handed on at a time.
-#[must_use]
 pub fn threads() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -136,7 +135,6 @@ impl<M: Fn() -> Box<dyn Estimator> + Sync> ByGroup<M> {
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let groups = self.groups.iter().map(|group| {
             let pending = group.pending.capacity() * size_of::<PageNumber>();

@@ -52,7 +52,6 @@ impl Running {
 
 impl Comparison {
     /// A comparison of these estimators, timed by this clock.
-    #[must_use]
     pub fn new(estimators: Vec<BuiltEstimator>, clock: fn() -> Duration) -> Self {
         let running = estimators.into_iter().map(|built| Running {
             built,
@@ -150,7 +149,6 @@ pub struct Errors {
 
 impl Compared {
     /// The errors of an estimator, at sizes that it resolves.
-    #[must_use]
     pub fn errors(&self, of: &ComparedEstimator) -> Errors {
         let sizes = || {
             let sizes = self.footprint.even_steps(self.footprint.0.min(SIZES));

@@ -55,7 +55,6 @@ pub struct PrefixPages {
 
 impl PrefixPages {
     /// Returns a numbering before the first request.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

@@ -172,7 +172,6 @@ impl Collector {
     }
 
     /// Asks the daemons at `bases` for `past` until now, in intervals of `interval_ms`.
-    #[must_use]
     pub fn collect(&self, bases: &[String], past: Duration, interval_ms: u64) -> FleetFile {
         let now_unix_ms = unix_ms();
         let past_ms = u64::try_from(past.as_millis()).unwrap_or(u64::MAX);

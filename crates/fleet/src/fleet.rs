@@ -115,7 +115,6 @@ pub enum FleetError {
 
 impl Host {
     /// Memory that its VMs may have together.
-    #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.capacity.first().map_or(0, |&units| bytes(units))
     }
@@ -268,7 +267,6 @@ impl Fleet {
     }
 
     /// What all VMs need together.
-    #[must_use]
     pub fn total_need(&self) -> Vec<u64> {
         let mut total = vec![0; self.slots * 2];
         for vm in &self.vms {

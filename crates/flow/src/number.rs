@@ -7,7 +7,6 @@ pub const MIX_FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb]
 ///
 /// Source: the finaliser of `SplitMix64` (Steele, Lea, Flood 2014).
 #[inline]
-#[must_use]
 pub fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(MIX_FACTORS[0]);
     value = (value ^ (value >> 27)).wrapping_mul(MIX_FACTORS[1]);

@@ -31,13 +31,11 @@ impl PageCount {
     }
 
     /// Returns the same size in bytes, saturating at the largest `u64`.
-    #[must_use]
     pub fn to_bytes(self, page_size: PageSize) -> u64 {
         self.0.saturating_mul(page_size.bytes())
     }
 
     /// Returns the number of whole pages that fit into `bytes`.
-    #[must_use]
     pub fn from_bytes(bytes: u64, page_size: PageSize) -> Self {
         Self(bytes / page_size.bytes())
     }
@@ -88,13 +86,11 @@ impl PageSize {
     }
 
     /// Bytes in one page.
-    #[must_use]
     pub fn bytes(self) -> u64 {
         self.0.get()
     }
 
     /// Returns the page that holds the byte at `address`.
-    #[must_use]
     pub fn page_of(self, address: u64) -> PageNumber {
         PageNumber(address >> self.0.trailing_zeros())
     }

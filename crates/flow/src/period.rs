@@ -56,13 +56,11 @@ impl TraceMethod {
     ];
 
     /// Whether accesses trap, so that they are counted in [`TrapCounts`]; otherwise scans find them.
-    #[must_use]
     pub const fn traps(self) -> bool {
         matches!(self, Self::Traps | Self::FirstTouches)
     }
 
     /// The name in configuration, options and JSON.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Traps => "trap",
@@ -179,7 +177,6 @@ pub struct PeriodLosses {
 impl PeriodLosses {
     /// References that may be missing: of sampled pages that were accessible while they were tracked, and those that found a ring
     /// full.
-    #[must_use]
     pub fn lost(&self) -> u64 {
         self.stayed_accessible + self.left_hot_set_accessible + self.overflowed
     }
@@ -202,7 +199,6 @@ pub struct Undisturbed {
 
 impl Undisturbed {
     /// Of a VM that tracing did not delay.
-    #[must_use]
     pub fn whole(window: Duration) -> Self {
         Self {
             observed: window,
@@ -256,7 +252,6 @@ pub struct Period {
 
 impl Period {
     /// References recorded: traps taken, or touches found by scans.
-    #[must_use]
     pub fn references(&self) -> u64 {
         if self.method.traps() {
             self.traps.taken
@@ -267,7 +262,6 @@ impl Period {
 
     /// Minimum resolvable size in pages of the VM: a curve contains no information about smaller memories, which the
     /// hot set, or the pages touched between two scans, would fill. 0 for first touches, which have no such size.
-    #[must_use]
     pub fn resolution_pages(&self) -> u64 {
         let sampled = if self.method.traps() {
             self.traps.hot_set_pages

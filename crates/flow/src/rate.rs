@@ -2,7 +2,6 @@
 
 /// Returns a rate, above 0 and at most 1, as `1/128` where that is exact, otherwise as the shorter of `2/3` and `0.3`. The text
 /// reads back as the same number.
-#[must_use]
 pub fn rate_text(rate: f64) -> String {
     let parts = (1.0 / rate).round();
     if parts > 1.0 && parts < 1e15 && 1.0 / parts == rate {

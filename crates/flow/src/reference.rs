@@ -69,7 +69,6 @@ impl ReferenceBatch {
     pub const CAPACITY: usize = 1 << 14;
 
     /// Returns an empty batch at the start of a stream.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -105,25 +104,21 @@ impl ReferenceBatch {
     }
 
     /// Time of the batch's first reference, or of the next one if the batch is empty.
-    #[must_use]
     pub fn start(&self) -> LogicalTime {
         self.start
     }
 
     /// The pages, in order.
-    #[must_use]
     pub fn pages(&self) -> &[PageNumber] {
         &self.pages
     }
 
     /// Kind of each access; as long as [`pages`](Self::pages).
-    #[must_use]
     pub fn kinds(&self) -> &[AccessKind] {
         &self.kinds
     }
 
     /// The columns that not every source has.
-    #[must_use]
     pub fn details(&self) -> &Details {
         &self.details
     }
@@ -134,25 +129,21 @@ impl ReferenceBatch {
     }
 
     /// Number of references in the batch.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
     /// Whether the batch is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
     /// Whether the batch holds [`CAPACITY`](Self::CAPACITY) references or more.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.pages.len() >= Self::CAPACITY
     }
 
     /// Iterates over the references with their times.
-    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Reference> + '_ {
         let start = self.start.0;
         self.pages

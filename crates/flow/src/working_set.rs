@@ -29,7 +29,6 @@ pub struct WorkingSet {
 
 impl WorkingSetBound {
     /// The name in every output: `estimate`, `at_least` or `at_most`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Estimate => "estimate",
@@ -39,7 +38,6 @@ impl WorkingSetBound {
     }
 
     /// The sign written before the figure in a table: nothing, `≥ ` or `≤ `.
-    #[must_use]
     pub fn sign(self) -> &'static str {
         match self {
             Self::Estimate => "",

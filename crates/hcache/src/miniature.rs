@@ -85,7 +85,6 @@ impl Miniature {
     pub const MOST_PAGES: u32 = 1 << 28;
 
     /// Makes an empty one of `size_pages`, at most [`MOST_PAGES`](Self::MOST_PAGES), under a policy.
-    #[must_use]
     pub fn new(row: &EvictionPolicyRow, size_pages: u32) -> Self {
         let size_pages = size_pages.min(Self::MOST_PAGES);
         let ghosts_max = if row.remembers {
@@ -112,7 +111,6 @@ impl Miniature {
     }
 
     /// Bytes of memory that one of this size takes.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.slots.capacity() * size_of::<Slot>()
@@ -121,7 +119,6 @@ impl Miniature {
     }
 
     /// Number of pages in it.
-    #[must_use]
     pub fn pages(&self) -> u32 {
         self.lists[0].pages + self.lists[1].pages
     }

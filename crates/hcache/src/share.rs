@@ -24,7 +24,6 @@ pub struct Share {
 impl Share {
     /// Returns the share of `user`, one of so many `users` by number, of an `amount` of which `held` is taken: by whom, and how
     /// much, in any number of pieces.
-    #[must_use]
     pub fn of(
         user: u64,
         users: usize,

@@ -26,7 +26,6 @@ pub struct Counters {
 
 impl Counters {
     /// Fraction of gets that hit; `None` without gets.
-    #[must_use]
     pub fn hit_ratio(&self) -> Option<f64> {
         (self.gets > 0).then(|| self.hits as f64 / self.gets as f64)
     }
@@ -154,7 +153,6 @@ impl StoreStats {
     }
 
     /// Bytes charged to clients and shared pools.
-    #[must_use]
     pub fn charged_bytes(&self) -> u64 {
         let to_clients = self.clients.iter().map(|client| client.used_bytes);
         let to_pools = self.shared_pools.iter().map(|shared| shared.used_bytes);

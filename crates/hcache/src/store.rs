@@ -214,7 +214,6 @@ impl Store {
     }
 
     /// The capacity in bytes.
-    #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         lock(&self.inner.bound).capacity_bytes
     }
@@ -241,7 +240,6 @@ impl Store {
     }
 
     /// Returns the store's statistics.
-    #[must_use]
     pub fn stats(&self) -> StoreStats {
         self.inner.stats()
     }

@@ -84,7 +84,6 @@ pub struct PoolOptions {
 
 impl PoolOptions {
     /// Returns a private pool without a capacity of its own.
-    #[must_use]
     pub fn private() -> Self {
         Self {
             kind: PoolKind::PrivateExclusive,
@@ -93,7 +92,6 @@ impl PoolOptions {
     }
 
     /// Returns a shared pool without a capacity of its own.
-    #[must_use]
     pub fn shared(key: u128) -> Self {
         Self {
             kind: PoolKind::SharedInclusive { key },
@@ -125,7 +123,6 @@ impl ClientOptions {
     pub const WEIGHT: u32 = 100;
 
     /// Returns a client of the usual weight without floor or ceiling.
-    #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -185,7 +182,6 @@ impl StoreOptions {
     pub const MOST_SHARDS: usize = 1024;
 
     /// Returns a store of a fixed capacity, four shards a processor, nothing compressed, nothing shared.
-    #[must_use]
     pub fn new(capacity_bytes: u64) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -219,7 +215,6 @@ pub enum PutOutcome {
 
 impl PutOutcome {
     /// Whether the page was stored.
-    #[must_use]
     pub fn is_stored(self) -> bool {
         matches!(self, Self::Stored { .. })
     }

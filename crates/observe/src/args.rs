@@ -85,7 +85,6 @@ fn backends() -> impl TypedValueParser<Value = BackendSetting> {
 }
 
 /// Parser of the name of an estimator of references in order.
-#[must_use]
 pub fn estimators() -> impl TypedValueParser<Value = &'static LiveEstimatorRow> {
     let rows = || {
         let is_ordered = |row: &&&LiveEstimatorRow| row.takes == LiveInputKind::References;
@@ -216,14 +215,12 @@ impl TracingArgs {
     }
 
     /// vCPU time that a period of a VM with `vcpus` may take; `None` for no bound.
-    #[must_use]
     pub fn budget_of_period(&self, vcpus: usize) -> Option<Duration> {
         let share = self.budget.0? * vcpus as f64;
         Some(self.period.get().mul_f64(share))
     }
 
     /// Capacity of the hot set.
-    #[must_use]
     pub fn hot_set_pages(&self) -> u32 {
         let default = TraceConfig::default().hot_set_pages;
         self.hot_set.unwrap_or(default)

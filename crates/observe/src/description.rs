@@ -5,7 +5,6 @@ use plimsoll_protocol::size::ByteSize;
 use plimsoll_vm::{MemoryGroup, MemoryProcess, QemuVm};
 
 /// A VM's process, accelerator and RAM.
-#[must_use]
 pub fn of_vm(vm: &QemuVm) -> String {
     let accelerator = match vm.accelerator {
         Some(Accelerator::Kvm) => "KVM",
@@ -28,7 +27,6 @@ fn backings(ram: &[RamMapping]) -> String {
 }
 
 /// What a process has that is observed.
-#[must_use]
 pub fn of_process(process: &MemoryProcess) -> String {
     let ram = &process.ram;
     let bytes = ram.mappings.iter().map(|mapping| mapping.len_bytes).sum();
@@ -45,7 +43,6 @@ pub fn of_process(process: &MemoryProcess) -> String {
 }
 
 /// What a control group has that is observed.
-#[must_use]
 pub fn of_group(group: &MemoryGroup) -> String {
     let charged = group.charged_bytes().map_or_else(
         || "all memory charged to groups".to_owned(),

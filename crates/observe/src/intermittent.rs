@@ -287,7 +287,6 @@ impl Counts {
 
 impl Signals {
     /// Whether they differ from those of the `first` period of a rest by more than chance explains.
-    #[must_use]
     pub fn differ(self, first: Self) -> bool {
         let far = |now: f64, before: f64, alike: f64| (now - before).abs() > ALIKE * before + alike;
         let (now, before) = (self.checked as f64, first.checked as f64);

@@ -182,7 +182,6 @@ pub struct ObservedPeriod {
 
 impl ObservedPeriod {
     /// Distance of AET from exact LRU on the period's references, if they are compared.
-    #[must_use]
     pub fn distance(&self) -> Option<CurveDistance> {
         self.compared.as_ref()?.distance()
     }
@@ -199,7 +198,6 @@ pub struct Curves {
 
 impl Curves {
     /// Distance between the two over the sizes at which either has a step.
-    #[must_use]
     pub fn distance(&self) -> Option<CurveDistance> {
         let ends = |curve: &MissRatioCurve| {
             let points = curve.points();
@@ -228,7 +226,6 @@ fn is_cache_hidden(target: &Target, backend: &BackendRow) -> bool {
 }
 
 /// What a live estimator takes of an observation.
-#[must_use]
 pub fn input_of<'a>(seen: &Observation<'a>) -> LiveInput<'a> {
     match *seen {
         Observation::References(batch) => LiveInput::References(batch.pages()),
@@ -326,13 +323,11 @@ impl Observer {
     }
 
     /// Whether uses of page cache by `read(2)` are not seen, so that working sets with page cache are lower bounds.
-    #[must_use]
     pub fn is_cache_hidden(&self) -> bool {
         self.is_cache_hidden
     }
 
     /// Cost to the VM of an observed touch on this host: a trap, or a minor fault.
-    #[must_use]
     pub fn touch_cost(&self) -> TouchCost {
         self.backend.touch_cost()
     }
@@ -358,7 +353,6 @@ impl Observer {
     }
 
     /// Whether tracing rests because the phase of the VM is steady; see [`TraceConfig::intermittent`].
-    #[must_use]
     pub fn is_resting(&self) -> bool {
         let intermittence = self.intermittence.as_ref();
         intermittence.is_some_and(Intermittence::is_resting)
@@ -475,7 +469,6 @@ impl Observer {
     }
 
     /// The curve of all periods so far, weighted by their lengths; `None` if no page was used twice.
-    #[must_use]
     pub fn curve(&self) -> Option<MissRatioCurve> {
         let curve = until_lowest(self.estimator.as_ref()?.curve()?, self.is_open_ended);
         Some(curve.with_vcpus(match self.yields {
@@ -486,7 +479,6 @@ impl Observer {
 
     /// The curves of all periods so far by both estimators; `None` if no page was used twice, or if they are not
     /// compared.
-    #[must_use]
     pub fn curves(&self) -> Option<Curves> {
         let compared = self.compared.as_ref()?;
         compared.curves(self.curve(), compared.other.curve())
@@ -553,7 +545,6 @@ pub fn choose(
 }
 
 /// The process of a target; this one for a control group, which has none of its own.
-#[must_use]
 pub fn pid_of(target: &Target) -> u32 {
     match target {
         Target::Vm(vm) => vm.pid,
@@ -631,7 +622,6 @@ fn until_lowest(curve: MissRatioCurve, is_open_ended: bool) -> MissRatioCurve {
 
 /// The sizes at which the limits of a curve's band fall to the miss ratio of a working set; `None` if not even the
 /// lower limit does.
-#[must_use]
 pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<PageCount>)> {
     let first = |limit: fn(&CurvePoint) -> f64| {
         let mut points = curve.points().iter();

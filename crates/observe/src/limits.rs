@@ -34,7 +34,6 @@ pub enum FullTracingLimit {
 
 impl FullTracingLimit {
     /// Determines the limit that a period showed; `budget` is the vCPU time that one may take.
-    #[must_use]
     pub fn of(period: &Period, budget: Option<Duration>) -> Option<Self> {
         let budget = budget.filter(|_| period.method == TraceMethod::Traps)?;
         let listing = LISTING.mul_f64(period.populated_pages as f64);

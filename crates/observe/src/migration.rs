@@ -72,7 +72,6 @@ pub struct Round {
 
 impl MigrationEstimate {
     /// The migration of a VM with this memory whose writes were observed by scans at an interval.
-    #[must_use]
     pub fn new(
         vm: String,
         memory: &Contents,

@@ -172,19 +172,16 @@ impl PageLog {
     }
 
     /// Arguments of QEMU that load the plugin.
-    #[must_use]
     pub fn arguments(&self) -> [OsString; 2] {
         ["-plugin".into(), self.argument.clone().into()]
     }
 
     /// Starts recording a QEMU with [`PageLog::arguments`], which must be started now.
-    #[must_use]
     pub fn record(self) -> Recording {
         self.record_and(|_| ())
     }
 
     /// As [`PageLog::record`]; also passes each batch of records to `inspect`, in the recording thread.
-    #[must_use]
     pub fn record_and(self, inspect: impl FnMut(&[Record]) + Send + 'static) -> Recording {
         let lives = Arc::new(AtomicBool::new(true));
         let alive = {

@@ -28,7 +28,6 @@ pub enum Format {
 
 impl Format {
     /// Whether the result is a chart, which crate `plot` draws.
-    #[must_use]
     pub fn is_picture(self) -> bool {
         matches!(self, Self::Svg | Self::Png)
     }
@@ -170,7 +169,6 @@ const FOREIGN_ENDINGS: [&str; 10] = [
 
 impl OutputArgs {
     /// The format requested by name or by the ending of the file's name.
-    #[must_use]
     pub fn format(&self) -> Format {
         let format = self.output.or_else(|| self.format_of_ending());
         format.unwrap_or(Format::Table)
@@ -182,7 +180,6 @@ impl OutputArgs {
     }
 
     /// The file to write instead of standard output.
-    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.out.as_deref().filter(|&out| out != Path::new("-"))
     }

@@ -20,7 +20,6 @@ pub struct Columns {
 
 impl Columns {
     /// An empty table with these column heads.
-    #[must_use]
     pub fn new(heads: &[(&'static str, Side)]) -> Self {
         Self {
             heads: heads.to_vec(),
@@ -39,7 +38,6 @@ impl Columns {
     }
 
     /// The table as lines; a column whose cells are all empty is left out.
-    #[must_use]
     pub fn text(&self) -> String {
         let widths: Vec<_> = (0..self.heads.len())
             .map(|column| {
@@ -74,7 +72,6 @@ impl Columns {
 }
 
 /// A line of comma-separated values (RFC 4180, with a bare line end).
-#[must_use]
 pub fn csv(cells: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut line = String::new();
     for (index, cell) in cells.into_iter().enumerate() {

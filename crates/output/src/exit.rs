@@ -98,7 +98,6 @@ impl<W: Write> Output<W> {
 }
 
 /// The exit code of a run that ends with this error.
-#[must_use]
 pub fn code_of(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<UsageError>().is_some() {
         ExitCode::from(2)
@@ -126,7 +125,6 @@ impl<W: Write> Write for Output<W> {
 }
 
 /// Ends the run of `program` whose command line does not parse, or requests help or the version.
-#[must_use]
 pub fn usage(program: &str, error: &clap::Error) -> ExitCode {
     // Either stream may be closed; the exit code still reports the failure.
     if error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
@@ -142,7 +140,6 @@ pub fn usage(program: &str, error: &clap::Error) -> ExitCode {
 
 /// An error with its causes in one line, each once: some libraries repeat the cause in their own
 /// message.
-#[must_use]
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

@@ -166,13 +166,11 @@ fn followed(path: &Path) -> PathBuf {
 }
 
 /// The context of an error of writing to `path`.
-#[must_use]
 pub fn cannot_write(path: &Path) -> String {
     format!("cannot write '{}'", printable_path(path))
 }
 
 /// The directory that holds `path`.
-#[must_use]
 pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(directory) if directory != Path::new("") => directory,

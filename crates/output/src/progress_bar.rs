@@ -19,7 +19,6 @@ const EVERY: Duration = Duration::from_millis(200);
 impl<F: Fn() -> u64> ReadingBar<F> {
     /// Shows a bar for a file of known length, a counter for a pipe, and nothing if standard error is
     /// no terminal. `read_bytes` returns how much was read so far.
-    #[must_use]
     pub fn new(total_bytes: Option<u64>, read_bytes: F) -> Self {
         let (bar, template) = match total_bytes {
             Some(total) => (

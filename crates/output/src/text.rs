@@ -3,19 +3,16 @@
 use std::path::Path;
 
 /// A share of 1 as a percentage with one decimal: `97.7 %`.
-#[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
 /// A share of 1 as a percentage with at most two decimals, none needless: `5 %`, `0.98 %`.
-#[must_use]
 pub fn short_percent(share: f64) -> String {
     format!("{} %", grouped((share * 1e4).round() / 100.0))
 }
 
 /// A ratio around 1: two decimals below 100, none above.
-#[must_use]
 pub fn ratio(ratio: f64) -> String {
     if ratio >= 100.0 {
         format!("{ratio:.0}")
@@ -25,7 +22,6 @@ pub fn ratio(ratio: f64) -> String {
 }
 
 /// A number per second in at most six characters: `0.35`, `7.2`, `140`, `2.3M`.
-#[must_use]
 pub fn per_second(rate: f64) -> String {
     match rate {
         0.0 => "0".to_owned(),
@@ -37,7 +33,6 @@ pub fn per_second(rate: f64) -> String {
 }
 
 /// A count in at most six characters: `9999`, `2.3M`.
-#[must_use]
 pub fn short(count: f64) -> String {
     for (unit, name) in [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")] {
         if count >= unit {
@@ -50,7 +45,6 @@ pub fn short(count: f64) -> String {
 
 /// Writes a number with at most six decimals, none needless, and from 10 000 on in groups of three
 /// digits, separated by spaces that do not break.
-#[must_use]
 pub fn grouped(number: f64) -> String {
     let text = format!("{number:.6}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -82,7 +76,6 @@ pub fn labelled<'a>(width: usize, lines: impl IntoIterator<Item = (&'a str, Stri
 }
 
 /// A duration in its largest unit of which there are at least two: `119 s`, `2 min`, `3 h`, `4 d`.
-#[must_use]
 pub fn duration(seconds: f64) -> String {
     for (unit, name) in [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")] {
         if seconds >= 2.0 * unit {
@@ -93,7 +86,6 @@ pub fn duration(seconds: f64) -> String {
 }
 
 /// A text from outside without characters that could move a terminal's cursor, or reorder or hide the text around them.
-#[must_use]
 pub fn printable(text: &str) -> String {
     text.replace(is_unprintable, "\u{fffd}")
 }
@@ -105,13 +97,11 @@ pub(crate) fn is_unprintable(character: char) -> bool {
 }
 
 /// A path as [`printable`] text.
-#[must_use]
 pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
 
 /// At most `characters` characters from the beginning of a text; a cut one ends with `…`.
-#[must_use]
 pub fn cut(text: &str, characters: usize) -> String {
     if text.chars().count() <= characters {
         return text.to_owned();
@@ -121,7 +111,6 @@ pub fn cut(text: &str, characters: usize) -> String {
 }
 
 /// At most `characters` characters from the end of a text, which is the more telling end of a path.
-#[must_use]
 pub fn cut_front(text: &str, characters: usize) -> String {
     let count = text.chars().count();
     if count <= characters {

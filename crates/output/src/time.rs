@@ -4,13 +4,11 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 /// A local time, `2026-11-22 11:31:55`; `-` if no calendar has it.
-#[must_use]
 pub fn local_time(unix_ms: u64) -> String {
     formatted(unix_ms, "%Y-%m-%d %H:%M:%S")
 }
 
 /// The local time of day, `11:31:55`; `-` if no calendar has it.
-#[must_use]
 pub fn time_of_day(unix_ms: u64) -> String {
     formatted(unix_ms, "%H:%M:%S")
 }

@@ -59,19 +59,16 @@ impl TlbShape {
     }
 
     /// Number of entries.
-    #[must_use]
     pub fn entries(self) -> u32 {
         self.entries
     }
 
     /// Number of ways: the entries that can hold a given page.
-    #[must_use]
     pub fn ways(self) -> u32 {
         self.ways
     }
 
     /// Number of sets.
-    #[must_use]
     pub fn sets(self) -> u32 {
         self.entries / self.ways
     }
@@ -161,7 +158,6 @@ impl Description {
     pub(crate) const AT: usize = 24;
 
     /// Whether a page is RAM.
-    #[must_use]
     pub fn holds(&self, frame: PageNumber) -> bool {
         let page_of = |address| PageSize::FOUR_KIB.page_of(address).0;
         let above = page_of(FOUR_GIB);
@@ -171,7 +167,6 @@ impl Description {
     }
 
     /// Pages of RAM.
-    #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount::from_bytes(self.ram_bytes, PageSize::FOUR_KIB)
     }

@@ -33,7 +33,6 @@ const ZSTD_LEVEL: i32 = 1;
 const _: () = assert!(Description::AT + DESCRIPTION_BYTES + 8 == HEAD_BYTES);
 
 /// Whether a file that begins with these bytes is a page log.
-#[must_use]
 pub fn is_page_log(first_bytes: &[u8]) -> bool {
     first_bytes.starts_with(&MAGIC)
 }
@@ -135,13 +134,11 @@ impl<W: Write> LogWriter<W> {
     }
 
     /// Records written so far.
-    #[must_use]
     pub fn records(&self) -> u64 {
         self.records + self.words.len() as u64
     }
 
     /// Bytes of the blocks written so far.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -322,7 +319,6 @@ impl<'a> LogReader<'a> {
     }
 
     /// Losses during recording; available once the log has been read to its end.
-    #[must_use]
     pub fn totals(&self) -> Option<Totals> {
         self.totals
     }

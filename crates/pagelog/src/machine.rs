@@ -62,7 +62,6 @@ impl Config {
     pub const BUFFER_ENTRIES: u32 = 512;
 
     /// A machine with the given mode, the buffer size of \[PRL\] and the default costs.
-    #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -120,13 +119,11 @@ pub struct VmOutcome {
 
 impl VmOutcome {
     /// Pages that should have been logged but were missed.
-    #[must_use]
     pub fn missed(&self) -> u64 {
         self.missed_at_full + self.missed_in_handler
     }
 
     /// Time added by logging, as a share of the time without; 0 for a VM that never ran.
-    #[must_use]
     pub fn slowdown(&self) -> f64 {
         share(self.logging_cycles, self.base_cycles)
     }
@@ -147,7 +144,6 @@ pub struct HostOutcome {
 
 impl HostOutcome {
     /// Share of the CPU's time that its handler took, 0.0 to 1.0.
-    #[must_use]
     pub fn load(&self) -> f64 {
         share(self.busy_cycles, self.elapsed_cycles)
     }
@@ -285,7 +281,6 @@ impl Machine {
     /// # Panics
     ///
     /// If the buffers have no entries.
-    #[must_use]
     pub fn new(config: &Config, vcpus: &[u32]) -> Self {
         assert!(config.buffer_entries > 0, "a buffer has entries");
         let vcpu = |_| Vcpu {
@@ -310,7 +305,6 @@ impl Machine {
     /// # Panics
     ///
     /// If there is no such VM or vCPU.
-    #[must_use]
     pub fn time_of(&self, vm: usize, record: &Record) -> Time {
         self.vms[vm].time_of(record, &self.config.costs)
     }

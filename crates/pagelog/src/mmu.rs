@@ -81,7 +81,6 @@ pub struct Mmu {
 
 impl Mmu {
     /// A machine that has not run.
-    #[must_use]
     pub fn new(config: &Config) -> Self {
         Self {
             tlb: Tlb::new(config.tlb),

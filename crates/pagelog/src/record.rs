@@ -165,7 +165,6 @@ impl Record {
     }
 
     /// Encodes the record as a word; values too large for their fields are truncated.
-    #[must_use]
     pub fn encode(self) -> u64 {
         let of = |kind: u64, vcpu: u8| kind << KIND_SHIFT | (u64::from(vcpu) & 31) << VCPU_SHIFT;
         match self {

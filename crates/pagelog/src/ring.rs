@@ -100,7 +100,6 @@ impl Ring {
     }
 
     /// Path by which a process of the same user can open it, as long as this process lives.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -163,13 +162,11 @@ pub struct RingReader {
 
 impl RingReader {
     /// Times that the writer found the ring full and waited, as reported by the writer.
-    #[must_use]
     pub fn waits(&self) -> u64 {
         self.shared.word(at::WAITS).load(Relaxed)
     }
 
     /// Records that the writer dropped because the reader was gone, as reported by the writer.
-    #[must_use]
     pub fn lost(&self) -> u64 {
         self.shared.word(at::LOST).load(Relaxed)
     }
@@ -343,7 +340,6 @@ impl RingWriter {
     }
 
     /// Ends the log; returns the number of dropped records.
-    #[must_use]
     pub fn finish(mut self) -> u64 {
         let lost = self.shared.word(at::LOST).load(Relaxed);
         if lost == 0 {

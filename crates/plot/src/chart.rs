@@ -87,7 +87,6 @@ pub struct Point {
 
 impl Point {
     /// Returns a value without a band.
-    #[must_use]
     pub fn new(x: f64, y: f64) -> Self {
         Self {
             x,
@@ -209,7 +208,6 @@ impl Chart {
 
     /// The size at which a chart of a curve ends whose last step is at `last_bytes`: room behind it shows that the curve stays
     /// where it is.
-    #[must_use]
     pub fn end_beyond(last_bytes: u64) -> u64 {
         last_bytes.saturating_add((last_bytes / 25).max(1))
     }
@@ -228,7 +226,6 @@ impl Chart {
     }
 
     /// Draws the chart.
-    #[must_use]
     pub fn to_svg(&self) -> String {
         let x_values = self
             .series

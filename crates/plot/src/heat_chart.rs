@@ -30,7 +30,6 @@ pub struct HeatChart {
 
 impl HeatChart {
     /// Draws the chart. Cells and rows too narrow to be visible are merged and take their largest value.
-    #[must_use]
     pub fn to_svg(&self) -> String {
         let last = self.rows.last().map_or(0.0, |(end, _)| *end);
         let y = Scale::new(&self.y, [last].into_iter(), End::AtData, 6.0);

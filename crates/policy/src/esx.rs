@@ -86,13 +86,11 @@ impl Party {
 
 impl Policy {
     /// ESX's policy from curves; `idle_tax` is 0.0 to 1.0.
-    #[must_use]
     pub const fn esx(idle_tax: f64) -> Self {
         Self::new(&BY_CURVES, with_tax(idle_tax))
     }
 
     /// ESX's policy from sampled working sets; `idle_tax` is 0.0 to 1.0.
-    #[must_use]
     pub const fn esx_sampling(idle_tax: f64) -> Self {
         Self::new(&BY_SAMPLES, with_tax(idle_tax))
     }

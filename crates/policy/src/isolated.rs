@@ -34,7 +34,6 @@ const OPTIMAL: Budget = Budget {
 
 impl Policy {
     /// Isolated sharing with this search.
-    #[must_use]
     pub const fn isolated(search: Search) -> Self {
         let options = PolicyOptions {
             search,

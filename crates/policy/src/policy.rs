@@ -85,7 +85,6 @@ impl PolicyOptions {
 
 impl PolicyOption {
     /// Its key in configurations and recorded decisions.
-    #[must_use]
     pub fn key(self) -> &'static str {
         match self {
             Self::Search => "search",
@@ -101,19 +100,16 @@ impl Policy {
     }
 
     /// Its row in the registry.
-    #[must_use]
     pub fn row(&self) -> &'static PolicyRow {
         self.row
     }
 
     /// Its options.
-    #[must_use]
     pub fn options(&self) -> &PolicyOptions {
         &self.options
     }
 
     /// Whether it takes this option.
-    #[must_use]
     pub fn takes(&self, option: PolicyOption) -> bool {
         self.row.options.contains(&option)
     }
@@ -144,7 +140,6 @@ impl fmt::Display for Policy {
 
 impl Search {
     /// Seed of its random numbers, if it takes one.
-    #[must_use]
     pub fn seed(self) -> Option<u64> {
         match self {
             Self::Annealing { seed } => Some(seed),

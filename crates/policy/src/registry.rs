@@ -165,7 +165,6 @@ impl Search {
     }
 
     /// The name in configurations, options and recorded decisions.
-    #[must_use]
     pub fn name(self) -> &'static str {
         let kind = std::mem::discriminant(&self);
         let mut rows = SEARCHES.iter();

@@ -66,7 +66,6 @@ pub enum PredictionUnit {
 
 impl PredictionUnit {
     /// A number of this unit: `1.25`, `20.0/s`.
-    #[must_use]
     pub fn text(self, value: f64) -> String {
         match self {
             Self::OfBaseline => format!("{value:.2}"),
@@ -76,7 +75,6 @@ impl PredictionUnit {
     }
 
     /// A number of misses of this unit, in words.
-    #[must_use]
     pub fn misses(self, value: f64) -> String {
         let value = self.text(value);
         match self {
@@ -88,7 +86,6 @@ impl PredictionUnit {
 
 impl Prediction {
     /// Distance from the upper limit of the band to the bound; negative if that is above it.
-    #[must_use]
     pub fn margin(&self) -> f64 {
         self.limit - self.high
     }
@@ -119,7 +116,6 @@ impl fmt::Display for Prediction {
 impl Bound {
     /// The predictions for its parts, from relative misses and misses per second; `None` if those of a part are not
     /// known, so that nothing can be said about the bound.
-    #[must_use]
     pub fn predictions(
         &self,
         relative: Option<Relative>,
@@ -145,7 +141,6 @@ impl Bound {
     }
 
     /// A bound on the rise of misses alone.
-    #[must_use]
     pub const fn on_loss(max_loss: f64) -> Self {
         Self {
             max_loss: Some(max_loss),
@@ -178,7 +173,6 @@ impl Rules {
     pub const MISS_RATIO_MIN: f64 = 0.001;
 
     /// The paper's rules for this amount of memory: its unit, no step limit, no hysteresis.
-    #[must_use]
     pub fn new(total: PageCount) -> Self {
         Self {
             total,

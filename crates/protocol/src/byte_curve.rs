@@ -29,14 +29,12 @@ impl ByteCurve {
     }
 
     /// The curve at a size.
-    #[must_use]
     pub fn at(&self, bytes: u64) -> CurvePoint {
         self.misses.at(PageCount::from_bytes(bytes, self.page_size))
     }
 
     /// Misses at a size over those expected at the baseline, computed as in policies: a ratio below
     /// [`Rules::MISS_RATIO_MIN`] is raised to it. `None` for a size below the baseline that the curve does not resolve.
-    #[must_use]
     pub fn relative(&self, bytes: u64, baseline_bytes: u64) -> Option<Relative> {
         let [size, baseline] =
             [bytes, baseline_bytes].map(|bytes| PageCount::from_bytes(bytes, self.page_size));
@@ -44,14 +42,12 @@ impl ByteCurve {
     }
 
     /// The size at which the curve ends.
-    #[must_use]
     pub fn end_bytes(&self) -> u64 {
         let last = self.misses.points().last();
         last.map_or(0, |point| point.size.to_bytes(self.page_size))
     }
 
     /// About `count` sizes, at least 1, round and evenly spaced up to `until_bytes`, including `marks`; rising.
-    #[must_use]
     pub fn sizes(&self, until_bytes: u64, count: u64, marks: &[u64]) -> Vec<u64> {
         let step = (until_bytes / count.max(1)).max(self.page_size.bytes());
         // Above 2^63 the step is used as it is.

@@ -69,13 +69,11 @@ pub enum ClientError {
 
 impl ClientError {
     /// Whether the socket exists but may not be opened.
-    #[must_use]
     pub fn is_permission_denied(&self) -> bool {
         matches!(self, Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// Kind of the daemon's refusal, if it refused.
-    #[must_use]
     pub fn refusal_kind(&self) -> Option<RefusalKind> {
         match self {
             Self::Refused(refusal) => Some(refusal.kind),

@@ -65,7 +65,6 @@ pub enum CurvesBy {
 
 impl CurvesBy {
     /// Its word in JSON and for readers.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -158,7 +157,6 @@ pub enum CurveJsonError {
 
 impl CurveJson {
     /// Converts the curve of the VM called `vm`, which had `baseline` memory if that is known.
-    #[must_use]
     pub fn new(
         vm: impl Into<String>,
         page_size: PageSize,
@@ -179,7 +177,6 @@ impl CurveJson {
     }
 
     /// The miss ratio at `size_pages`: that of the last point up to there, and 1.0 before the first.
-    #[must_use]
     pub fn miss_ratio(&self, size_pages: u64) -> f64 {
         let below = self
             .points
@@ -189,7 +186,6 @@ impl CurveJson {
     }
 
     /// Misses per second at `size_pages`; `None` without a clock, and below the first point.
-    #[must_use]
     pub fn misses_at(&self, size_pages: u64) -> Option<MissesJson> {
         let below = self
             .points

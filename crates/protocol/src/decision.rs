@@ -128,7 +128,6 @@ pub enum State {
 
 impl State {
     /// Whether nothing more comes of it.
-    #[must_use]
     pub fn has_ended(self) -> bool {
         !matches!(self, Self::Proposed | Self::Moving | Self::Checking)
     }
@@ -146,7 +145,6 @@ pub struct HoldingView {
 
 impl HoldingView {
     /// Both together.
-    #[must_use]
     pub fn size_bytes(self) -> u64 {
         self.direct_bytes.saturating_add(self.cache_bytes)
     }
@@ -179,7 +177,6 @@ pub enum StepState {
 
 impl StepState {
     /// Whether nothing more will be moved.
-    #[must_use]
     pub fn has_ended(self) -> bool {
         matches!(
             self,

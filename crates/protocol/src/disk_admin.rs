@@ -38,7 +38,6 @@ pub enum Request {
 
 impl Request {
     /// Whether it changes anything; the others are queries.
-    #[must_use]
     pub fn changes(self) -> bool {
         match self {
             Self::Stat | Self::Curve => false,

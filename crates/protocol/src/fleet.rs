@@ -11,13 +11,11 @@ pub const INTERVAL_MIN_MS: u64 = 60_000;
 pub const INTERVALS_MAX: u64 = 10_000;
 
 /// Whether demands are computed in intervals of `interval_ms`, of which the last may end `span_ms` after the first one's start.
-#[must_use]
 pub fn are_intervals_accepted(span_ms: u64, interval_ms: u64) -> bool {
     interval_ms >= INTERVAL_MIN_MS && span_ms / interval_ms < INTERVALS_MAX
 }
 
 /// The path at which a daemon answers with [`HostDemands`].
-#[must_use]
 pub fn demands_path(since_unix_ms: u64, interval_ms: u64) -> String {
     format!("/v1/demands?since_unix_ms={since_unix_ms}&interval_ms={interval_ms}")
 }

@@ -51,7 +51,6 @@ pub struct Exposition {
 
 impl Exposition {
     /// An empty text whose family names begin with `prefix`.
-    #[must_use]
     pub fn new(prefix: &'static str) -> Self {
         Self {
             prefix,
@@ -92,7 +91,6 @@ impl Exposition {
     }
 
     /// The complete text.
-    #[must_use]
     pub fn finish(mut self) -> String {
         self.text.push_str("# EOF\n");
         self.text

@@ -13,7 +13,6 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
 
 /// Whether a host of a URL, without its port, is the loopback interface: what is sent there leaves this host by no network, and no
 /// name of it can be another's.
-#[must_use]
 pub fn is_this_host(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']');
     match address.parse::<IpAddr>() {
@@ -23,19 +22,16 @@ pub fn is_this_host(host: &str) -> bool {
 }
 
 /// The path of a resource of a VM: its name, and what follows that.
-#[must_use]
 pub fn of_vm(vm: &str, rest: &str) -> String {
     format!("/v1/vms/{}{rest}", encoded(vm))
 }
 
 /// A name, encoded for a path segment or a query value.
-#[must_use]
 pub fn encoded(name: &str) -> String {
     utf8_percent_encode(name, PLAIN).to_string()
 }
 
 /// The `values` that are present, as a query string.
-#[must_use]
 pub fn query(values: &[(&str, Option<String>)]) -> String {
     let mut query = String::new();
     for (key, value) in values {

@@ -237,7 +237,6 @@ impl fmt::Display for Shortfall {
 impl PlanInputs {
     /// Records the inputs of a policy. Sizes of 16 EiB and more are recorded as `u64::MAX`, and such a ceiling as
     /// `null`.
-    #[must_use]
     pub fn new(demands: &[Demand], rules: &Rules, policy: Policy, page_size: PageSize) -> Self {
         let bytes = |pages: PageCount| pages.to_bytes(page_size);
         let demands = demands.iter().map(|demand| DemandJson {
@@ -371,7 +370,6 @@ impl DemandJson {
 
 impl PlanError {
     /// The error of a policy about `demands`, with sizes in bytes instead of pages.
-    #[must_use]
     pub fn of_policy(error: PolicyError, demands: &[Demand], page_size: PageSize) -> Self {
         match error {
             PolicyError::Infeasible {
@@ -397,7 +395,6 @@ impl PlanError {
 
 impl PlanJson {
     /// Records the result of a policy for `demands`.
-    #[must_use]
     pub fn new(
         demands: &[Demand],
         rules: &Rules,
@@ -424,7 +421,6 @@ impl PlanJson {
 
 impl TargetJson {
     /// Its bounds as a table shows them: `1.05x`, `20/s`, `1.05x, 20/s`; `-` without any.
-    #[must_use]
     pub fn bounds(&self) -> String {
         let loss = self.max_loss.map(|loss| format!("{:.2}x", 1.0 + loss));
         let number = self
@@ -438,7 +434,6 @@ impl TargetJson {
     }
 
     /// What is predicted at its new size beside each of its bounds; nothing if one of them has no prediction.
-    #[must_use]
     pub fn predictions(&self) -> Vec<Prediction> {
         let bound = Bound {
             max_loss: self.max_loss,

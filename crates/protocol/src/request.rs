@@ -53,7 +53,6 @@ pub struct SettingsChange {
 
 impl SettingsChange {
     /// The promise in place of the configured one; `None` if it stays.
-    #[must_use]
     pub fn promise(&self) -> Option<Promise> {
         let promise = Promise {
             max_loss: self.max_loss,
@@ -175,7 +174,6 @@ pub enum RefusalKind {
 
 impl RefusalKind {
     /// The HTTP status that it comes with.
-    #[must_use]
     pub fn status(self) -> u16 {
         match self {
             Self::BadRequest => 400,

@@ -64,7 +64,6 @@ const BINARY_UNITS: [(&str, u64); 4] = [
 
 impl ByteSize {
     /// Returns the size rounded for display: three digits and a unit, `1.46 GiB`.
-    #[must_use]
     pub fn rounded(self) -> String {
         // A number that rounds up to the next unit is written in that unit: 1 MiB, not 1024 KiB.
         let unit = BINARY_UNITS
@@ -124,13 +123,11 @@ impl Rate {
     pub const ONE: Self = Self(1.0);
 
     /// Returns the share; `None` unless it is above 0 and at most 1.
-    #[must_use]
     pub fn new(share: f64) -> Option<Self> {
         (share > 0.0 && share <= 1.0).then_some(Self(share))
     }
 
     /// The share, above 0.0 and at most 1.0.
-    #[must_use]
     pub fn get(self) -> f64 {
         self.0
     }
@@ -158,7 +155,6 @@ pub struct Share(f64);
 
 impl Share {
     /// The share, 0.0 or more and finite.
-    #[must_use]
     pub fn get(self) -> f64 {
         self.0
     }
@@ -192,7 +188,6 @@ pub struct PerSecond(f64);
 
 impl PerSecond {
     /// The number per second.
-    #[must_use]
     pub fn get(self) -> f64 {
         self.0
     }
@@ -231,7 +226,6 @@ const DECIMAL_UNITS: [(&str, u128); 5] = [
 
 impl BitRate {
     /// Bytes per second, above 0.
-    #[must_use]
     pub fn bytes_per_second(self) -> f64 {
         self.0 as f64 / 8.0
     }
@@ -296,13 +290,11 @@ const TIME_UNITS: [(&str, u128); 5] = [
 
 impl Interval {
     /// Returns the length of so many microseconds; `None` for zero.
-    #[must_use]
     pub fn from_micros(micros: u64) -> Option<Self> {
         (micros > 0).then_some(Self(Duration::from_micros(micros)))
     }
 
     /// The length, above zero.
-    #[must_use]
     pub fn get(self) -> Duration {
         self.0
     }

@@ -35,7 +35,6 @@ pub enum Key {
 
 impl Key {
     /// The name as a user would write it.
-    #[must_use]
     pub fn written(&self) -> String {
         match self {
             Self::Vm(name) | Self::Written(name) => name.clone(),
@@ -81,7 +80,6 @@ impl<'a> Entry<'a> {
     }
 
     /// What it is requested by.
-    #[must_use]
     pub fn key(self) -> Key {
         match self {
             Self::Vm(vm) => Key::Vm(vm.vm.clone()),
@@ -90,7 +88,6 @@ impl<'a> Entry<'a> {
     }
 
     /// Its name.
-    #[must_use]
     pub fn name(self) -> &'a str {
         match self {
             Self::Vm(vm) => &vm.vm,
@@ -99,7 +96,6 @@ impl<'a> Entry<'a> {
     }
 
     /// What kind of group it is, or `vm`.
-    #[must_use]
     pub fn kind(self) -> String {
         match self {
             Self::Vm(_) => "vm".to_owned(),
@@ -108,7 +104,6 @@ impl<'a> Entry<'a> {
     }
 
     /// The VM, if it is one.
-    #[must_use]
     pub fn vm(self) -> Option<&'a VmSummary> {
         match self {
             Self::Vm(vm) => Some(vm),
@@ -117,7 +112,6 @@ impl<'a> Entry<'a> {
     }
 
     /// The control group, if it is one.
-    #[must_use]
     pub fn group(self) -> Option<&'a GroupSummary> {
         match self {
             Self::Vm(_) => None,
@@ -126,7 +120,6 @@ impl<'a> Entry<'a> {
     }
 
     /// Its working set.
-    #[must_use]
     pub fn working_set(self) -> Option<&'a WorkingSetView> {
         match self {
             Self::Vm(vm) => vm.working_set.as_ref(),
@@ -135,7 +128,6 @@ impl<'a> Entry<'a> {
     }
 
     /// Its tracer.
-    #[must_use]
     pub fn trace(self) -> Option<&'a TraceView> {
         match self {
             Self::Vm(vm) => vm.trace.as_ref(),
@@ -144,7 +136,6 @@ impl<'a> Entry<'a> {
     }
 
     /// How it is traced, in few words.
-    #[must_use]
     pub fn traced(self) -> String {
         let trace = self.trace();
         // Only if it is not as it should be.
@@ -212,7 +203,6 @@ impl Subject {
     }
 
     /// It as a list has it.
-    #[must_use]
     pub fn entry(&self) -> Entry<'_> {
         match self {
             Self::Vm(view) => Entry::Vm(&view.summary),
@@ -221,13 +211,11 @@ impl Subject {
     }
 
     /// Its name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.entry().name()
     }
 
     /// Its curve.
-    #[must_use]
     pub fn curve(&self) -> Option<&CurveJson> {
         match self {
             Self::Vm(view) => view.curve.as_ref(),
@@ -236,7 +224,6 @@ impl Subject {
     }
 
     /// The source of its curve, and its time.
-    #[must_use]
     pub fn curve_origin(&self) -> Option<(CurveSource, u64)> {
         match self {
             Self::Vm(view) => view.summary.curve_source.zip(view.summary.curve_unix_ms),
@@ -245,7 +232,6 @@ impl Subject {
     }
 
     /// The sizes that matter on its curve.
-    #[must_use]
     pub fn sizes(&self) -> SizesOfInterest {
         match self {
             Self::Vm(view) => SizesOfInterest::of_vm(&view.summary),
@@ -269,7 +255,6 @@ pub struct SizesOfInterest {
 
 impl SizesOfInterest {
     /// Those of a VM.
-    #[must_use]
     pub fn of_vm(vm: &VmSummary) -> Self {
         let baseline = vm.settings.baseline_bytes;
         Self {
@@ -286,7 +271,6 @@ impl SizesOfInterest {
     }
 
     /// Those of a control group.
-    #[must_use]
     pub fn of_group(group: &GroupSummary) -> Self {
         let charged = group.charged_bytes.unwrap_or(0);
         let uses = group.working_set.map_or(0, |set| set.bytes);
@@ -302,7 +286,6 @@ impl SizesOfInterest {
     }
 
     /// How far the curve is of interest: to its end, or to the most that it may have.
-    #[must_use]
     pub fn until(&self, curve: &ByteCurve) -> u64 {
         let most = self.most_bytes;
         most.max(curve.end_bytes().min(most.saturating_mul(2)))

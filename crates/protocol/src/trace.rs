@@ -25,7 +25,6 @@ pub enum CurveSource {
 
 impl CurveSource {
     /// What was observed, as the end of "from ...".
-    #[must_use]
     pub fn description(self) -> &'static str {
         match self {
             Self::Trap => "traps on its RAM",

@@ -207,7 +207,6 @@ pub enum MissCostSource {
 
 impl VmSummary {
     /// Whether it is emulated: its times do not carry over to real hardware.
-    #[must_use]
     pub fn is_emulated(&self) -> bool {
         self.accelerator == Some(Accelerator::Tcg)
     }
@@ -215,7 +214,6 @@ impl VmSummary {
 
 impl MissCostSource {
     /// What was done to find the cost, as a sentence without an end.
-    #[must_use]
     pub fn description(self) -> &'static str {
         match self {
             Self::DiskDaemon => "measured per block read from storage, by its disk daemon",
@@ -237,7 +235,6 @@ pub struct MissCost {
 
 impl MissCost {
     /// A cost that is not measured.
-    #[must_use]
     pub const fn assumed(ms: f64) -> Self {
         Self {
             ms,
@@ -265,7 +262,6 @@ impl Promise {
 
     /// The bounds on misses that keep it, for a VM that uses `vcpus` seconds of vCPU time per second and waits for each
     /// miss as `cost` states. While `vcpus` is unknown, the default `max_loss` holds in place of `max_stall`.
-    #[must_use]
     pub fn bound(&self, vcpus: Option<f64>, cost: MissCost) -> Bound {
         let of_stall = self.max_stall.zip(vcpus);
         let of_stall = of_stall.map(|(share, vcpus)| share * vcpus / (cost.ms * 1e-3));
@@ -280,7 +276,6 @@ impl Promise {
     }
 
     /// A bound on the rise of misses alone.
-    #[must_use]
     pub const fn on_loss(max_loss: f64) -> Self {
         Self {
             max_loss: Some(max_loss),

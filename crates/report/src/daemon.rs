@@ -29,7 +29,6 @@ pub struct SocketArg {
 #[cfg(test)]
 impl SocketArg {
     /// The daemon at `socket`.
-    #[must_use]
     pub fn at(socket: PathBuf) -> Self {
         Self {
             socket: Some(socket),

@@ -8,7 +8,6 @@ use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step,
 use crate::words::{local_time, name_of, percent, ratio, relative, size};
 
 /// A decision in sentences: of one VM, or of all that it touches.
-#[must_use]
 pub fn text(decision: &Decision, of: Option<&str>) -> String {
     let mut text = format!(
         "Decision {}, {}: {}, {}.\n",
@@ -152,7 +151,6 @@ fn checked(check: &Check) -> String {
 }
 
 /// Decisions as comma-separated values, a line for each VM that they touch.
-#[must_use]
 pub fn csv(decisions: &[&Decision]) -> String {
     let rows = decisions.iter().flat_map(|decision| {
         let steps = decision.steps.iter();

@@ -17,7 +17,6 @@ const PATH_CHARACTERS: usize = 60;
 const NAMED: usize = 4;
 
 /// The host, its VMs and its control groups as tables with their terms explained.
-#[must_use]
 pub fn text(host: &HostView) -> String {
     let mut text = head(host);
     text.push('\n');
@@ -153,7 +152,6 @@ fn backends(vm: &VmSummary) -> String {
 }
 
 /// A line of comma-separated values for each VM and control group.
-#[must_use]
 pub fn csv(host: &HostView) -> String {
     csv_table!(Entry::all(host), |line| {
         "vm": printable(line.name()),

@@ -123,7 +123,6 @@ fn promised(decision: &Decision) -> Vec<&str> {
 
 impl PromisesReport {
     /// Counts the promises that `decisions` made, to `vms` and to others, or to the VM `of` alone.
-    #[must_use]
     pub fn new(
         since_unix_ms: u64,
         vms: Vec<VmSummary>,
@@ -176,7 +175,6 @@ impl PromisesReport {
     }
 
     /// A row for each VM, with the terms explained.
-    #[must_use]
     pub fn text(&self) -> String {
         let table = table!(self.rows(), |(vm, promise, counts)| {
             Left "VM": name(vm),
@@ -198,7 +196,6 @@ impl PromisesReport {
     }
 
     /// A line of comma-separated values for each VM.
-    #[must_use]
     pub fn csv(&self) -> String {
         csv_table!(self.rows(), |(vm, promise, counts)| {
             "vm": printable(vm),

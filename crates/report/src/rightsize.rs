@@ -58,7 +58,6 @@ impl Rightsize {
 
 impl Rightsizes {
     /// Those of VMs, each with its misses at its right size.
-    #[must_use]
     pub fn new(summaries: &[VmSummary], then: &[Option<Relative>]) -> Self {
         let vms = summaries.iter().zip(then);
         let vms: Vec<_> = vms.map(|(vm, then)| Rightsize::of(vm, *then)).collect();
@@ -71,7 +70,6 @@ impl Rightsizes {
     }
 
     /// A row for each VM of `summaries`, with the terms explained.
-    #[must_use]
     pub fn text(&self, summaries: &[VmSummary]) -> String {
         let table = table!(self.vms.iter().zip(summaries), |(right, vm)| {
             Left "VM": name(&right.vm),
@@ -92,7 +90,6 @@ impl Rightsizes {
     }
 
     /// A line of comma-separated values for each VM.
-    #[must_use]
     pub fn csv(&self) -> String {
         csv_table!(&self.vms, |vm| {
             "vm": printable(&vm.vm),
@@ -109,7 +106,6 @@ impl Rightsizes {
 }
 
 /// Sizes that suffice for `percentile` percent of the kept curves, a row for each VM with the terms explained.
-#[must_use]
 pub fn text_over_time(views: &[RightsizeView], percentile: u8) -> String {
     let rate = |rate: f64| format!("{rate:.1}");
     let table = table!(views, |view| {
@@ -133,7 +129,6 @@ pub fn text_over_time(views: &[RightsizeView], percentile: u8) -> String {
 }
 
 /// The same as comma-separated values.
-#[must_use]
 pub fn csv_over_time(views: &[RightsizeView]) -> String {
     csv_table!(views, |view| {
         "vm": printable(&view.vm),

@@ -295,7 +295,6 @@ fn under_disk(cache: &CacheView, sections: &mut Sections) {
 }
 
 /// The curve at some sizes, with those that matter marked: misses per second first, if they are known.
-#[must_use]
 pub fn plot(of: &SizesOfInterest, curve: &ByteCurve) -> String {
     if curve.misses.points()[0].misses.is_some() {
         return rates(of, curve);
@@ -378,7 +377,6 @@ fn bar(share: f64) -> String {
 }
 
 /// The curve as comma-separated values.
-#[must_use]
 pub fn csv(baseline_bytes: Option<u64>, curve: &ByteCurve) -> String {
     csv_table!(curve.misses.points(), |point| {
         "size_bytes": point.size.to_bytes(curve.page_size),

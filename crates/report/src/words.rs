@@ -14,13 +14,11 @@ pub const UNKNOWN: &str = "-";
 const NAME_LETTERS: usize = 24;
 
 /// A size for a reader.
-#[must_use]
 pub fn size(bytes: u64) -> String {
     ByteSize(bytes).rounded()
 }
 
 /// A number of things.
-#[must_use]
 pub fn counted(count: u64, what: &str) -> String {
     let ending = if count == 1 { "" } else { "s" };
     format!("{count} {what}{ending}")
@@ -32,13 +30,11 @@ pub fn known<T>(value: Option<T>, form: impl FnOnce(T) -> String) -> String {
 }
 
 /// A size that may not be known.
-#[must_use]
 pub fn maybe_size(bytes: Option<u64>) -> String {
     known(bytes, size)
 }
 
 /// A working set, marked where it is only a bound.
-#[must_use]
 pub fn working_set(set: Option<&WorkingSetView>) -> String {
     known(set, |set| {
         format!("{}{}", set.bound.sign(), size(set.bytes))
@@ -46,7 +42,6 @@ pub fn working_set(set: Option<&WorkingSetView>) -> String {
 }
 
 /// Misses per second with their band, or per second of vCPU time, of which the VM has `seconds` a second.
-#[must_use]
 pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
     known(misses, |at| {
         let shown = |rate: f64| per_second(rate / seconds);
@@ -60,7 +55,6 @@ pub fn misses(misses: Option<&MissesJson>, seconds: f64) -> String {
 }
 
 /// Misses over those at the baseline, with their band.
-#[must_use]
 pub fn relative(relative: Option<&Relative>) -> String {
     known(relative, |at| {
         format!(
@@ -73,13 +67,11 @@ pub fn relative(relative: Option<&Relative>) -> String {
 }
 
 /// A VM's name as a table shows it.
-#[must_use]
 pub fn name(name: &str) -> String {
     cut(&printable(name), NAME_LETTERS)
 }
 
 /// Age of a time, `12 s`.
-#[must_use]
 pub fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     duration(now_unix_ms.saturating_sub(then_unix_ms) as f64 / 1000.0)
 }

@@ -118,7 +118,6 @@ pub struct WorkingSetReport<'a> {
 
 impl<'a> WorkingSetReport<'a> {
     /// The findings of a run of this name; with `has_steps` their state at the end of each interval.
-    #[must_use]
     pub fn new(
         name: String,
         origin: Origin,

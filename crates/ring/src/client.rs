@@ -46,7 +46,6 @@ pub struct ConnectOptions {
 
 impl ConnectOptions {
     /// Returns 256 entries and 127 slots, half a mebibyte.
-    #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -178,7 +177,6 @@ impl Connection {
     }
 
     /// The number that the store assigned to this client.
-    #[must_use]
     pub fn client(&self) -> ClientId {
         self.client
     }
@@ -309,19 +307,16 @@ impl Connection {
     }
 
     /// Number of slots that can be reserved now.
-    #[must_use]
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
     /// Number of operations that can be submitted now without waiting.
-    #[must_use]
     pub fn room(&self) -> u32 {
         self.region.geometry().entries() - self.under_way()
     }
 
     /// Number of operations submitted whose completions have not been reaped.
-    #[must_use]
     pub fn under_way(&self) -> u32 {
         self.end.under_way()
     }

@@ -16,7 +16,6 @@ macro_rules! counters {
 
         impl ServerCounters {
             /// Name and value of each.
-            #[must_use]
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)*]
             }

@@ -34,7 +34,6 @@ pub enum Refusal {
 
 impl Refusal {
     /// Returns the refusal with this number.
-    #[must_use]
     pub fn from_number(number: u32) -> Self {
         let all = [
             Self::NotAllowed,

@@ -47,7 +47,6 @@ pub struct Executor {
 
 impl Executor {
     /// Returns the server's end of `region`, fresh from [`Region::create`]; the client gets up to `max_pools`.
-    #[must_use]
     pub fn new(region: Region, client: Client, max_pools: usize) -> Self {
         Self {
             end: ServerEnd::new(region.geometry().entries()),
@@ -59,7 +58,6 @@ impl Executor {
     }
 
     /// The ring.
-    #[must_use]
     pub fn region(&self) -> &Region {
         &self.region
     }

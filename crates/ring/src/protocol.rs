@@ -115,7 +115,6 @@ impl Status {
     ];
 
     /// Returns the status with this number.
-    #[must_use]
     pub fn from_number(number: i32) -> Option<Self> {
         let good = [Self::Ok, Self::Miss, Self::Refused];
         let mut all = good.into_iter().chain(Self::BAD);
@@ -157,7 +156,6 @@ pub const SUBMISSION_WORDS: usize = 8;
 
 impl Submission {
     /// Returns the submission that the words of an entry encode.
-    #[must_use]
     pub fn from_words(words: &[u64; SUBMISSION_WORDS]) -> Self {
         let [
             sequence,
@@ -186,7 +184,6 @@ impl Submission {
     }
 
     /// Returns the words of the entry.
-    #[must_use]
     pub fn to_words(&self) -> [u64; SUBMISSION_WORDS] {
         #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
         let key_low = self.key as u64;
@@ -222,7 +219,6 @@ pub const COMPLETION_WORDS: usize = 4;
 
 impl RawCompletion {
     /// Returns the completion that the words of an entry encode.
-    #[must_use]
     pub fn from_words(words: &[u64; COMPLETION_WORDS]) -> Self {
         Self {
             user_data: words[0],
@@ -233,7 +229,6 @@ impl RawCompletion {
     }
 
     /// Returns the words of the entry.
-    #[must_use]
     pub fn to_words(&self) -> [u64; COMPLETION_WORDS] {
         let second = pair(self.sequence, self.status.cast_unsigned());
         [self.user_data, second, self.value, 0]
@@ -269,7 +264,6 @@ impl Geometry {
 
     /// Returns the geometry of a ring of `entries`, a power of two up to [`ENTRIES_MAX`](Self::ENTRIES_MAX), and
     /// `slots`, from 1 to [`SLOTS_MAX`](Self::SLOTS_MAX); `None` for other numbers.
-    #[must_use]
     pub fn new(entries: u32, slots: u32) -> Option<Self> {
         let fits = entries.is_power_of_two()
             && entries <= Self::ENTRIES_MAX
@@ -278,32 +272,27 @@ impl Geometry {
     }
 
     /// Entries of each ring.
-    #[must_use]
     pub fn entries(self) -> u32 {
         self.entries
     }
 
     /// Pages for data.
-    #[must_use]
     pub fn slots(self) -> u32 {
         self.slots
     }
 
     /// Offset of the entries of the completion ring, in bytes.
-    #[must_use]
     pub fn completions_at(self) -> usize {
         Self::SUBMISSIONS_AT + (self.entries as usize * 8 * SUBMISSION_WORDS).next_multiple_of(4096)
     }
 
     /// Offset of the first slot, in bytes.
-    #[must_use]
     pub fn slots_at(self) -> usize {
         self.completions_at()
             + (self.entries as usize * 8 * COMPLETION_WORDS).next_multiple_of(4096)
     }
 
     /// Total length, in bytes.
-    #[must_use]
     pub fn region_bytes(self) -> usize {
         self.slots_at() + self.slots as usize * 4096
     }
@@ -387,7 +376,6 @@ impl Request {
     }
 
     /// Returns the message.
-    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Hello {
@@ -433,7 +421,6 @@ pub enum Reply {
 
 impl Reply {
     /// Returns the message.
-    #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Welcome {
@@ -456,7 +443,6 @@ impl Reply {
     }
 
     /// Returns the reply of a type and payload, `None` if it is invalid.
-    #[must_use]
     pub fn parse(kind: u32, payload: &[u8]) -> Option<Self> {
         match kind {
             message::WELCOME => {
@@ -482,7 +468,6 @@ impl Reply {
 }
 
 /// Returns the little-endian word at an offset, if the bytes extend that far.
-#[must_use]
 pub fn word(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at + 4)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))

@@ -99,13 +99,11 @@ impl Default for ServerOptions {
 
 impl ServerOptions {
     /// Maximum number of concurrent clients, as many as a store can have.
-    #[must_use]
     pub fn clients_max(&self) -> usize {
         self.max_clients.min(Store::MOST_CLIENTS)
     }
 
     /// The number of descriptors that a server and its process may have open at a time.
-    #[must_use]
     pub fn descriptors(&self) -> u64 {
         /// Of the process, for what it reads and for connections of root beyond the limits.
         const OTHERS: usize = 32;
@@ -217,19 +215,16 @@ impl Server {
     }
 
     /// Returns a handle that stops it from elsewhere.
-    #[must_use]
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
 
     /// Its counters so far.
-    #[must_use]
     pub fn counters(&self) -> ServerCounters {
         self.counts.read()
     }
 
     /// The path of its socket.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -88,13 +88,11 @@ impl Region {
     }
 
     /// Its geometry at its creation, whatever its head contains now.
-    #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
     /// A word of its head.
-    #[must_use]
     pub fn word(&self, word: Word) -> &AtomicU32 {
         // SAFETY: the offset is a multiple of 4 inside the first of the mapping's pages, which lives as long as
         // `self`. All accesses to it, here and (as far as the protocol goes) on the other side, are atomic.
@@ -102,7 +100,6 @@ impl Region {
     }
 
     /// Copies an entry of the submission ring, each of its words read once.
-    #[must_use]
     pub fn submission(&self, position: u32) -> [u64; SUBMISSION_WORDS] {
         self.words(self.submission_at(position))
             .each_ref()
@@ -119,7 +116,6 @@ impl Region {
     }
 
     /// Copies an entry of the completion ring, each of its words read once.
-    #[must_use]
     pub fn completion(&self, position: u32) -> [u64; COMPLETION_WORDS] {
         self.words(self.completion_at(position))
             .each_ref()

@@ -44,7 +44,6 @@ impl BlockEvent {
     pub const ALL: [Self; 3] = [Self::Queue, Self::Issue, Self::Complete];
 
     /// The character that `blkparse` prints, and the event's name on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Queue => "Q",

@@ -112,25 +112,21 @@ impl Format {
     }
 
     /// Whether the format can be written as well as read.
-    #[must_use]
     pub fn is_written(self) -> bool {
         self.row().writer.is_some()
     }
 
     /// The name of the format on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
     /// The options that the format uses, besides the page size.
-    #[must_use]
     pub fn options(self) -> &'static [TraceOption] {
         self.row().options
     }
 
     /// Infers the format from a file's name, ignoring its compression; `None` if the name does not identify it.
-    #[must_use]
     pub fn of_name(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         let mut parts = name.split('.').rev();

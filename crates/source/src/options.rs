@@ -102,7 +102,6 @@ impl TraceOption {
     ];
 
     /// The name on the command line.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::PageColumn => "page-column",

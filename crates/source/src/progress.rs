@@ -20,13 +20,11 @@ impl Progress {
     }
 
     /// Bytes read so far; may be ahead of the returned references by the size of some buffers.
-    #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
     /// Length of the file in bytes; `None` for a pipe.
-    #[must_use]
     pub fn total_bytes(&self) -> Option<u64> {
         self.total_bytes
     }

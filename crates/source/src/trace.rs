@@ -35,32 +35,27 @@ pub struct Trace<'a> {
 
 impl Trace<'_> {
     /// The format, recognised or given.
-    #[must_use]
     pub fn format(&self) -> Format {
         self.format
     }
 
     /// The detected compression of the trace.
-    #[must_use]
     pub fn compression(&self) -> Compression {
         self.compression
     }
 
     /// Number of requests so far that made no reference because they neither read nor wrote, or had no
     /// bytes. Requests of devices and events that are not selected are not counted.
-    #[must_use]
     pub fn skipped(&self) -> u64 {
         self.source.skipped()
     }
 
     /// Names of the groups so far, by number: of the devices, if those were asked for. Requests have no names.
-    #[must_use]
     pub fn groups(&self) -> Vec<String> {
         self.source.groups()
     }
 
     /// Returns a handle that shows the progress of reading from now on.
-    #[must_use]
     pub fn progress(&self) -> Progress {
         self.progress.clone()
     }

@@ -203,7 +203,6 @@ fn check(name: &str, options: &WriteOptions) -> Result<MakeWriter, SourceError> 
 
 impl TraceWriter<'_> {
     /// The file that has what was written so far, until it gets its name; `None` if there is no such file.
-    #[must_use]
     pub fn temporary(&self) -> Option<&Path> {
         self.partial.as_ref().map(|partial| &*partial.file)
     }

@@ -22,7 +22,6 @@ pub struct Assessment {
 }
 
 /// Assesses every backend for a VM, in the order of [`BACKENDS`]. Changes nothing in the VM.
-#[must_use]
 pub fn assess(target: &TraceTarget, config: &TraceConfig) -> Vec<Assessment> {
     let assessment = |&row: &&'static BackendRow| Assessment {
         row,
@@ -32,7 +31,6 @@ pub fn assess(target: &TraceTarget, config: &TraceConfig) -> Vec<Assessment> {
 }
 
 /// Assesses every backend for a control group, in the order of [`BACKENDS`]. Changes nothing.
-#[must_use]
 pub fn assess_group(group: &GroupTarget) -> Vec<Assessment> {
     let assessment = |&row: &&'static BackendRow| Assessment {
         row,

@@ -85,7 +85,6 @@ pub enum Observation<'a> {
 
 impl<'a> Observation<'a> {
     /// The references themselves.
-    #[must_use]
     pub fn references(&self) -> &'a ReferenceBatch {
         match self {
             Self::References(batch)
@@ -98,7 +97,6 @@ impl<'a> Observation<'a> {
     }
 
     /// Their pages.
-    #[must_use]
     pub fn pages(&self) -> &'a [PageNumber] {
         self.references().pages()
     }
@@ -188,19 +186,16 @@ type Attach = fn(&TraceTarget, &TraceConfig) -> Result<Box<dyn Backend>, TrapErr
 
 impl BackendRow {
     /// Whether its observations give a curve of all accesses, by which sizes can be decided.
-    #[must_use]
     pub fn gives_curve(&self) -> bool {
         self.sees_reads && self.yields != Yield::Sample
     }
 
     /// Whether it observes VMs.
-    #[must_use]
     pub fn observes_vms(&self) -> bool {
         !(self.requirements)(&TraceConfig::default()).contains(&Requirement::ControlGroup)
     }
 
     /// Its name in options and configuration.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         self.method.name()
     }

@@ -40,7 +40,6 @@ impl BackendSetting {
     pub const AUTO_HELP: &'static str = "Cheapest backend at equal error of the curve among those that can attach to this VM; usually first-touch";
 
     /// The name in options and configuration.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => Self::AUTO,
@@ -96,7 +95,6 @@ impl Candidate {
     }
 
     /// What a curve costs, if it can attach.
-    #[must_use]
     pub fn cost(&self) -> Option<CurveCost> {
         match self.verdict {
             Verdict::Cost(cost) => Some(cost),

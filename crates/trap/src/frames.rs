@@ -236,7 +236,6 @@ pub fn ranges_of_memory() -> io::Result<Vec<std::ops::Range<u64>>> {
 
 /// The frames of memory by the text of `/proc/iomem`, as ranges in ascending order. Malformed lines, and those out of order,
 /// are ignored; for an ordinary user all addresses are 0, and there is no range.
-#[must_use]
 pub fn parse_iomem(text: &str) -> Vec<std::ops::Range<u64>> {
     let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
     for line in text.lines() {

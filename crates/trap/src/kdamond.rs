@@ -485,7 +485,6 @@ fn of_file(path: &Path, what: &str, source: &io::Error) -> io::Error {
 
 /// A thread of DAMON. It marks pages idle as the backend `idle` does: where it samples a page of the target just before a
 /// check, a touch is missed. It is left alone.
-#[must_use]
 pub fn damon_thread() -> Option<u32> {
     Files::of_kernel().thread()
 }

@@ -69,7 +69,6 @@ pub struct RateControl {
 
 impl RateControl {
     /// Starts at one page in `scale`, and wants at least `least_pages` watched pages to trap.
-    #[must_use]
     pub fn new(rule: RateRule, scale: u32, least_pages: u64) -> Self {
         Self {
             rule,
@@ -79,7 +78,6 @@ impl RateControl {
     }
 
     /// T: one page in this many is watched.
-    #[must_use]
     pub fn scale(&self) -> u32 {
         self.scale
     }

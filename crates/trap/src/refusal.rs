@@ -159,7 +159,6 @@ impl Refusal {
     }
 
     /// What to change so that the VM can be traced, in one line.
-    #[must_use]
     pub fn change(&self) -> String {
         match self {
             Self::NoRam { .. } => "start it with '-m SIZE', or wait until it has started".to_owned(),
@@ -257,7 +256,6 @@ impl Refusal {
     }
 
     /// A short name that programs can compare.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::NoRam { .. } => "no-ram",

@@ -27,7 +27,6 @@ impl BackendRow {
     /// # Panics
     ///
     /// If a method has no row, which a test excludes.
-    #[must_use]
     pub fn of(method: TraceMethod) -> &'static Self {
         let mut rows = BACKENDS.iter();
         rows.find(|row| row.method == method)

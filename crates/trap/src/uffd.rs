@@ -32,7 +32,6 @@ pub struct Fault {
 
 impl Fault {
     /// Its kind.
-    #[must_use]
     pub fn kind(&self) -> AccessKind {
         if self.write {
             AccessKind::Write
@@ -260,7 +259,6 @@ pub struct PageScan {
 
 impl PageScan {
     /// Allocates the buffer for the kernel's results.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             regions: vec![PageRegion::default(); REGIONS],

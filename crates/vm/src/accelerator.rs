@@ -87,7 +87,6 @@ impl Detection {
 ///
 /// Returns at once if `/dev/kvm` cannot be opened or a result is cached, otherwise takes up to 3 s for each of three
 /// CPU models. The process of the test guest has ended when this returns.
-#[must_use]
 pub fn detect() -> Detection {
     if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
         let reason = format!("/dev/kvm cannot be opened: {error}");

@@ -91,7 +91,6 @@ impl BareGuest {
     }
 
     /// QEMU's process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

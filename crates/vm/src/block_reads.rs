@@ -16,7 +16,6 @@ pub struct BlockReads {
 
 impl BlockReads {
     /// The sum over all disks of an answer to `query-blockstats`; `None` if it lists none with counts.
-    #[must_use]
     pub fn of_qmp(answer: &Value) -> Option<Self> {
         let disks = answer.as_array()?.iter();
         let reads = disks.filter_map(|disk| {
@@ -30,7 +29,6 @@ impl BlockReads {
     }
 
     /// The sum over all disks of the output of `virsh domstats --block`; `None` if it lists none with counts.
-    #[must_use]
     pub fn of_virsh(text: &str) -> Option<Self> {
         let sum = |end: &str| {
             let values = text.lines().filter_map(|line| {

@@ -86,7 +86,6 @@ impl CgroupMount {
     /// Parses `/proc/self/mountinfo`: version 2, and the hierarchy of version 1 that has the memory controller. Malformed
     /// lines are ignored. `is_host`: whether this process is in the host's namespace of control groups; another one has its own
     /// group for a root, and shows what lies above it as `..`.
-    #[must_use]
     pub fn parse(mountinfo: &str, is_host: bool) -> Vec<Self> {
         let of_line = |line: &str| {
             let (mount, source) = line.split_once(" - ")?;
@@ -235,7 +234,6 @@ impl MemoryGroup {
     }
 
     /// Memory charged to it, in bytes; `None` if the kernel does not report it, as for the root of version 2.
-    #[must_use]
     pub fn charged_bytes(&self) -> Option<u64> {
         charged_bytes(&self.directory, self.version)
     }
@@ -302,7 +300,6 @@ pub struct GroupLimit {
 
 /// The limits of memory that a process is under: those of its group and of the groups above, as far as they are seen from here. A
 /// group of version 2 that is above its `memory.high` is slowed down and loses memory, so that it is a limit too.
-#[must_use]
 pub fn memory_limits(pid: u32, mounts: &[CgroupMount]) -> Vec<GroupLimit> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     limits_in(&groups, mounts)

@@ -77,13 +77,11 @@ pub enum BackendKind {
 impl CommandLine {
     /// Parses the arguments of a QEMU process, with the options in the file of each `-readconfig`. `text_of` reads a file; one that
     /// it cannot is left out.
-    #[must_use]
     pub fn parse_with_files(arguments: &[&str], text_of: impl Fn(&str) -> Option<String>) -> Self {
         Self::parse(&with_files(arguments, text_of))
     }
 
     /// Parses the arguments of a QEMU process.
-    #[must_use]
     pub fn parse<Argument: AsRef<str>>(arguments: &[Argument]) -> Self {
         let mut line = Self::default();
         let mut sockets: Vec<(String, PathBuf)> = Vec::new();
@@ -257,7 +255,6 @@ fn arguments_of(text: &str) -> Vec<String> {
 }
 
 /// A UUID in its usual form, in lower case; `None` for other text, and for the all-zero UUID.
-#[must_use]
 pub fn parse_uuid(text: &str) -> Option<String> {
     let groups = text.split('-').map(str::len);
     let is_uuid = groups.eq([8, 4, 4, 4, 12])
@@ -277,7 +274,6 @@ fn accelerator(name: &str) -> Option<Accelerator> {
 }
 
 /// The words between commas; a doubled comma is one within a word, as in QEMU's options.
-#[must_use]
 pub fn comma_words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut characters = text.chars().peekable();
@@ -292,7 +288,6 @@ pub fn comma_words(text: &str) -> Vec<String> {
 }
 
 /// A text with its commas doubled, so that [`comma_words`] and QEMU parse it as one word.
-#[must_use]
 pub fn escape_commas(text: &str) -> String {
     text.replace(',', ",,")
 }

@@ -150,7 +150,6 @@ pub struct Stalls {
 
 impl ConsoleEvent {
     /// Parses a console line, with or without its line end.
-    #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim_end_matches(['\r', '\n']);
         let (event, keys) = line.strip_prefix("plimsoll: ")?.split_once(' ')?;

@@ -13,7 +13,6 @@ pub enum LastSignal {
 }
 
 /// A command whose process the kernel ends when the thread that starts it ends, if `setpriv` of util-linux is installed.
-#[must_use]
 pub fn dying_with_us(program: &OsStr, signal: LastSignal) -> Command {
     let places = std::env::var_os("PATH").unwrap_or_default();
     let setpriv = std::env::split_paths(&places)

@@ -172,7 +172,6 @@ impl VmError {
     }
 
     /// Whether a monitor kept its client waiting until the time limit.
-    #[must_use]
     pub fn took_its_time(&self) -> bool {
         match self {
             Self::QmpTimeout { .. } | Self::QmpTaken { .. } => true,

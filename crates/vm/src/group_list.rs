@@ -69,7 +69,6 @@ impl GroupPattern {
     }
 
     /// Whether a path matches.
-    #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         let names = path.split('/').filter(|name| !name.is_empty());
         let reached = names.fold(self.begin(), |at, name| self.step(at, name));
@@ -133,7 +132,6 @@ pub struct ListedGroup {
 impl ListedGroup {
     /// Whether it holds nothing but the process that keeps the namespaces of a pod: `pause` of Kubernetes, or Podman's
     /// `catatonit`, which otherwise is the first process of a container that has others.
-    #[must_use]
     pub fn is_pause(&self) -> bool {
         let GroupName { name, kind } = GroupName::of_path(&self.path);
         if kind != GroupKind::Container {

@@ -40,7 +40,6 @@ pub struct GroupName {
 
 impl GroupName {
     /// The name of the group at this path below the root of its hierarchy.
-    #[must_use]
     pub fn of_path(path: &str) -> Self {
         let mut parts = path.rsplit('/').filter(|part| !part.is_empty());
         let Some(last) = parts.next() else {
@@ -74,7 +73,6 @@ impl GroupName {
     }
 
     /// Whether the group at `path` holds what Podman and CRI-O start beside each container to watch it, conmon.
-    #[must_use]
     pub fn is_monitor(path: &str) -> bool {
         let last = path.rsplit('/').find(|part| !part.is_empty());
         let last = last.map(|last| last.strip_suffix(".scope").unwrap_or(last));
@@ -84,7 +82,6 @@ impl GroupName {
 
     /// Whether the group at `path` is meant by `wanted`: its name, or the identifier of its container or its pod, or 12 or more digits
     /// of it.
-    #[must_use]
     pub fn is_meant(wanted: &str, path: &str) -> bool {
         let mut parts = path.rsplit('/').filter(|part| !part.is_empty());
         let Some(last) = parts.next() else {
@@ -109,7 +106,6 @@ impl GroupName {
 }
 
 /// A name or a path with all characters escaped that a terminal could obey, or that are invisible.
-#[must_use]
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

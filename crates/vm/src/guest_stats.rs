@@ -67,7 +67,6 @@ pub struct KernelMemory {
 impl KernelMemory {
     /// Parses the contents of `/proc/meminfo` and `/proc/vmstat`; `None` if a line is missing. Refaults that a
     /// kernel does not count, and the free swap of a guest without swap, are 0.
-    #[must_use]
     pub fn of_proc(memory: &str, vmstat: &str) -> Option<Self> {
         let bytes = |name| meminfo::bytes(memory, name);
         // Before Linux 5.9 only refaults of files were counted.
@@ -86,13 +85,11 @@ impl KernelMemory {
 
 impl GuestStats {
     /// Whether the last report is overdue, or none is requested.
-    #[must_use]
     pub fn is_stale(&self) -> bool {
         self.age_s > self.interval_s.saturating_mul(STALE_INTERVALS)
     }
 
     /// Age of `unix_s`, in s; 0 if the clock was set back since.
-    #[must_use]
     pub fn age_s_of(unix_s: u64) -> u64 {
         let since = Duration::from_secs(unix_s);
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

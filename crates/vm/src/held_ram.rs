@@ -40,7 +40,6 @@ impl fmt::Display for HeldRam {
 
 impl QemuVm {
     /// Why the host would not get what its balloon takes, as far as that shows. `is_locked`: whether its RAM is locked.
-    #[must_use]
     pub fn held_ram(&self, is_locked: bool) -> Option<HeldRam> {
         let is_huge = |mapping: &RamMapping| mapping.backing == RamBacking::HugeTlb;
         if is_locked {

@@ -52,7 +52,6 @@ fn stat_fields<const COUNT: usize>(pid: u32, numbers: [usize; COUNT]) -> Option<
 
 impl ProcessId {
     /// Identifies the process that has the process id `pid` now.
-    #[must_use]
     pub fn of_pid(pid: u32) -> Option<Self> {
         let [start_ticks] = stat_fields(pid, [22])?;
         Some(Self { pid, start_ticks })
@@ -60,20 +59,17 @@ impl ProcessId {
 
     /// Number of its threads, and size of its mapped address space in bytes; `None` if it has ended. While both stay, it is unlikely
     /// that memory or virtual CPUs came or went, and this is one small read.
-    #[must_use]
     pub fn extent(self) -> Option<[u64; 2]> {
         let [threads, start_ticks, mapped_bytes] = stat_fields(self.pid, [20, 22, 23])?;
         (start_ticks == self.start_ticks).then_some([threads, mapped_bytes])
     }
 
     /// Whether it still runs, or has ended but was not waited for.
-    #[must_use]
     pub fn is_there(self) -> bool {
         Self::of_pid(self.pid) == Some(self)
     }
 
     /// Size of its mapped address space in bytes: an upper bound on its guest RAM. `None` if it has ended.
-    #[must_use]
     pub fn mapped_bytes(self) -> Option<u64> {
         self.extent().map(|[_, mapped_bytes]| mapped_bytes)
     }
@@ -126,7 +122,6 @@ impl AllowedUsers {
     }
 
     /// The users with these ids.
-    #[must_use]
     pub fn of_ids(ids: impl IntoIterator<Item = u32>) -> Self {
         Self {
             ids: ids.into_iter().collect(),
@@ -134,7 +129,6 @@ impl AllowedUsers {
     }
 
     /// Whether the user is allowed. The user of this process always is.
-    #[must_use]
     pub fn contains(&self, user_id: u32) -> bool {
         self.ids.contains(&user_id) || user_id == Uid::effective().as_raw()
     }
@@ -226,7 +220,6 @@ pub struct PeerSocket {
 
 impl PeerSocket {
     /// A socket at which the process itself listens, with a path in its own file system.
-    #[must_use]
     pub fn of_process(process: ProcessId, path: PathBuf) -> Self {
         Self {
             path,

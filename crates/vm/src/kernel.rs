@@ -54,7 +54,6 @@ pub enum Cgroups {
 
 impl HostKernel {
     /// Reads the files of the host whose root directory is `root`.
-    #[must_use]
     pub fn read(root: &Path) -> Self {
         let files = Files(root);
         let status = files.read("proc/self/status").unwrap_or_default();
@@ -88,7 +87,6 @@ impl HostKernel {
     }
 
     /// Major and minor number of the release; `None` if it cannot be parsed.
-    #[must_use]
     pub fn version(&self) -> Option<(u32, u32)> {
         let release = self.release.as_deref()?;
         let mut numbers = release.split(|character: char| !character.is_ascii_digit());
@@ -98,7 +96,6 @@ impl HostKernel {
 
     /// Whether memory is reclaimed by generations (MGLRU); `None` if what the kernel shows cannot be parsed, or it has none.
     /// Then `read(2)` does not mark a page of the page cache as in use, so that it stays idle (`folio_mark_accessed`).
-    #[must_use]
     pub fn reclaims_by_generations(&self) -> Option<bool> {
         let enabled = self.lru_generations.as_deref()?;
         let parts = u32::from_str_radix(enabled.trim_start_matches("0x"), 16).ok()?;

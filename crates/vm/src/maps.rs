@@ -47,7 +47,6 @@ pub struct MapEntry {
 
 impl MapEntry {
     /// Length in bytes.
-    #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.end - self.start
     }
@@ -120,7 +119,6 @@ pub struct RamState {
 /// Returns the state of mappings, taken together, from the text of `/proc/PID/smaps`.
 ///
 /// Lines that are neither a mapping nor its flags are ignored.
-#[must_use]
 pub fn ram_state(smaps: &str, ram: &[RamMapping]) -> RamState {
     let mut ranges: Vec<_> = ram
         .iter()
@@ -153,7 +151,6 @@ pub fn ram_state(smaps: &str, ram: &[RamMapping]) -> RamState {
 /// Returns the first addresses of the mappings that have pages swapped out, from the text of `/proc/PID/smaps`.
 ///
 /// Lines that are neither a mapping nor its swap are ignored.
-#[must_use]
 pub fn swapped_out(smaps: &str) -> BTreeSet<u64> {
     let (mut swapped, mut start) = (BTreeSet::new(), None);
     for line in smaps.lines() {
@@ -174,7 +171,6 @@ pub struct FileSystems(BTreeMap<(u32, u32), String>);
 
 impl FileSystems {
     /// Parses `/proc/PID/mountinfo`; malformed lines are ignored.
-    #[must_use]
     pub fn parse(mountinfo: &str) -> Self {
         let of_line = |line: &str| {
             let (mount, source) = line.split_once(" - ")?;
@@ -186,7 +182,6 @@ impl FileSystems {
     }
 
     /// Adds the file systems of memfds of huge pages, which are mounted nowhere. `is_huge` is called once for each.
-    #[must_use]
     pub fn with_memfds(
         mut self,
         entries: &[MapEntry],
@@ -210,7 +205,6 @@ impl FileSystems {
 /// Finds the mappings of a QEMU process that are guest RAM, one for each backend that is RAM,
 /// in the order of the command line; empty if there are no candidates. If the command line allows memory to grow, memfd
 /// backends that were plugged later follow, in the order of their creation.
-#[must_use]
 pub fn guest_ram(
     entries: &[MapEntry],
     file_systems: &FileSystems,
@@ -273,7 +267,6 @@ pub struct ProcessRam {
 /// memory, each part of it once. Mappings of more than `largest_bytes` are left out.
 ///
 /// Not among it: shared mappings of files, huge pages, code, and addresses that are only reserved.
-#[must_use]
 pub fn process_ram(
     entries: &[MapEntry],
     file_systems: &FileSystems,

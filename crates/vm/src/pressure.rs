@@ -27,7 +27,6 @@ pub struct MemoryPressure {
 
 impl MemoryPressure {
     /// The host's; `None` if the kernel does not report it.
-    #[must_use]
     pub fn of_host() -> Option<Self> {
         Self::read(Path::new(HOST))
     }
@@ -37,7 +36,6 @@ impl MemoryPressure {
     }
 
     /// Parses the contents of `/proc/pressure/memory` or `memory.pressure`; `None` if they have another form.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let line = |kind: &str| {
             let mut lines = text.lines();
@@ -71,13 +69,11 @@ impl ControlGroup {
     /// outside this process's namespace.
     ///
     /// Other processes may be in the group too.
-    #[must_use]
     pub fn of_vm(pid: u32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
     }
 
     /// Parses the contents of `/proc/PID/cgroup`.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let names: Vec<_> = path_in(text, "")?.split('/').collect();
         if names.contains(&"") {
@@ -92,14 +88,12 @@ impl ControlGroup {
     }
 
     /// Whether processes of `other` count in this group too.
-    #[must_use]
     pub fn contains(&self, other: &Self) -> bool {
         let rest = other.0.strip_prefix(&self.0);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
     /// Its pressure; `None` if the kernel does not report it.
-    #[must_use]
     pub fn pressure(&self) -> Option<MemoryPressure> {
         let file = |root: &str| PathBuf::from(root).join(&self.0).join("memory.pressure");
         CGROUPS

@@ -78,7 +78,6 @@ pub struct QemuVm {
 impl QemuVm {
     /// CPU time that the virtual CPUs found on inspection have used, all together; `None` if they are unknown or one was
     /// unplugged.
-    #[must_use]
     pub fn vcpu_time(&self) -> Option<Duration> {
         if self.vcpus.is_empty() {
             return None;
@@ -150,7 +149,6 @@ impl QemuVm {
     }
 
     /// Its process.
-    #[must_use]
     pub fn process(&self) -> ProcessId {
         ProcessId {
             pid: self.pid,
@@ -160,7 +158,6 @@ impl QemuVm {
 
     /// The sockets of its monitors in the order in which they are tried, at which the process itself must listen. A socket
     /// that another process created for it, as libvirt does, is reserved for that process.
-    #[must_use]
     pub fn monitor_sockets(&self) -> Vec<PeerSocket> {
         sockets_of(self.process(), &self.qmp_sockets)
     }
@@ -315,7 +312,6 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
 }
 
 /// What plimsolld calls a VM whose name another one has: `NAME-PID`.
-#[must_use]
 pub fn second_name(name: &str, pid: u32) -> String {
     format!("{name}-{pid}")
 }

@@ -81,7 +81,6 @@ impl Target {
     }
 
     /// Its name: of a VM its own; of a process its own and its process id; of a control group its directory.
-    #[must_use]
     pub fn id(&self) -> VmId {
         match self {
             Self::Vm(vm) => vm.id.clone(),
@@ -91,7 +90,6 @@ impl Target {
     }
 
     /// The VM, if it is one.
-    #[must_use]
     pub fn vm(&self) -> Option<&QemuVm> {
         match self {
             Self::Vm(vm) => Some(vm),

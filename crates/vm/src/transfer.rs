@@ -64,7 +64,6 @@ pub struct TransferWatch {
 
 impl TransferWatch {
     /// Watches process `pid`.
-    #[must_use]
     pub fn new(pid: u32) -> Self {
         Self {
             pid,
@@ -96,7 +95,6 @@ impl TransferWatch {
 
 impl Transfer {
     /// Determines the operation from the names of a process's threads; costs one small read per thread.
-    #[must_use]
     pub fn of_threads(pid: u32) -> Option<Self> {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
         tasks.flatten().find_map(|task| {
@@ -182,7 +180,6 @@ impl QemuVm {
     }
 
     /// Whether it was started as the target of a migration, and its CPUs have not run.
-    #[must_use]
     pub fn waits_for_migration(&self) -> bool {
         let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         let mut arguments = arguments.split(|&byte| byte == 0);

@@ -16,7 +16,6 @@ pub const IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.rom"));
 /// QEMU's arguments for a machine that boots the image at `path` with settings such as `workload=uniform mib=64`.
 ///
 /// The machine needs [`memory_mib`] of RAM, `-no-reboot`, and a first serial port for the console.
-#[must_use]
 pub fn arguments(path: &Path, settings: &str) -> [OsString; 4] {
     let settings = settings.replace(',', ",,");
     [
@@ -34,7 +33,6 @@ pub const VCPUS_MAX: u32 = 2;
 ///
 /// The array begins at 32 MiB if it ends below 2 GiB, and at 4 GiB otherwise: machines of the type q35 with much RAM have
 /// a hole from 2 GiB to 4 GiB.
-#[must_use]
 pub const fn memory_mib(array_mib: u64) -> u64 {
     array_mib + if array_mib + 32 <= 2048 { 32 } else { 2048 }
 }

@@ -19,7 +19,6 @@ pub struct ControlDisk {
 
 impl ControlDisk {
     /// Uses a driver of a control disk.
-    #[must_use]
     pub fn new(driver: Driver) -> Self {
         let buffer = driver
             .ram()

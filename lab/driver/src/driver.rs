@@ -168,25 +168,21 @@ impl Driver {
     }
 
     /// The negotiated features.
-    #[must_use]
     pub fn features(&self) -> u64 {
         self.features
     }
 
     /// Whether the device cannot be written.
-    #[must_use]
     pub fn read_only(&self) -> bool {
         self.features & 1 << VIRTIO_BLK_F_RO != 0
     }
 
     /// The device's configuration as of the last connection.
-    #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
     /// The RAM passed to the device.
-    #[must_use]
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }

@@ -53,7 +53,6 @@ pub struct Record {
 
 impl Record {
     /// A record of a page; all other fields are 0.
-    #[must_use]
     pub fn new(kind: u16, page: u64) -> Self {
         Self {
             kind,
@@ -63,7 +62,6 @@ impl Record {
     }
 
     /// The record's bytes in the ring.
-    #[must_use]
     pub fn to_bytes(self) -> [u8; record::BYTES] {
         let mut bytes = [0; record::BYTES];
         let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -90,7 +88,6 @@ pub struct NoticeRing {
 
 impl NoticeRing {
     /// Makes an empty ring.
-    #[must_use]
     pub fn new(ram: &Arc<Ram>, options: RingOptions) -> Self {
         let chunk_bytes = u64::from(options.chunk_bytes);
         let count = (slots_at(&options) + u64::from(options.slots) * PAGE_BYTES as u64)
@@ -136,13 +133,11 @@ impl NoticeRing {
     }
 
     /// Guest-physical address of the header.
-    #[must_use]
     pub fn address(&self) -> u64 {
         self.header
     }
 
     /// The nonce that distinguishes the ring from others.
-    #[must_use]
     pub fn nonce(&self) -> u64 {
         self.options.nonce
     }
@@ -217,31 +212,26 @@ impl NoticeRing {
     }
 
     /// Number of notifications reported as lost.
-    #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
     /// Number of records that the host has taken.
-    #[must_use]
     pub fn tail(&self) -> u64 {
         self.load(ring::AT_TAIL)
     }
 
     /// Number of slots that the host has taken.
-    #[must_use]
     pub fn slot_tail(&self) -> u64 {
         self.load(ring::AT_SLOT_TAIL)
     }
 
     /// Number of records published.
-    #[must_use]
     pub fn head(&self) -> u64 {
         self.head
     }
 
     /// The nonce that the host publishes while it reads the ring.
-    #[must_use]
     pub fn attached(&self) -> u64 {
         self.load(ring::AT_ATTACHED)
     }

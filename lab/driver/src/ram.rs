@@ -118,7 +118,6 @@ impl Ram {
     ///
     /// # Panics
     /// If the bank does not have enough.
-    #[must_use]
     pub fn allocate(&self, bank: Bank, bytes: usize) -> u64 {
         let bytes = bytes.next_multiple_of(PAGE_BYTES) as u64;
         let mut free = self.free.lock().expect("nobody panics with it");
@@ -130,13 +129,11 @@ impl Ram {
     }
 
     /// One past the last address.
-    #[must_use]
     pub fn end(&self) -> u64 {
         self.memory.last_addr().0 + 1
     }
 
     /// The file of the low part; of RAM that was [created](Self::new), the high part follows there.
-    #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }

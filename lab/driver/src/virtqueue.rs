@@ -241,7 +241,6 @@ impl Virtqueue {
     }
 
     /// Number of requests submitted and not yet seen as completed.
-    #[must_use]
     pub fn in_flight(&self) -> usize {
         self.requests.iter().flatten().count()
     }
@@ -476,7 +475,6 @@ impl Virtqueue {
     }
 
     /// The index of available descriptors.
-    #[must_use]
     pub fn available_index(&self) -> u16 {
         self.next_available
     }
@@ -490,13 +488,11 @@ impl Virtqueue {
     }
 
     /// Number of entries that the device has used since the queue began, modulo 2^16.
-    #[must_use]
     pub fn raw_used_index(&self) -> u16 {
         self.ram.load(self.used + 2, Ordering::Acquire)
     }
 
     /// The entry that the device used as number `index`: first descriptor and bytes written.
-    #[must_use]
     pub fn raw_used_entry(&self, index: u16) -> (u32, u32) {
         let mut entry = [0; 8];
         let at = self.used + 4 + 8 * u64::from(index % self.size);

@@ -92,14 +92,12 @@ pub struct PeriodVerdict {
 
 impl PeriodVerdict {
     /// Relative error of the estimate, 0.0 for none; `None` if there was only a bound.
-    #[must_use]
     pub fn error(&self) -> Option<f64> {
         Some(self.found?.0 as f64 / self.truth.0 as f64 - 1.0)
     }
 }
 
 /// Compares every period that lies wholly within one step with that step's working set.
-#[must_use]
 pub fn judge(periods: &[TracedPeriod], steps: &[(Instant, PageCount)]) -> Vec<PeriodVerdict> {
     let ends = steps.iter().skip(1).map(|&(at, _)| Some(at)).chain([None]);
     let mut judged = Vec::new();

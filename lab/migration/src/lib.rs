@@ -125,7 +125,6 @@ impl Round {
     }
 
     /// The pages, ascending, each once: guest-physical page frames.
-    #[must_use]
     pub fn pages(&self) -> &[PageNumber] {
         &self.pages
     }
@@ -155,7 +154,6 @@ pub struct Hardware {
 }
 
 /// Determines how KVM logs writes on this host.
-#[must_use]
 pub fn hardware() -> Hardware {
     hardware_of(Path::new("/sys/module"))
 }

@@ -55,7 +55,6 @@ pub struct Pass {
 
 impl Pass {
     /// All pages copied.
-    #[must_use]
     pub fn pages(&self) -> u64 {
         self.round_pages.iter().sum()
     }

@@ -204,13 +204,11 @@ impl Machine {
     }
 
     /// Its memory.
-    #[must_use]
     pub fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
     /// Operations that its vCPUs have done since they began their work.
-    #[must_use]
     pub fn operations(&self) -> u64 {
         (0..self.vcpus)
             .map(|vcpu| {

@@ -71,7 +71,6 @@ pub struct Setup {
 
 impl Setup {
     /// A guest of 160 MiB and one CPU on a formatted disk of 256 MiB.
-    #[must_use]
     pub fn new(serve: &str, workload: &str) -> Self {
         Self {
             kernel: GuestKernel::V6_1,
@@ -239,7 +238,6 @@ impl DiskGuest {
     }
 
     /// The daemon's process id.
-    #[must_use]
     pub fn daemon_pid(&self) -> u32 {
         self.daemon.pid()
     }
@@ -250,13 +248,11 @@ impl DiskGuest {
     }
 
     /// The directory with image, sockets and state.
-    #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
     /// The daemon's admin socket.
-    #[must_use]
     pub fn admin(&self) -> PathBuf {
         self.folder.path().join("admin.sock")
     }
@@ -328,7 +324,6 @@ impl DiskGuest {
     }
 
     /// Output of the guest so far.
-    #[must_use]
     pub fn told(&self) -> &GuestOutput {
         &self.told
     }
@@ -418,7 +413,6 @@ impl DiskGuest {
     }
 
     /// What the daemon has written to its log since it was started last.
-    #[must_use]
     pub fn daemon_log(&self) -> String {
         self.daemon.log()
     }

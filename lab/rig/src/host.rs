@@ -165,7 +165,6 @@ const WAKE_UP: Duration = Duration::from_millis(2);
 
 impl Delays {
     /// Begins to watch.
-    #[must_use]
     pub fn watch() -> Self {
         let longest_us = Arc::new(AtomicU64::new(0));
         let is_over = Arc::new(AtomicBool::new(false));
@@ -199,7 +198,6 @@ impl Delays {
     /// # Panics
     ///
     /// If a watcher did.
-    #[must_use]
     pub fn end(mut self) -> Duration {
         self.is_over.store(true, Ordering::Relaxed);
         for watcher in self.watchers.drain(..) {
@@ -237,7 +235,6 @@ pub fn installed(programs: &[(&str, &str)]) -> Result<(), String> {
 /// Whether QEMU may never connect a disk again whose daemon dies before the guest's driver uses it: while the VM boots or is
 /// stopped, or while QEMU connects the disk. QEMU 7.2 does so, and 10 does not; its developers mended it in 8.2, and all of 8 are taken
 /// for such.
-#[must_use]
 pub fn qemu_may_lose_disks() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
         let output = Command::new(QEMU.0).arg(QEMU.1).output();
@@ -269,7 +266,6 @@ pub fn can_trace() -> Result<(), String> {
 }
 
 /// A seed that differs from run to run, printed so that a run can be repeated.
-#[must_use]
 pub fn printed_seed() -> u64 {
     let seed = RandomState::new().hash_one(std::process::id());
     println!("seed {seed}");

@@ -69,7 +69,6 @@ impl Progress {
 
 impl ProgramGuest {
     /// Configures a guest of 512 MiB that runs the job `job` until it is ended.
-    #[must_use]
     pub fn config(job: &str) -> GuestConfig {
         GuestConfig {
             memory_mib: 512,

@@ -71,13 +71,11 @@ impl Server {
     }
 
     /// Its process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// What it has written to its log.
-    #[must_use]
     pub fn log(&self) -> String {
         let read = || {
             let mut file = File::open(&self.log)?;
@@ -173,7 +171,6 @@ pub fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
 }
 
 /// Whether a process has ended, even if its parent has not waited for it yet.
-#[must_use]
 pub fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')')

@@ -66,7 +66,6 @@ impl Subject {
     }
 
     /// What executes the guest's instructions: "kvm" or "tcg".
-    #[must_use]
     pub fn accelerator(&self) -> String {
         self.guest.detection().accelerator.to_string()
     }
@@ -118,7 +117,6 @@ impl Subject {
     }
 
     /// What the guest had reported at the last [`listen`](Self::listen).
-    #[must_use]
     pub fn console(&self) -> &ConsoleLog {
         &self.console
     }
@@ -197,7 +195,6 @@ pub struct Round {
 
 impl ConsoleLog {
     /// The working sets of a stepping guest: from when on each held.
-    #[must_use]
     pub fn steps(&self) -> Vec<(Instant, PageCount)> {
         let steps = self.0.iter().filter_map(|(at, event)| match event {
             ConsoleEvent::Step { pages, .. } => Some((*at, *pages)),
@@ -224,7 +221,6 @@ impl ConsoleLog {
 
     /// What visits lost between two times, whole rounds only, with the time of these rounds; zero for guests with an
     /// operating system, which do not measure it.
-    #[must_use]
     pub fn stalls(&self, from: Instant, to: Instant) -> (Stalls, Duration) {
         let rounds = self.0.iter().filter(|(at, _)| *at >= from && *at <= to);
         let mut rounds = rounds.filter_map(|(_, event)| match event {
@@ -250,7 +246,6 @@ impl ConsoleLog {
     }
 
     /// Visits to pages between two times, with the time they took, whole rounds only.
-    #[must_use]
     pub fn visits(&self, from: Instant, to: Instant) -> (u64, Duration) {
         self.rounds(from, to)
             .fold((0, Duration::ZERO), |(visits, took), round| {
@@ -259,7 +254,6 @@ impl ConsoleLog {
     }
 
     /// The guest's longest stall in the rounds reported between two times, by its own clock.
-    #[must_use]
     pub fn longest_stall(&self, from: Instant, to: Instant) -> Option<Duration> {
         let stalls = self.0.iter().filter_map(|&(at, ref event)| match *event {
             ConsoleEvent::Round { longest_ms, .. } if at >= from && at <= to => longest_ms,
@@ -269,7 +263,6 @@ impl ConsoleLog {
     }
 
     /// Pages the guest found wrong.
-    #[must_use]
     pub fn mismatches(&self) -> u64 {
         let counts = self.0.iter().rev().find_map(|(_, event)| match event {
             ConsoleEvent::Round { mismatches, .. } | ConsoleEvent::Done { mismatches, .. } => {
@@ -281,7 +274,6 @@ impl ConsoleLog {
     }
 
     /// The first event that reports a wrong page or block, or that the workload gave up.
-    #[must_use]
     pub fn fault(&self) -> Option<&ConsoleEvent> {
         let mut events = self.0.iter().map(|(_, event)| event);
         events.find(|event| match event {
@@ -297,7 +289,6 @@ impl ConsoleLog {
     }
 
     /// Whether the workload and the audit of its pages came to their end.
-    #[must_use]
     pub fn is_done(&self) -> bool {
         self.0
             .iter()

@@ -13,7 +13,6 @@ use crate::{PATIENCE, POLL, Subject, wait_for};
 
 impl Subject {
     /// QEMU's process id, as an argument of a command.
-    #[must_use]
     pub fn pid(&self) -> String {
         self.vm.pid.to_string()
     }
@@ -30,7 +29,6 @@ impl Subject {
     }
 
     /// What a tracer could leave changed of the VM's process.
-    #[must_use]
     pub fn footprint(&self) -> Footprint {
         Footprint::of(self.vm.pid)
     }
@@ -104,7 +102,6 @@ impl Footprint {
     /// # Panics
     ///
     /// If there is no such process.
-    #[must_use]
     pub fn of(pid: u32) -> Self {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         let numbered = |name: &str| {

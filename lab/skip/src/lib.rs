@@ -64,7 +64,6 @@ impl Lack {
     ];
 
     /// The name by which `PLIMSOLL_TESTS_MUST_RUN` lists it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -140,7 +139,6 @@ fn lists(must_run: &str, kind: Lack) -> bool {
 }
 
 /// Whether tests may boot guests: where `PLIMSOLL_TESTS_GUESTS` is set. Skips the test otherwise.
-#[must_use]
 #[track_caller]
 pub fn guests_wanted() -> bool {
     let wanted = env::var_os(GUESTS).is_some();
@@ -158,7 +156,6 @@ pub fn guests_wanted() -> bool {
 /// # Panics
 ///
 /// If that variable is not a number.
-#[must_use]
 pub fn longer(count: usize) -> usize {
     let Some(factor) = env::var_os(LONGER) else {
         return count;

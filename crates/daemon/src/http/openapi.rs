@@ -70,7 +70,6 @@ pub(super) fn routes() -> OpenApiRouter<Arc<ApiState>> {
 }
 
 /// The OpenAPI description of the API.
-#[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut document = routes().into_openapi();
     for path in document.paths.paths.values_mut() {

@@ -88,7 +88,6 @@ pub struct Server {
 
 impl Server {
     /// The address served over TCP, if any.
-    #[must_use]
     pub fn tcp(&self) -> Option<SocketAddr> {
         self.tcp
     }

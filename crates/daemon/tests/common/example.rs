@@ -104,7 +104,6 @@ const GUESTS: [Guest; 4] = [
 ];
 
 /// An example's daemon: its shared state, and the commands that it answers.
-#[must_use]
 pub fn shared() -> (Arc<SharedState>, Receiver<Command>) {
     let now_ms = clock::unix_ms();
     let history = History::nowhere();
@@ -148,7 +147,6 @@ pub fn run(shared: &Arc<SharedState>, commands: &Receiver<Command>, interval: Du
 }
 
 /// The host at that time: its first turn.
-#[must_use]
 pub fn snapshot(now_unix_ms: u64) -> Snapshot {
     let curves: BTreeMap<_, _> = GUESTS
         .iter()

@@ -245,7 +245,6 @@ pub struct SimulatedVm {
 impl SimulatedVm {
     /// A VM with this much RAM, all its own, whose true and observed curve is `truth`; its balloon moves 64 MiB a
     /// second.
-    #[must_use]
     pub fn new(pid: u32, ram_bytes: u64, truth: MissRatioCurve) -> Self {
         Self {
             pid,
@@ -288,13 +287,11 @@ impl SimulatedVm {
     }
 
     /// Its present size.
-    #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.direct_bytes + self.cache_bytes.unwrap_or(0)
     }
 
     /// Memory available to its processes.
-    #[must_use]
     pub fn available_bytes(&self) -> u64 {
         self.direct_bytes.saturating_sub(self.used_bytes)
     }
@@ -555,7 +552,6 @@ impl SimulatedHost {
     }
 
     /// Capacity of the page store, 0 without one.
-    #[must_use]
     pub fn store_bytes(&self) -> u64 {
         self.lock().store.map_or(0, |(has, _)| has)
     }
@@ -572,7 +568,6 @@ impl SimulatedHost {
     }
 
     /// The times since the beginning and of day.
-    #[must_use]
     pub fn time(&self) -> Time {
         let inner = self.lock();
         Time {
@@ -582,7 +577,6 @@ impl SimulatedHost {
     }
 
     /// The time since the beginning as the parts of the simulation read it.
-    #[must_use]
     pub fn now(&self) -> Instant {
         self.lock().now()
     }
@@ -598,7 +592,6 @@ impl SimulatedHost {
     }
 
     /// The state of a VM.
-    #[must_use]
     pub fn vm(&self, name: &str) -> Option<SimulatedVm> {
         self.lock().vms.get(name).cloned()
     }
@@ -631,25 +624,21 @@ impl SimulatedHost {
     }
 
     /// Memory that the VMs have now, or may take without a request.
-    #[must_use]
     pub fn reserved_bytes(&self) -> u64 {
         self.lock().reserved_bytes()
     }
 
     /// What all VMs have or may take, by what the last polls showed.
-    #[must_use]
     pub fn known_reserved_bytes(&self) -> u64 {
         self.lock().known_reserved_bytes()
     }
 
     /// The host's available RAM.
-    #[must_use]
     pub fn available_bytes(&self) -> u64 {
         self.lock().available_bytes()
     }
 
     /// Maximum of the VMs' total memory, including memory they could still have taken without a request.
-    #[must_use]
     pub fn most_bytes(&self) -> u64 {
         self.lock().most_bytes
     }

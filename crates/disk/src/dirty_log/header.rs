@@ -199,14 +199,12 @@ impl ChangeTimes {
     pub const LATE_NS: i64 = 60 * 1_000_000_000;
 
     /// The present, in ns since 1970.
-    #[must_use]
     pub fn now_ns() -> i64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX))
     }
 
     /// No write is in flight, and the image's time is this.
-    #[must_use]
     pub fn at(time_ns: i64) -> Self {
         Self {
             first_ns: time_ns,

@@ -37,31 +37,26 @@ pub struct LeftoverPages {
 
 impl LeftoverPages {
     /// Number of pages.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
     /// Whether there are no pages.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
     /// Entries ignored because they were not wholly written, and so never acknowledged.
-    #[must_use]
     pub fn torn(&self) -> u64 {
         self.torn
     }
 
     /// What was set aside: all that was found, or the pages of some disks.
-    #[must_use]
     pub fn set_aside(&self) -> Option<&SetAside> {
         self.set_aside.as_ref()
     }
 
     /// Whether there is no file: there was no log, or all of it was set aside.
-    #[must_use]
     pub fn is_without_file(&self) -> bool {
         self.file.is_none()
     }

@@ -188,7 +188,6 @@ impl Engine {
     }
 
     /// Whether the VM is to be paused until writes succeed again.
-    #[must_use]
     pub fn wants_pause(&self) -> bool {
         let failures = &self.failures;
         // Including what is just being repeated.
@@ -196,7 +195,6 @@ impl Engine {
     }
 
     /// Errors of the disk's storage, and how many of its dirty blocks could not be written when it was last tried.
-    #[must_use]
     pub fn storage_errors(&self, disk: DiskNumber) -> (StorageErrors, u64) {
         let errors = self.failures.errors.get(&disk).cloned();
         (errors.unwrap_or_default(), self.dirty.failed(disk) as u64)

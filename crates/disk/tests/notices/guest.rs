@@ -4,7 +4,6 @@
     missing_docs,
     clippy::cast_possible_truncation,
     clippy::missing_panics_doc,
-    clippy::must_use_candidate,
     reason = "for tests, each of which uses a part of it; sizes are small"
 )]
 

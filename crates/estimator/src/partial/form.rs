@@ -124,7 +124,6 @@ impl Partial {
     /// # Panics
     ///
     /// Never: memory accepts all bytes.
-    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(&mut bytes).expect("a vector accepts all bytes");

@@ -395,19 +395,16 @@ impl Partial {
     }
 
     /// The estimator and its options.
-    #[must_use]
     pub fn of(&self) -> SliceOf {
         self.of
     }
 
     /// The size of the pages.
-    #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.page_size
     }
 
     /// Number of references observed, sampled or not.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.references
     }

@@ -232,7 +232,6 @@ pub fn algorithm(name: &str) -> Result<&'static Algorithm, BuildError> {
 }
 
 /// Each option of any algorithm once, with the rows that take it.
-#[must_use]
 pub fn options() -> Vec<(OptionSpec, Vec<&'static Algorithm>)> {
     let mut all: Vec<(OptionSpec, Vec<&'static Algorithm>)> = Vec::new();
     for row in ALGORITHMS {
@@ -271,14 +270,12 @@ impl Algorithm {
     }
 
     /// Whether it samples pages only on request and uses all of them by default.
-    #[must_use]
     pub fn samples_on_request(&self) -> bool {
         let default = named(self.options, "rate").and_then(|rate| rate.default);
         default == Some(OptionValue::Rate(1.0))
     }
 
     /// The first required option that was not given.
-    #[must_use]
     pub fn missing(&self, settings: &Settings) -> Option<&'static OptionSpec> {
         missing(self.options, settings)
     }
@@ -320,7 +317,6 @@ impl Algorithm {
     }
 
     /// Whether a stream may be observed in slices, whose partial states are merged.
-    #[must_use]
     pub fn has_slices(&self) -> bool {
         self.slice.is_some()
     }

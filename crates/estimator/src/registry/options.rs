@@ -25,7 +25,6 @@ pub enum OptionKind {
 
 impl OptionKind {
     /// Placeholder of a value in help.
-    #[must_use]
     pub fn value_name(self) -> &'static str {
         match self {
             Self::Rate => "RATE",
@@ -87,7 +86,6 @@ pub struct Settings {
 
 impl Settings {
     /// Returns settings without values, for a trace of that page size.
-    #[must_use]
     pub fn new(page_size: PageSize) -> Self {
         Self {
             page_size,
@@ -101,7 +99,6 @@ impl Settings {
     }
 
     /// The value of an option, if it was set.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<OptionValue> {
         self.values.get(name).copied()
     }

@@ -24,7 +24,6 @@ pub enum Feed {
 
 impl Feed {
     /// One line of help.
-    #[must_use]
     pub fn help(self) -> &'static str {
         match self {
             Self::Walks => "pages of all accesses, or of all page walks",

@@ -78,7 +78,6 @@ pub static CACHE_POLICIES: [&CachePolicyRow; 6] = [
 ];
 
 /// The policy of a name.
-#[must_use]
 pub fn cache_policy(name: &str) -> Option<&'static CachePolicyRow> {
     CACHE_POLICIES.into_iter().find(|row| row.name == name)
 }
@@ -160,19 +159,16 @@ impl MiniSim {
     }
 
     /// Number of references observed.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.references
     }
 
     /// Number of those to sampled pages.
-    #[must_use]
     pub fn sampled(&self) -> u64 {
         self.stream.len() as u64
     }
 
     /// Number of distinct pages.
-    #[must_use]
     pub fn footprint(&self) -> PageCount {
         let sampled = self.numbers.len() as u64;
         PageCount(self.exact.as_ref().map_or(sampled, ExactLru::distinct))
@@ -180,7 +176,6 @@ impl MiniSim {
 
     /// The smallest size at which the small cache holds a few pages; below it the correction is all there is, and all
     /// policies seem to be LRU. 1 if all references are simulated.
-    #[must_use]
     pub fn resolved_from(&self) -> PageCount {
         match &self.exact {
             Some(_) => PageCount(ceiled(SMALL_PAGES_MIN / self.share())),
@@ -265,7 +260,6 @@ impl MiniSim {
     }
 
     /// Bytes of heap allocated now, without those of a simulation.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let exact = self.exact.as_ref().map_or(0, |exact| exact.memory_bytes());
         self.stream.capacity() * size_of::<u32>()

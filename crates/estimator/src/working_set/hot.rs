@@ -42,7 +42,6 @@ struct Uses {
 
 impl HotPages {
     /// Returns an empty record, in the first interval.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             pages: page_map(),
@@ -76,19 +75,16 @@ impl HotPages {
     }
 
     /// Number of references so far.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.references
     }
 
     /// Number of distinct pages so far.
-    #[must_use]
     pub fn distinct(&self) -> u64 {
         self.pages.len() as u64
     }
 
     /// At most so many pages, the hottest first.
-    #[must_use]
     pub fn hottest(&self, pages: u64) -> Vec<HotPage> {
         let mut all: Vec<_> = self.pages.iter().collect();
         all.sort_unstable_by_key(|(_, uses)| (std::cmp::Reverse(uses.intervals), uses.first));

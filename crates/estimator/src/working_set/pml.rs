@@ -62,7 +62,6 @@ pub struct Pml {
 
 impl Pml {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new(options: PmlOptions) -> Self {
         Self {
             pages: page_map(),
@@ -91,19 +90,16 @@ impl Pml {
     }
 
     /// Number of steps that ended.
-    #[must_use]
     pub fn steps(&self) -> u64 {
         self.settling.steps()
     }
 
     /// The time at which the number of pages was first constant.
-    #[must_use]
     pub fn settled(&self) -> Option<SettledSize> {
         self.settling.settled()
     }
 
     /// Pages written when their number settled; before that, those so far, as a lower bound.
-    #[must_use]
     pub fn working_set(&self) -> WorkingSet {
         match self.settled() {
             Some(settled) => WorkingSet {
@@ -118,7 +114,6 @@ impl Pml {
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, u64)>()
     }

@@ -44,7 +44,6 @@ const QEMU_STEP_SECONDS: f64 = 0.05;
 
 impl PrecopyOptions {
     /// QEMU's rule, which stops a VM no longer than `stop_max` as far as can be foreseen.
-    #[must_use]
     pub fn qemu(pages_per_second: f64, stop_max: Duration) -> Self {
         let seconds = stop_max.as_secs_f64();
         Self {
@@ -57,7 +56,6 @@ impl PrecopyOptions {
     }
 
     /// The rule of Xen 4.7.
-    #[must_use]
     pub fn xen(pages_per_second: f64) -> Self {
         Self {
             pages_per_second,
@@ -86,7 +84,6 @@ pub struct Precopy {
 
 impl Precopy {
     /// Pages copied in all.
-    #[must_use]
     pub fn pages(&self) -> f64 {
         self.round_pages.iter().sum::<f64>() + self.stopped_pages
     }
@@ -114,7 +111,6 @@ pub struct Contents {
 }
 
 /// Predicts the migration of a VM.
-#[must_use]
 pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions) -> Precopy {
     let all = memory.pages as f64 * memory.share;
     let seconds_of = |pages: f64| pages / options.pages_per_second;

@@ -105,7 +105,6 @@ struct LoggedPage {
 
 impl Prl {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new(options: PrlOptions) -> Self {
         Self {
             options,
@@ -158,19 +157,16 @@ impl Prl {
     }
 
     /// Number of steps that ended.
-    #[must_use]
     pub fn steps(&self) -> u64 {
         self.settling.steps()
     }
 
     /// The time at which the number of hot pages was first constant.
-    #[must_use]
     pub fn settled(&self) -> Option<SettledSize> {
         self.settling.settled()
     }
 
     /// Hot pages when their number settled, plus ε; before that, the hot pages so far, as a lower bound.
-    #[must_use]
     pub fn working_set(&self) -> WorkingSet {
         let (hot, bound) = match self.settled() {
             Some(settled) => (settled.size.0, WorkingSetBound::Estimate),
@@ -183,13 +179,11 @@ impl Prl {
     }
 
     /// Number of pages ever logged.
-    #[must_use]
     pub fn distinct(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, LoggedPage)>()
             + self.last_logged.capacity() * size_of::<u64>()

@@ -31,7 +31,6 @@ pub struct RefaultOptions {
 
 impl RefaultOptions {
     /// Returns the default options for these limits.
-    #[must_use]
     pub fn between(floor: PageCount, ceiling: PageCount) -> Self {
         Self {
             shrink: 0.05,
@@ -106,7 +105,6 @@ pub struct Refault {
 
 impl Refault {
     /// Returns a rule without observations. If the limits are in the wrong order, the upper one is used for both.
-    #[must_use]
     pub fn new(mut options: RefaultOptions) -> Self {
         options.floor = options.floor.min(options.ceiling);
         Self {
@@ -211,26 +209,22 @@ impl Refault {
     }
 
     /// Its state.
-    #[must_use]
     pub fn phase(&self) -> RefaultPhase {
         self.phase
     }
 
     /// Number of steps after the first observation, until it settled.
-    #[must_use]
     pub fn steps(&self) -> u32 {
         self.steps
     }
 
     /// Number of pages that the guest read again in these steps.
-    #[must_use]
     pub fn refaults(&self) -> u64 {
         self.refaults
     }
 
     /// The working set, once it is found. An upper bound if the VM never missed anything, a lower one
     /// if it misses pages with all of its memory.
-    #[must_use]
     pub fn working_set(&self) -> Option<WorkingSet> {
         self.found
     }

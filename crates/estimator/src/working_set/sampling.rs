@@ -88,7 +88,6 @@ impl SamplingStep {
     /// The limits of the confidence interval of the memory touched in the interval, of at least 95 %.
     ///
     /// Takes time in proportion to the sample.
-    #[must_use]
     pub fn confidence(&self) -> (PageCount, PageCount) {
         let (low, high) = clopper_pearson(self.touched, self.sampled);
         (self.memory.scaled(low), self.memory.scaled(high))
@@ -126,7 +125,6 @@ pub struct Sampling {
 
 impl Sampling {
     /// Returns an estimator for a VM of `memory` pages, with its first sample drawn.
-    #[must_use]
     pub fn new(options: SamplingOptions, memory: PageCount) -> Self {
         let mut sampling = Self {
             options,

@@ -76,7 +76,6 @@ struct Touches {
 
 impl TouchedPages {
     /// Returns an empty count.
-    #[must_use]
     pub fn new(options: TouchedOptions) -> Self {
         Self {
             options,
@@ -127,19 +126,16 @@ impl TouchedPages {
     }
 
     /// Number of intervals that ended.
-    #[must_use]
     pub fn steps(&self) -> u64 {
         self.now
     }
 
     /// Number of distinct pages ever touched.
-    #[must_use]
     pub fn cumulative(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let listed: usize = self.before.iter().map(Vec::capacity).sum();
         self.pages.capacity() * size_of::<(PageNumber, Touches)>()

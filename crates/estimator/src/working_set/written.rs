@@ -29,7 +29,6 @@ pub struct WrittenPages {
 
 impl WrittenPages {
     /// Returns an empty record.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             last: page_map(),
@@ -50,13 +49,11 @@ impl WrittenPages {
     }
 
     /// Number of scans so far.
-    #[must_use]
     pub fn scans(&self) -> u64 {
         self.scans
     }
 
     /// The curve; `None` without a scan.
-    #[must_use]
     pub fn curve(&self) -> Option<WriteCurve> {
         let mut gaps = self.gaps.clone();
         for last in self.last.values() {
@@ -103,7 +100,6 @@ pub struct WriteCurve {
 
 impl WriteCurve {
     /// Distinct pages written within so many seconds, 0 or more.
-    #[must_use]
     pub fn pages_within(&self, seconds: f64) -> f64 {
         let scans = seconds / self.scan_seconds;
         let last = self.pages.len() - 1;
@@ -119,13 +115,11 @@ impl WriteCurve {
     }
 
     /// Time of a scan, on average: within less, it is not known how many pages are written.
-    #[must_use]
     pub fn scan_seconds(&self) -> f64 {
         self.scan_seconds
     }
 
     /// The time that was observed.
-    #[must_use]
     pub fn observed_seconds(&self) -> f64 {
         self.scan_seconds * (self.pages.len() - 1) as f64
     }

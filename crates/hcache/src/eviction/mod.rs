@@ -40,7 +40,6 @@ impl Queue {
     }
 
     /// Its place in arrays of both.
-    #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
@@ -131,7 +130,6 @@ pub static EVICTION_POLICIES: [&EvictionPolicyRow; 3] = [&s3_fifo::ROW, &sieve::
 pub static LRU: &EvictionPolicyRow = &lru::ROW;
 
 /// The policy of a name.
-#[must_use]
 pub fn eviction_policy(name: &str) -> Option<&'static EvictionPolicyRow> {
     EVICTION_POLICIES.into_iter().find(|row| row.name == name)
 }

@@ -18,13 +18,11 @@ pub struct Client {
 
 impl Client {
     /// Its number.
-    #[must_use]
     pub fn id(&self) -> ClientId {
         self.account.id
     }
 
     /// The store to which it belongs.
-    #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }

@@ -211,7 +211,6 @@ impl Subject<'_> {
 }
 
 /// CPU time of this process so far, of all its threads.
-#[must_use]
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

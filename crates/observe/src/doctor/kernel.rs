@@ -13,7 +13,6 @@ const CAP_SYS_NICE: u32 = 23;
 const CAP_CHECKPOINT_RESTORE: u32 = 40;
 
 /// Assesses a kernel.
-#[must_use]
 pub fn examine(host: &HostKernel) -> Vec<Chapter> {
     vec![
         Chapter {

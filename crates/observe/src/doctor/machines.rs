@@ -9,7 +9,6 @@ use super::{Chapter, Finding};
 use crate::{ObserveError, assess, description};
 
 /// Goes through the QEMU processes of this host.
-#[must_use]
 pub fn examine() -> Chapter {
     let findings = match qemu_pids() {
         Ok(pids) if pids.is_empty() => vec![Finding::ok("VMs", "none running")],

@@ -51,7 +51,6 @@ impl TargetAssessment {
     }
 
     /// A line for each backend that can observe the target, and for each reason why one cannot.
-    #[must_use]
     pub fn chapter(&self) -> Chapter {
         let mut findings = Vec::new();
         for (backend, sees) in self.backends.iter().zip(&self.sees) {

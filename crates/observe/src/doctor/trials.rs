@@ -14,7 +14,6 @@ use super::{Chapter, Finding};
 use plimsoll_output::exit::with_causes;
 
 /// Tries what there is to try on this host.
-#[must_use]
 pub fn examine() -> Chapter {
     Chapter {
         title: "Tried out".to_owned(),

@@ -84,7 +84,6 @@ impl Finding {
 
 impl Results {
     /// The results of all selected estimators, in the order of the registry; those of curves last.
-    #[must_use]
     pub fn findings(&self, origin: &Origin, args: &EstimatorArgs) -> Vec<Finding> {
         let wanted = METHODS.iter().filter(|method| args.wants(method.name));
         let mut findings: Vec<_> = wanted.map(|method| self.finding(origin, method)).collect();

@@ -164,7 +164,6 @@ fn read(
 }
 
 /// Whether a regular file is a page log according to its first bytes; a pipe is not read.
-#[must_use]
 pub fn begins_as_page_log(path: &Path) -> bool {
     let mut head = [0; 8];
     path.is_file()

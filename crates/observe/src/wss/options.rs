@@ -200,20 +200,17 @@ impl EstimatorArgs {
     }
 
     /// Whether a method is selected, alone or with all.
-    #[must_use]
     pub fn wants(&self, method: &str) -> bool {
         self.estimator == ALL || self.estimator == method
     }
 
     /// ε, the part of prl's result that is not measured, in pages.
-    #[must_use]
     pub fn epsilon(&self, page_size: PageSize) -> PageCount {
         let ByteSize(bytes) = self.epsilon.unwrap_or(ByteSize(0));
         PageCount::from_bytes(bytes, page_size)
     }
 
     /// The window of the truth.
-    #[must_use]
     pub fn truth(&self) -> TouchedOptions {
         TouchedOptions {
             intervals: self.window,

@@ -48,7 +48,6 @@ impl Steps {
     }
 
     /// The distance between kept intervals.
-    #[must_use]
     pub fn every(&self) -> u64 {
         self.every
     }

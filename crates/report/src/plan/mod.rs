@@ -126,7 +126,6 @@ fn times(relative: f64) -> String {
 }
 
 /// What each VM would have on a host of another size.
-#[must_use]
 pub fn division(plan: &PlanJson) -> String {
     let table = table!(&plan.targets, |target| {
         Left "VM": name(&target.vm),
@@ -147,7 +146,6 @@ pub fn division(plan: &PlanJson) -> String {
 }
 
 /// The same as comma-separated values.
-#[must_use]
 pub fn division_csv(plan: &PlanJson) -> String {
     csv_table!(&plan.targets, |target| {
         "vm": printable(&target.vm),

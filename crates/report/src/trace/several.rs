@@ -33,7 +33,6 @@ pub struct Part {
 
 impl Part {
     /// The start of an interval as its name: exact, so that no two intervals have the same.
-    #[must_use]
     pub fn start(from_us: u64) -> String {
         match Interval::from_micros(from_us) {
             Some(from) => from.to_string(),

@@ -44,7 +44,6 @@ pub struct TracingReport<'a> {
 
 impl<'a> TracingReport<'a> {
     /// Nothing yet of what an observer of a target sees by a backend, which was chosen from others if there is a `choice`.
-    #[must_use]
     pub fn new(
         tracing: &'a TracingArgs,
         target: &'a Target,
@@ -118,7 +117,6 @@ impl<'a> TracingReport<'a> {
     }
 
     /// Why there is no curve.
-    #[must_use]
     pub fn no_curve(&self) -> String {
         let (target, backend) = (self.target, self.backend.name());
         if self.backend.yields == Yield::Sample {
@@ -523,7 +521,6 @@ impl<'a> TracingReport<'a> {
     }
 
     /// The curve of the whole trace.
-    #[must_use]
     pub fn chart(&self, chosen: &MissRatioCurve, compared: Option<&Curves>) -> Chart {
         let last = chosen
             .points()

@@ -114,7 +114,6 @@ fn sum(machine: &MachineStats, of: fn(&DiskStats) -> u64) -> u64 {
 }
 
 /// Writes the report as OpenMetrics text.
-#[must_use]
 pub fn text(report: &Report) -> String {
     let mut text = Exposition::new("plimsoll_disk_");
     let machine = &report.machine;

@@ -43,7 +43,6 @@ pub struct DiskSpec {
 
 impl DiskSpec {
     /// The image with default options.
-    #[must_use]
     pub fn new(image: PathBuf) -> Self {
         Self {
             image,
@@ -56,7 +55,6 @@ impl DiskSpec {
     }
 
     /// The disk as `--disk` reads it, served at `socket`.
-    #[must_use]
     pub fn at(&self, socket: &str) -> String {
         let mut text = format!(
             "{},socket={}",
@@ -326,7 +324,6 @@ impl CacheArgs {
     }
 
     /// The options as arguments, for another program of this kind.
-    #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments = Vec::new();
         let mut add = |option: &str, value: Option<OsString>| {
@@ -383,14 +380,12 @@ pub fn name(text: &str) -> Result<String, String> {
 }
 
 /// The default name of a VM: that of its first image, without what names cannot have.
-#[must_use]
 pub fn name_of(image: Option<&Path>) -> String {
     let stem = image.and_then(Path::file_stem);
     name_from(&stem.unwrap_or_default().to_string_lossy())
 }
 
 /// A text as a name, with '-' for each character that names cannot have.
-#[must_use]
 pub fn name_from(text: &str) -> String {
     let made: String = text
         .chars()

@@ -85,7 +85,6 @@ pub struct RecordReport {
 
 impl Report {
     /// A report without the curve.
-    #[must_use]
     pub fn new(
         vm: &str,
         machine: MachineStats,
@@ -104,7 +103,6 @@ impl Report {
 }
 
 /// Pages that the cache may hold.
-#[must_use]
 pub fn cache_pages(machine: &MachineStats) -> PageCount {
     PageCount(machine.engine.cache_bytes / PAGE_BYTES as u64)
 }

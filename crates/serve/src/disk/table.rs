@@ -18,7 +18,6 @@ const CURVE_LINES: u64 = 24;
 const SEGMENT_PAGES: u64 = GhostOptions::SEGMENT.0;
 
 /// The report as lines. With an earlier one, counts are those since then.
-#[must_use]
 pub fn text(report: &Report, earlier: Option<&Report>) -> String {
     let mut text = String::new();
     let table = Table {

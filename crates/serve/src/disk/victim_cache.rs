@@ -74,7 +74,6 @@ struct Link {
 
 impl HcacheClient {
     /// A client, called `name`, of the server at `socket`, to which it begins to connect.
-    #[must_use]
     pub fn new(socket: &Path, name: &str) -> Self {
         let mut options = ConnectOptions::new(name);
         options.timeout = CONNECTING_MAX;

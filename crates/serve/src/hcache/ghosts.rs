@@ -57,7 +57,6 @@ pub struct GhostPlan {
 impl GhostPlan {
     /// Plans curves of a policy up to `reach_pages` that model one in `one_in` pages (a power of two) or, if that is `None`,
     /// as many as a list of 8192 pages or a miniature of 2048 holds.
-    #[must_use]
     pub fn new(
         eviction: &'static EvictionPolicyRow,
         reach_pages: u64,
@@ -84,7 +83,6 @@ impl GhostPlan {
     }
 
     /// Pages from one point of a curve to the next.
-    #[must_use]
     pub fn segment_pages(&self) -> u64 {
         self.options.segment.0 * u64::from(self.one_in)
     }
@@ -195,19 +193,16 @@ impl Ghosts {
     }
 
     /// The sizes of the models.
-    #[must_use]
     pub fn plan(&self) -> GhostPlan {
         self.plan
     }
 
     /// Bytes reserved for models.
-    #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.lock().granted as u64 * self.ghost_bytes
     }
 
     /// Events of clients that had no model (yet).
-    #[must_use]
     pub fn unseen_events(&self) -> u64 {
         self.lock().unseen_events
     }
@@ -247,7 +242,6 @@ impl Ghosts {
 
     /// The curve of a client since it connected: the share of its gets that miss by the pages of the store that it may
     /// hold. `None` for a client without gets or without a model.
-    #[must_use]
     pub fn curve(&self, client: ClientId) -> Option<MissRatioCurve> {
         let inner = self.lock();
         let model = inner.ghosts.get(&client)?;

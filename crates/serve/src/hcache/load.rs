@@ -166,7 +166,6 @@ impl Load {
     }
 
     /// A count, per second of the run.
-    #[must_use]
     pub fn a_second(&self, count: u64) -> f64 {
         count as f64 / self.length.as_secs_f64()
     }
@@ -205,7 +204,6 @@ fn is_signed(got: &Page, page: u32, version: u32) -> bool {
 /// # Panics
 ///
 /// Never: two significant digits are valid.
-#[must_use]
 pub fn latencies() -> Histogram<u64> {
     let mut histogram = Histogram::new(2).expect("two significant digits");
     histogram.auto(true);

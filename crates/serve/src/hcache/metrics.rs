@@ -69,7 +69,6 @@ const SHARED_POOL_GAUGES: &[SharedPoolGauge] = families! { p =>
 };
 
 /// Writes the report as OpenMetrics text.
-#[must_use]
 pub fn text(report: &Report) -> String {
     let mut text = Exposition::new("plimsoll_hcache_");
     for &(name, help, value) in STORE_GAUGES {

@@ -151,7 +151,6 @@ pub struct Surroundings {
 
 impl Report {
     /// The report of a store and its server.
-    #[must_use]
     pub fn new(mut stats: StoreStats, ghosts: Option<&Ghosts>, surroundings: Surroundings) -> Self {
         let age_seconds = stats.age_seconds;
         let shared_pools = std::mem::take(&mut stats.shared_pools);

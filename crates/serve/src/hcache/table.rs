@@ -14,7 +14,6 @@ use super::report::{ClientReport, Report};
 const CURVE_LINES: u64 = 16;
 
 /// The report as lines. With an earlier one, puts and gets are rates a second since then, and hits those since then.
-#[must_use]
 pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
     let mut text = String::new();
     store(report, earlier, &mut text);

@@ -204,7 +204,6 @@ pub fn signal(child: &Child, signal: Signal) {
 }
 
 /// What runs the guest's instructions, as QEMU's command line requests.
-#[must_use]
 pub fn accelerator(line: &[String]) -> &'static str {
     let usable = || {
         let device = fs::File::options().read(true).write(true).open("/dev/kvm");

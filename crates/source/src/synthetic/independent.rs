@@ -94,7 +94,6 @@ pub fn class_curve(pages: PageCount, sizes: &[PageCount]) -> Result<MissRatioCur
 
 /// Returns at most 1001 sizes from 0 to `pages`, denser at small sizes, where curves of
 /// skewed references are steep.
-#[must_use]
 pub fn curve_sizes(pages: PageCount) -> Vec<PageCount> {
     if pages.0 <= POINTS {
         return (0..=pages.0).map(PageCount).collect();

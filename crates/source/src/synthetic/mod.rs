@@ -99,7 +99,6 @@ impl Program {
     pub const ALL: [Self; 3] = [Self::Rwrw, Self::Rrww, Self::Wwrr];
 
     /// The program's name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Rwrw => "rwrw",
@@ -109,7 +108,6 @@ impl Program {
     }
 
     /// The operation of a round; rounds are counted from 0.
-    #[must_use]
     pub fn kind(self, round: u64, rounds: u64) -> AccessKind {
         let first_half = round < rounds.div_ceil(2);
         let reads = match self {
@@ -156,7 +154,6 @@ pub struct Workload {
 
 impl Workload {
     /// A workload of reads, not scrambled, with seed 0.
-    #[must_use]
     pub fn of(pattern: Pattern) -> Self {
         Self {
             pattern,
@@ -224,7 +221,6 @@ impl Workload {
 
 impl Pattern {
     /// Number of pages of the pattern.
-    #[must_use]
     pub fn pages(&self) -> PageCount {
         match self {
             Self::Loop { pages, .. }

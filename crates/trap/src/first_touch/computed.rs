@@ -61,7 +61,6 @@ impl ComputedVm {
     }
 
     /// Pages touched in a time span.
-    #[must_use]
     pub fn footprint_pages(&self, span: Duration) -> f64 {
         let of = |class: &PageClass| {
             let touched = 1.0 - (-class.touches_per_second * span.as_secs_f64()).exp();
@@ -72,7 +71,6 @@ impl ComputedVm {
 
     /// Pages touched for the first time within a second, `span` after a random time: the misses per second of a memory
     /// of [`footprint_pages`](Self::footprint_pages) of it.
-    #[must_use]
     pub fn misses_per_second(&self, span: Duration) -> f64 {
         let of = |class: &PageClass| {
             let rate = class.touches_per_second;
@@ -87,7 +85,6 @@ pub type ComputedSampler = ComputedTouches<Model>;
 
 impl ComputedSampler {
     /// Bytes that the waiting samples take, about.
-    #[must_use]
     pub fn waiting_bytes(&self) -> usize {
         self.sampler.waiting_bytes()
     }

@@ -25,7 +25,6 @@ pub(crate) fn sign(page: &mut Page, number: u64) {
 
 /// Whether each line of a page is that of page `number`.
 #[inline]
-#[must_use]
 pub(crate) fn is_signed(page: &Page, number: u64) -> bool {
     let wrong = (0..)
         .zip(page.chunks_exact(64))

@@ -162,7 +162,6 @@ impl Unit {
 
 impl Measurement {
     /// Smallest value, median and largest; `None` without values.
-    #[must_use]
     pub fn spread(&self) -> Option<[f64; 3]> {
         let mut values: Vec<f64> = self.values.iter().copied().flatten().collect();
         values.sort_by(f64::total_cmp);
@@ -171,7 +170,6 @@ impl Measurement {
     }
 
     /// The spread as text: `median (smallest to largest)`, or the only value.
-    #[must_use]
     pub fn text(&self) -> String {
         let missing = self.values.iter().filter(|value| value.is_none()).count();
         match self.spread() {
@@ -287,7 +285,6 @@ fn load() -> anyhow::Result<f64> {
 
 impl ResultSet {
     /// Returns a set without measurements.
-    #[must_use]
     pub fn new(
         name: &str,
         conditions: Conditions,
@@ -324,7 +321,6 @@ impl ResultSet {
     }
 
     /// The set for readers.
-    #[must_use]
     pub fn markdown(&self) -> String {
         let Conditions {
             processor,

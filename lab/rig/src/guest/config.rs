@@ -31,7 +31,6 @@ pub enum Boot<'a> {
 
 impl Boot<'_> {
     /// RAM in MiB of a guest whose workload has an array of `array_mib`.
-    #[must_use]
     pub fn memory_mib(self, array_mib: u64) -> u64 {
         match self {
             // A kernel needs 1.6 % of the RAM for its own tables, and page tables of the array.
@@ -77,7 +76,6 @@ pub enum GuestKernel {
 
 impl GuestKernel {
     /// Version and patch level, as `6.1`.
-    #[must_use]
     pub fn series(self) -> &'static str {
         match self {
             Self::V6_1 => "6.1",
@@ -121,7 +119,6 @@ pub struct GuestDisk {
 
 impl GuestDisk {
     /// A disk of one queue served by a daemon, whose reconnection is tried each second.
-    #[must_use]
     pub fn vhost_user(socket: impl Into<PathBuf>) -> Self {
         Self {
             backend: DiskBackend::VhostUser {
@@ -134,7 +131,6 @@ impl GuestDisk {
     }
 
     /// A disk served by QEMU from a raw image, with a serial or an empty one.
-    #[must_use]
     pub fn image(path: impl Into<PathBuf>, serial: &str) -> Self {
         Self {
             backend: DiskBackend::Image {
@@ -245,7 +241,6 @@ pub struct GuestConfig {
 
 impl GuestConfig {
     /// A guest of one virtual CPU and 192 MiB with a monitor.
-    #[must_use]
     pub fn new(name: &str, workload: &str) -> Self {
         Self {
             name: name.to_owned(),

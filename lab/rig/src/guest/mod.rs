@@ -109,19 +109,16 @@ impl Guest {
     }
 
     /// The guest's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// QEMU's process id.
-    #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// The guest's accelerator, and the reason for its choice.
-    #[must_use]
     pub fn detection(&self) -> &Detection {
         &self.detection
     }
@@ -172,7 +169,6 @@ impl Guest {
     }
 
     /// Number of console lines dropped because they were not read: the oldest of more than 65536.
-    #[must_use]
     pub fn lost_lines(&self) -> u64 {
         self.console.lost_lines()
     }

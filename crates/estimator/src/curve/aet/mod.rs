@@ -49,7 +49,6 @@ pub struct Aet {
 
 impl Aet {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             last_use: LastUse::new(),

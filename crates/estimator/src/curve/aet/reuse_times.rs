@@ -71,7 +71,6 @@ struct Stream {
 
 impl ReuseTimes {
     /// Returns the reuse times of an empty stream.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -116,13 +115,11 @@ impl ReuseTimes {
     }
 
     /// Number of references, including first ones; for a sample, of its references.
-    #[must_use]
     pub fn references(&self) -> f64 {
         self.streams.iter().map(|stream| stream.references).sum()
     }
 
     /// Number of first references, which have no reuse time.
-    #[must_use]
     pub fn first_references(&self) -> f64 {
         self.firsts.iter().sum()
     }

@@ -87,14 +87,12 @@ impl SpatialAet {
     }
 
     /// Number of references to sampled pages.
-    #[must_use]
     pub fn sampled(&self) -> u64 {
         self.sampled
     }
 
     /// The reuse times of the whole stream, times the sampling rate, as estimated from the sample;
     /// empty without a sampled reference.
-    #[must_use]
     pub fn reuse_times(&self) -> ReuseTimes {
         if self.sampled == 0 {
             return ReuseTimes::new();

@@ -215,7 +215,6 @@ impl CounterStacks {
     }
 
     /// Present number of counters.
-    #[must_use]
     pub fn counters(&self) -> usize {
         self.stack.ladder.counters().count()
     }

@@ -131,7 +131,6 @@ pub(super) const POINTS: u64 = 512;
 
 impl AverageWindow {
     /// Pages touched by a window of this many ticks, averaged over all such windows: fp.
-    #[must_use]
     pub fn at(&self, window: f64) -> FootprintPoint {
         let pages = self.middle.pages_in(window);
         FootprintPoint {
@@ -142,7 +141,6 @@ impl AverageWindow {
     }
 
     /// The working set: pages touched in this many ticks before the end, \[Denning68\].
-    #[must_use]
     pub fn working_set(&self, window: f64) -> FootprintPoint {
         let [low, pages, high] = [0, 1, 2].map(|bound| {
             let lasts: &Tail = &self.lasts[bound];

@@ -34,7 +34,6 @@ pub struct Footprint {
 
 impl Footprint {
     /// Returns an empty footprint.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -68,7 +67,6 @@ impl Footprint {
     }
 
     /// Number of pages touched.
-    #[must_use]
     pub fn pages(&self) -> PageCount {
         PageCount(self.firsts.count)
     }
@@ -115,7 +113,6 @@ impl Footprint {
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         [&self.firsts, &self.reuses, &self.lasts]
             .iter()

@@ -97,7 +97,6 @@ const WITNESS_SEED: u64 = 0x666f_6f74;
 
 impl AverageFootprint {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             footprint: Footprint::new(),

@@ -73,7 +73,6 @@ pub struct FilteredLru {
 
 impl FilteredLru {
     /// Returns an estimator behind filters with `filter` pages in total.
-    #[must_use]
     pub fn new(filter: PageCount) -> Self {
         Self {
             filter,
@@ -141,25 +140,21 @@ impl FilteredLru {
     }
 
     /// Number of references: as counted, or those that entered if these are more.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.accesses.max(self.entered)
     }
 
     /// Number of distinct pages ever referenced.
-    #[must_use]
     pub fn distinct(&self) -> PageCount {
         PageCount(self.pages.len() as u64)
     }
 
     /// Number of pages recorded as leaving that were in no filter.
-    #[must_use]
     pub fn contradictions(&self) -> u64 {
         self.contradictions
     }
 
     /// Number of references that miss in a memory of `size` pages, at least the filters' sum; first references miss.
-    #[must_use]
     pub fn misses(&self, size: PageCount) -> u64 {
         let first = self.pages.len() as u64 - self.known;
         let from = usize::try_from(size.0).unwrap_or(usize::MAX);
@@ -200,7 +195,6 @@ impl FilteredLru {
     ///
     /// Above the filters' size it is therefore comparable with a trace by traps, whose hot set hides the same
     /// references.
-    #[must_use]
     pub fn curve_past_filter(&self) -> Option<MissRatioCurve> {
         let from = usize::try_from(self.filter.0).unwrap_or(usize::MAX);
         let all: u64 = self.reuses.iter().skip(from).sum();
@@ -226,7 +220,6 @@ impl FilteredLru {
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pages.capacity() * size_of::<(PageNumber, Place)>()
             + self.outside.memory_bytes()

@@ -82,7 +82,6 @@ pub(crate) fn times_for(pages: usize, room: usize) -> usize {
 
 impl LruStack {
     /// Returns an empty stack.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             last_use: LastUse::new(),
@@ -140,7 +139,6 @@ impl LruStack {
     }
 
     /// Number of distinct pages ever touched.
-    #[must_use]
     pub fn distinct(&self) -> u64 {
         self.times.marked() as u64
     }
@@ -194,13 +192,11 @@ pub struct ExactLru {
 
 impl ExactLru {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Number of distinct pages referenced.
-    #[must_use]
     pub fn distinct(&self) -> u64 {
         self.stack.distinct()
     }

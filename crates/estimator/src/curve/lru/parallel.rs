@@ -85,7 +85,6 @@ pub struct ParallelLru {
 
 impl ParallelLru {
     /// Returns an empty estimator that uses this many threads, at most 256, including the caller's.
-    #[must_use]
     pub fn new(threads: NonZeroUsize) -> Self {
         Self {
             waves: Waves::new(threads.get().min(THREADS_MAX), SEGMENT_REFERENCES),

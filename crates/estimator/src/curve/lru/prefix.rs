@@ -36,7 +36,6 @@ pub struct PrefixLru {
 
 impl PrefixLru {
     /// Returns an estimator without observations.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }

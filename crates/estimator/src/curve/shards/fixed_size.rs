@@ -45,7 +45,6 @@ impl Shards {
     /// assert!(size.0.abs_diff(50_000) < 2_500, "{size}");
     /// # Ok::<(), plimsoll_flow::CurveError>(())
     /// ```
-    #[must_use]
     pub fn fixed_size(max_samples: NonZeroUsize, seed: u64) -> Self {
         let bursts = Bursts::new(seed, NEAR);
         let sample = PageSample::whole(seed);

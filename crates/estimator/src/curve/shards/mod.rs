@@ -225,7 +225,6 @@ impl Shards {
     }
 
     /// The share of pages that is sampled now: of a maximum number of pages, 1.0 until it is exceeded.
-    #[must_use]
     pub fn rate(&self) -> f64 {
         self.sample.rate()
     }
@@ -237,7 +236,6 @@ impl Shards {
     }
 
     /// Number of references to pages that were sampled at that time.
-    #[must_use]
     pub fn sampled(&self) -> u64 {
         let parts = self.parts.iter().map(|part| part.references);
         self.exact_references + parts.sum::<u64>()

@@ -190,7 +190,6 @@ impl Reuses {
 
 impl SizedLru {
     /// Follows all objects.
-    #[must_use]
     pub fn exact() -> Self {
         Self::of(PageSample::whole(0))
     }
@@ -237,19 +236,16 @@ impl SizedLru {
     }
 
     /// Number of references observed.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.total.requests
     }
 
     /// Number of those to sampled objects.
-    #[must_use]
     pub fn sampled_references(&self) -> u64 {
         self.whole.reuses.all.requests
     }
 
     /// Sum of the sizes of all distinct objects, scaled up from the sample.
-    #[must_use]
     pub fn footprint_bytes(&self) -> u64 {
         scaled(self.whole.stack.total_bytes(), 1.0 / self.sample.rate())
     }
@@ -305,7 +301,6 @@ impl SizedLru {
     }
 
     /// Bytes of heap allocated now.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let parts = self.parts.iter().chain([&self.whole]);
         let bytes = parts.map(|part| part.reuses.memory_bytes() + part.stack.memory_bytes());

@@ -103,25 +103,21 @@ impl CounterStream {
     }
 
     /// The options of the counters.
-    #[must_use]
     pub fn options(&self) -> CounterStacksOptions {
         self.options
     }
 
     /// Number of recorded references that can be read.
-    #[must_use]
     pub fn references(&self) -> u64 {
         self.references
     }
 
     /// Bytes at the end that could not be read because the record is truncated or broken; 0 for a complete stream.
-    #[must_use]
     pub fn lost_bytes(&self) -> u64 {
         self.lost_bytes
     }
 
     /// Whether the stream was [finished](super::StreamWriter::finish); if not, its last part is counted only roughly.
-    #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
     }
@@ -173,7 +169,6 @@ impl CounterStream {
     }
 
     /// Bytes of heap allocated.
-    #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.records.capacity()
     }

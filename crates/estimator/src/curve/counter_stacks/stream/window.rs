@@ -14,7 +14,6 @@ pub struct StreamWindow {
 
 impl StreamWindow {
     /// The range of references in the window; may extend beyond the stream's end.
-    #[must_use]
     pub fn of(self, stream: &CounterStream) -> Range<u64> {
         self.from..self.to.unwrap_or(stream.references())
     }

@@ -84,7 +84,6 @@ impl<W: Write> StreamWriter<W> {
     }
 
     /// Number of bytes written.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.record.bytes
     }
