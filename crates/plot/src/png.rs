@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use plimsoll_flow::Whole as _;
 use plimsoll_output::Format;
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{self, Options, Tree, roxmltree};
@@ -59,13 +60,8 @@ pub(crate) fn svg_to_png(svg: &str, scale: f32) -> Result<Vec<u8>, PlotError> {
     let [width, height] =
         [size.width(), size.height()].map(|length| f64::from(length * scale).ceil());
     let fits = width >= 1.0 && height >= 1.0 && width * height <= PIXELS_MAX;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "both lengths are whole and between 1 and 2^26"
-    )]
     let pixels = fits
-        .then(|| Pixmap::new(width as u32, height as u32))
+        .then(|| Pixmap::new(u32::whole(width), u32::whole(height)))
         .flatten();
     let mut pixels = pixels.ok_or(PlotError::Size { width, height })?;
     resvg::render(

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
-    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed, Whole as _,
 };
 
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
@@ -155,11 +155,6 @@ impl Control {
         }
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "positive, and clamped to small numbers"
-    )]
     fn adapt(&mut self, cost: &WindowCost) {
         if cost.pages == 0 {
             return;
@@ -177,13 +172,13 @@ impl Control {
             let affordable = budget.as_secs_f64() * BUDGET_SHARE / each.max(1e-9);
             let checks =
                 f64::from(self.checks) * (affordable / f64::from(PAGES_MIN)).clamp(0.5, 2.0);
-            self.checks = (checks as u32).clamp(CHECKS_MIN, CHECKS);
+            self.checks = u32::whole(checks).clamp(CHECKS_MIN, CHECKS);
             let checkable = pages * pause.as_secs_f64() / cost.check.as_secs_f64().max(1e-9);
             let wanted = affordable.min(checkable);
             let wanted = wanted.clamp(PAGES_MIN.into(), PAGES_MAX.into());
             let factor = (pages / wanted).clamp(1.0 / STEP_MAX, STEP_MAX);
             let scale = f64::from(self.scale) * factor;
-            self.scale = scale.clamp(1.0, f64::from(SCALE_MAX)).round() as u32;
+            self.scale = u32::whole(scale.clamp(1.0, f64::from(SCALE_MAX)).round());
         }
     }
 }
@@ -504,18 +499,13 @@ mod tests {
     }
 
     impl Target {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "thousands of pages"
-        )]
         fn window(&self, control: &Control) -> WindowCost {
             let watched = (self.pages / f64::from(control.scale)).floor();
             let interval = self.interval(control);
             let checks = f64::from(control.checks).min(5.0 / interval);
-            let touched = |time: f64| (watched * (1.0 - (-time / self.pass).exp())) as u64;
+            let touched = |time: f64| u64::whole(watched * (1.0 - (-time / self.pass).exp()));
             WindowCost {
-                pages: watched as u64,
+                pages: u64::whole(watched),
                 touched: touched(interval * checks),
                 touched_last: touched(interval),
                 check: Duration::from_secs_f64(watched * self.check),

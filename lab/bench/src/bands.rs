@@ -19,7 +19,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use plimsoll_estimator::registry::{ALGORITHMS, OptionValue, Settings};
 use plimsoll_estimator::{Estimator, ExactLru, GhostLru, GhostOptions};
-use plimsoll_flow::{AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source};
+use plimsoll_flow::{
+    AccessKind, MissRatioCurve, PageCount, PageNumber, ReferenceBatch, Source, Whole as _,
+};
 use plimsoll_source::synthetic::{Pattern, Workload};
 
 use crate::registered::{Set, registered};
@@ -164,15 +166,7 @@ fn even_sizes(footprint: u64) -> Vec<PageCount> {
 
 fn log_sizes(footprint: u64) -> Vec<PageCount> {
     let ratio = (footprint as f64).ln();
-    let size = |step: u32| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "between 1 and the footprint"
-        )]
-        let size = (ratio * f64::from(step) / 200.0).exp().round() as u64;
-        PageCount(size)
-    };
+    let size = |step: u32| PageCount(u64::whole((ratio * f64::from(step) / 200.0).exp().round()));
     let mut sizes: Vec<_> = (1..=200).map(size).collect();
     sizes.dedup();
     sizes

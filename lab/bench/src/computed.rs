@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions, LiveWindow};
-use plimsoll_flow::{MissRatioCurve, PageCount};
+use plimsoll_flow::{MissRatioCurve, PageCount, Whole as _};
 use plimsoll_trap::{Backend as _, ComputedVm, Observation, PageClass, TraceConfig};
 
 /// Length of a period and number of periods.
@@ -125,12 +125,7 @@ fn errors(vm: &ComputedVm, curve: &MissRatioCurve) -> (f64, f64) {
     let most = misses(first);
     let sizes = (0..SIZES).map(|step| first + (last - first) * f64::from(step) / f64::from(SIZES));
     let error = sizes.map(|size| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a number of pages"
-        )]
-        let found = curve.miss_ratio(PageCount(size as u64));
+        let found = curve.miss_ratio(PageCount(u64::whole(size)));
         (found - misses(size) / most).abs()
     });
     let error = error.sum::<f64>() / f64::from(SIZES);

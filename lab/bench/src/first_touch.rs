@@ -23,7 +23,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use plimsoll_estimator::LruStack;
 use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions};
-use plimsoll_flow::{FirstTouch, FirstTouches, MissRatioCurve, PageCount, PageNumber, Timestamp};
+use plimsoll_flow::{
+    FirstTouch, FirstTouches, MissRatioCurve, PageCount, PageNumber, Timestamp, Whole as _,
+};
 
 use crate::random::Random;
 use crate::title;
@@ -238,12 +240,7 @@ impl Subject {
             } else {
                 (unit(random), unit(random))
             };
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a share of the pages"
-            )]
-            let page = ((page * self.pages as f64) as usize).min(self.pages - 1);
+            let page = usize::whole(page * self.pages as f64).min(self.pages - 1);
             let armed = (from + span * time) * self.references as f64;
             Draw {
                 page,
@@ -339,12 +336,7 @@ impl Subject {
         let scale = self.pages as f64 / draws.len() as f64;
         let at = |size: &PageCount| {
             // The time in which as many pages are touched.
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a share of the draws"
-            )]
-            let rank = (size.0 as f64 / scale) as usize;
+            let rank = usize::whole(size.0 as f64 / scale);
             let Some(&time) = waits.get(rank) else {
                 return 0.0;
             };

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_estimator::working_set::{Prl, PrlOptions};
-use plimsoll_flow::{PageNumber, PageSize};
+use plimsoll_flow::{PageNumber, PageSize, Whole as _};
 use plimsoll_pagelog::log::{LogReader, LogWriter, Totals};
 use plimsoll_pagelog::machine::{self, Config, CostModel, Mode, Outcome, Sink};
 use plimsoll_pagelog::record::{Record, Walk};
@@ -168,14 +168,8 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     title(out, &format!("Page logs: {millions:.1} M walks of {what}"))?;
     writeln!(out, "\n{:<34} {:>8} {:>12}", "", "M/s", "bytes/record")?;
     speeds(cli, &description, &records, out)?;
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "saturates, and nonsense is the user's"
-    )]
-    let instruction_thousandths = (args.cycles_per_instruction * 1000.0) as u32;
     let costs = CostModel {
-        instruction_thousandths,
+        instruction_thousandths: u32::whole(args.cycles_per_instruction * 1000.0),
         ..CostModel::default()
     };
     host(cli, args, costs, &description, &records, out)?;

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use plimsoll_flow::{
-    CurvePoint, MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound,
+    CurvePoint, MissRatioCurve, PageCount, TraceMethod, Whole as _, WorkingSet, WorkingSetBound,
 };
 use plimsoll_observe::{Observer, ObserverOptions, even_sizes};
 use plimsoll_output::{csv_table, write_file};
@@ -574,7 +574,7 @@ fn watch(
             hidden = first.unwrap_or(pages);
         } else {
             resolutions.push(report.resolution_pages() as f64);
-            hidden = whole(median(resolutions.clone()));
+            hidden = PageCount(u64::whole(median(resolutions.clone())));
         }
         let from = smallest(method, hidden, pages);
         let wanted = truth.working_set(hidden).unwrap_or(pages);
@@ -602,15 +602,6 @@ fn watch(
     observer.detach()?;
     let from = smallest(method, hidden, pages);
     Ok(curve.map(|curve| Stretch { curve, from }))
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a number of pages"
-)]
-fn whole(pages: f64) -> PageCount {
-    PageCount(pages as u64)
 }
 
 /// Visits a second of an untraced guest.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use plimsoll_flow::Accelerator;
+use plimsoll_flow::{Accelerator, Whole as _};
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage};
 use plimsoll_vm::{ConsoleEvent, Qmp, detect};
 use serde::Serialize;
@@ -331,12 +331,7 @@ fn steps(
         if !lived {
             break;
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "less than the number it is a share of"
-        )]
-        let less = (mib as f64 * (1.0 - step)) as u64;
+        let less = u64::whole(mib as f64 * (1.0 - step));
         mib = less.min(mib - 1);
     }
     Ok(trials)

@@ -20,7 +20,7 @@ use kvm_bindings::{
     KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES, kvm_enable_cap, kvm_regs, kvm_segment,
 };
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
-use plimsoll_flow::PageNumber;
+use plimsoll_flow::{PageNumber, Whole as _};
 use plimsoll_trap::uffd::AddressRange;
 use vm_memory::{Bytes, MmapRegion, VolatileMemory as _, VolatileSlice};
 
@@ -459,12 +459,7 @@ impl Vcpu {
                 reason: format!("{work:?}: expected an array in one slot and a share from 0 to 1"),
             });
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "0 to 2^31"
-        )]
-        let writes_below = (work.write_ratio * f64::from(1u32 << 31)).round() as u64;
+        let writes_below = u64::whole((work.write_ratio * f64::from(1u32 << 31)).round());
         let control = CONTROL + self.index as u64;
         let regs = kvm_regs {
             rax: work.seed,

@@ -12,8 +12,8 @@ use plimsoll_actuator::{
     Part, Patience, StatsClock, Tracker, VmMemory,
 };
 use plimsoll_flow::{
-    Accelerator, CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId, WorkingSet,
-    WorkingSetBound,
+    Accelerator, CurvePoint, MissRatioCurve, PageCount, PageSize, TraceMethod, VmId, Whole as _,
+    WorkingSet, WorkingSetBound,
 };
 use plimsoll_protocol::vm::{CurveSource, MissCost, MissCostSource, TraceState, TraceView};
 
@@ -335,12 +335,7 @@ impl SimulatedVm {
             available_bytes: Some(self.available_bytes()),
             disk_caches_bytes: Some(self.available_bytes() / 2),
             major_faults: Some(match self.counts {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "a count"
-                )]
-                Counts::Faults => self.misses as u64,
+                Counts::Faults => u64::whole(self.misses),
                 _ => 0,
             }),
             swap_in_bytes: Some(0),
@@ -367,12 +362,7 @@ impl SimulatedVm {
 
     fn pass(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a pace and a time"
-        )]
-        let most = |pace: u64| (pace as f64 * seconds) as u64;
+        let most = |pace: u64| u64::whole(pace as f64 * seconds);
         if let BalloonBehaviour::Back(pace) = self.follows {
             self.direct_bytes = self.ram_bytes.min(self.direct_bytes + most(pace));
         }
@@ -388,12 +378,7 @@ impl SimulatedVm {
             }
         }
         let references = self.references_per_second as f64 * seconds;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rate and a time"
-        )]
-        let whole = references as u64;
+        let whole = u64::whole(references);
         self.references += whole;
         let misses = whole as f64 * self.truth.miss_ratio(pages(self.size_bytes()));
         self.misses += misses;
@@ -405,35 +390,25 @@ impl SimulatedVm {
         }
     }
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a count"
-    )]
     fn disk(&self) -> DiskStat {
         DiskStat {
             cache_bytes: self.cache_bytes.unwrap_or(0),
             read_blocks: self.references,
-            hits: self.references.saturating_sub(self.misses as u64),
+            hits: self.references.saturating_sub(u64::whole(self.misses)),
             read_wait_ns: (self.miss_cost.source == MissCostSource::DiskDaemon)
-                .then_some((self.waited_ms * 1e6) as u64),
+                .then_some(u64::whole(self.waited_ms * 1e6)),
             ..DiskStat::default()
         }
     }
 }
 
 impl SimulatedVm {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a count and a time"
-    )]
     fn blocks(&self) -> Option<BlockReads> {
         let counted = self.miss_cost.source == MissCostSource::BlockStatistics
             || self.counts == Counts::Reads;
         counted.then_some(BlockReads {
-            reads: BOOT_READS + self.misses as u64,
-            wait_ns: (self.waited_ms * 1e6) as u64,
+            reads: BOOT_READS + u64::whole(self.misses),
+            wait_ns: u64::whole(self.waited_ms * 1e6),
         })
     }
 }

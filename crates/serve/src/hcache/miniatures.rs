@@ -113,6 +113,7 @@ impl Miniatures {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use plimsoll_flow::Whole as _;
     use plimsoll_hcache::{
         ClientOptions, EVICTION_POLICIES, Handle, Observer, PAGE_BYTES, PoolOptions, Store,
         StoreOptions,
@@ -159,12 +160,7 @@ mod tests {
         let mut buffer = [0; PAGE_BYTES];
         for turn in 0..60_000_u32 {
             // Pages used by a power law, and every so often a scan.
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "0 to 3000"
-            )]
-            let popular = (3000.0 * random.f64().powi(4)) as u32;
+            let popular = u32::whole(3000.0 * random.f64().powi(4));
             let page = if turn % 4000 < 600 {
                 10_000 + turn % 3000
             } else {

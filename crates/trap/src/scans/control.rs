@@ -134,11 +134,6 @@ mod tests {
 
     const PERIOD: Duration = Duration::from_secs(5);
 
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "thousands of pages"
-    )]
     /// A guest that goes through `pages` again and again in `pass` seconds, scanned at 5 µs a page.
     fn cost_of_loop(control: &ScanControl, pages: f64, pass: f64) -> WindowCost {
         let watched = pages / f64::from(control.scale());
@@ -146,8 +141,8 @@ mod tests {
         let a_scan = (watched * 0.5 + touched * 6.0) * 1e-6;
         WindowCost {
             scans: 20,
-            touches: (touched * 20.0) as u64,
-            distinct_pages: watched as u64,
+            touches: u64::whole(touched * 20.0),
+            distinct_pages: u64::whole(watched),
             arm_seconds: watched * 5e-6,
             scan_seconds: a_scan * 20.0,
             budget_seconds: Some(0.05),

@@ -29,7 +29,9 @@ use plimsoll_estimator::LruStack;
 use plimsoll_estimator::live::{
     FIRST_TOUCH, LRU, LiveEstimatorRow, LiveOptions, LiveWindow, SCANS,
 };
-use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Period, TraceMethod};
+use plimsoll_flow::{
+    MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Period, TraceMethod, Whole as _,
+};
 use plimsoll_observe::input_of;
 use plimsoll_source::synthetic::Pattern;
 use plimsoll_trap::{Observation, ReplayedVm, TraceConfig};
@@ -61,12 +63,7 @@ pub(super) const BACKENDS: [(TraceMethod, &LiveEstimatorRow); 3] = [
 ];
 
 fn made_streams() -> Vec<Stream> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "some millions"
-    )]
-    let references = ((PERIODS as u64 * PERIOD * RATE) as f64 / (1.0 - WARM)).ceil() as u64;
+    let references = u64::whole(((PERIODS as u64 * PERIOD * RATE) as f64 / (1.0 - WARM)).ceil());
     let patterns = [
         ("uniform", uniform(PAGES, references)),
         ("Zipf 0.6", zipf(PAGES, 0.6, references)),
@@ -376,12 +373,7 @@ fn measure(
 ) -> anyhow::Result<()> {
     let references = numbered(&(stream.pages)(seed)?);
     let pages = references.iter().max().map_or(1, |&page| page as usize + 1);
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of the references"
-    )]
-    let warm = (references.len() as f64 * WARM) as usize;
+    let warm = usize::whole(references.len() as f64 * WARM);
     let observed_s = (PERIODS as u64 * PERIOD) as f64;
     let step = Duration::from_secs_f64(observed_s / (references.len() - warm) as f64);
     let mut stack = LruStack::new();
@@ -403,12 +395,7 @@ fn measure(
             continue;
         }
         if let Some(found) = observed(&vm, (method, row), seed)? {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a number of references"
-            )]
-            let from = (found.from.as_secs_f64() / step.as_secs_f64()) as usize;
+            let from = usize::whole(found.from.as_secs_f64() / step.as_secs_f64());
             let truth = Truth::of(&distances[warm + from..], pages, step);
             tally.add(&found, &truth, pages as u64);
         }

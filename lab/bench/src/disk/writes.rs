@@ -24,6 +24,7 @@ use plimsoll_disk::{
     Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, GuestData, Notice, Operation,
     PAGE_BYTES, Request, Segment, Status, Tag, WriteMode,
 };
+use plimsoll_flow::Whole as _;
 
 use super::primitives::Memory;
 use super::serve::engine_options;
@@ -131,12 +132,7 @@ impl ModelGuest {
             dirty_files: BTreeSet::new(),
             dirty_since: BTreeMap::new(),
             dirty_pages: 0,
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "a share of the memory"
-            )]
-            dirty_pages_max: (memory as f64 * BACKGROUND) as u64,
+            dirty_pages_max: u64::whole(memory as f64 * BACKGROUND),
             storage: vec![0; pages],
             now: Duration::ZERO,
             uses: 0,
@@ -411,18 +407,12 @@ impl Cost {
 
 /// Runs a guest with this share of the memory in the cache, in percent; 0: there is no cache.
 fn simulate(args: &Args, ratio: f64, share: f64, mode: Mode) -> anyhow::Result<Cost> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of the memory"
-    )]
-    let pages = |pages: f64| pages as u64;
-    let behind = pages(TOTAL as f64 * share / 100.0);
+    let behind = u64::whole(TOTAL as f64 * share / 100.0);
     let options = if behind == 0 {
         engine_options(CacheMode::None)
     } else {
         let cache = match mode {
-            Mode::LogWithin => pages(behind as f64 / (1.0 + DIRTY)),
+            Mode::LogWithin => u64::whole(behind as f64 / (1.0 + DIRTY)),
             Mode::Through | Mode::Delayed => behind,
         };
         let cache_bytes = cache * PAGE_BYTES as u64;
@@ -433,7 +423,7 @@ fn simulate(args: &Args, ratio: f64, share: f64, mode: Mode) -> anyhow::Result<C
                 Mode::Through => WriteMode::Through,
                 Mode::Delayed | Mode::LogWithin => WriteMode::Delayed,
             },
-            dirty_pages_max: pages(cache as f64 * DIRTY),
+            dirty_pages_max: u64::whole(cache as f64 * DIRTY),
             dirty_age_max: Duration::from_secs(30),
             ..engine_options(CacheMode::Exclusive)
         }

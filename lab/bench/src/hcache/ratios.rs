@@ -9,6 +9,7 @@ use std::io::Write;
 
 use foyer_memory::{Cache as Foyer, CacheBuilder as FoyerBuilder, S3FifoConfig};
 use moka::sync::Cache as Moka;
+use plimsoll_flow::Whole as _;
 use plimsoll_hcache::{
     EVICTION_POLICIES, EvictionPolicyRow, PAGE_BYTES, PoolOptions, StoreOptions,
 };
@@ -55,12 +56,7 @@ pub(super) fn run(_: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<(
         let numbers = dense(&references);
         let pages = numbers.iter().collect::<HashSet<_>>().len() as u64;
         for share in SHARES {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "pages"
-            )]
-            let size = (pages as f64 * share) as u64;
+            let size = u64::whole(pages as f64 * share);
             if size < LEAST_PAGES {
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, Whole as _};
 
 use super::Hits;
 
@@ -58,12 +58,7 @@ impl Estimator for PlainAet {
             area += longer / total * (time - before) as f64;
             before = time;
             if count > 0 {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "not negative, and a number of pages"
-                )]
-                hits.add(area.ceil().max(1.0) as usize, count as f64);
+                hits.add(usize::whole(area.ceil()).max(1), count as f64);
                 longer -= count as f64;
             }
         }

@@ -1,7 +1,7 @@
 //! Counter Stacks as in public engines: every reference is added to every live counter.
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, Whole as _};
 
 use super::{Hits, mix};
 
@@ -91,13 +91,8 @@ impl PlainCounterStacks {
             let count = self.counters[index].count();
             let growth = (count - self.counters[index].before).clamp(0.0, younger_growth);
             let size = self.counters.get(index + 1).map_or(1.0, Counter::count);
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not negative, and a number of pages"
-            )]
             self.hits
-                .add(size.max(1.0) as usize, younger_growth - growth);
+                .add(usize::whole(size).max(1), younger_growth - growth);
             younger_growth = growth;
         }
         for counter in &mut self.counters {

@@ -4,7 +4,7 @@
 use std::collections::BinaryHeap;
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, Whole as _};
 
 use super::fenwick::FenwickStack;
 use super::{Hits, mix};
@@ -21,23 +21,11 @@ pub(crate) struct PlainShards {
 }
 
 fn limit_of(rate: f64) -> u64 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a share of all hashes"
-    )]
-    let limit = (rate * u64::MAX as f64) as u64;
-    limit
+    u64::whole(rate * u64::MAX as f64)
 }
 
 fn scaled(distance: usize, rate: f64) -> usize {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "not negative, and a number of pages"
-    )]
-    let scaled = (distance as f64 / rate) as usize;
-    scaled + 1
+    usize::whole(distance as f64 / rate) + 1
 }
 
 impl PlainShards {
