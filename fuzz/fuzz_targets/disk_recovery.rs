@@ -11,7 +11,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use plimsoll_disk::{
     CacheMode, Direct, DirtyLog, DirtyPages as _, DiskIdentity, DiskNumber, DiskOptions,
-    EngineOptions, Location, Machine, MachineOptions, Socket, WriteErrorAction, WriteMode, boot_id,
+    EngineOptions, Location, Machine, MachineOptions, Socket, WriteMode, boot_id,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -38,7 +38,6 @@ fn options(folder: &Path) -> MachineOptions {
     });
     MachineOptions {
         disks: disks.collect(),
-        control: None,
         engine: EngineOptions {
             mode: CacheMode::Exclusive,
             cache_bytes: 1 << 20,
@@ -46,16 +45,10 @@ fn options(folder: &Path) -> MachineOptions {
             write: WriteMode::Delayed,
             dirty_pages_max: SLOTS - 64,
             dirty_age_max: Duration::from_secs(60),
-            write_error: WriteErrorAction::Report,
-            hash_check: true,
-            newest_check: true,
-            verify: false,
+            ..EngineOptions::default()
         },
-        observer: None,
-        victim_cache: None,
         state: Some(folder.join("state")),
-        socket_mode: 0o600,
-        sweep: true,
+        ..MachineOptions::default()
     }
 }
 

@@ -108,6 +108,22 @@ pub struct MachineOptions {
     pub sweep: bool,
 }
 
+impl Default for MachineOptions {
+    /// Without disks and cache, for the user alone.
+    fn default() -> Self {
+        Self {
+            disks: Vec::new(),
+            control: None,
+            engine: EngineOptions::default(),
+            observer: None,
+            victim_cache: None,
+            state: None,
+            socket_mode: 0o600,
+            sweep: true,
+        }
+    }
+}
+
 /// A VM's disks. [`run`](Self::run) serves them.
 pub struct Machine {
     ring: Ring,

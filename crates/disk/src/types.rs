@@ -332,6 +332,24 @@ pub struct EngineOptions {
     pub verify: bool,
 }
 
+impl Default for EngineOptions {
+    /// Without a cache.
+    fn default() -> Self {
+        Self {
+            mode: CacheMode::None,
+            cache_bytes: 0,
+            cache_bytes_max: 0,
+            write: WriteMode::Through,
+            dirty_pages_max: 0,
+            dirty_age_max: Duration::from_secs(30),
+            write_error: WriteErrorAction::Report,
+            hash_check: true,
+            newest_check: true,
+            verify: false,
+        }
+    }
+}
+
 /// Receives references above the guest's own memory, in order: the input of a ghost list.
 pub trait Observer: Send {
     /// The guest read a block that it does not have in memory.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll_disk::{
     Action, Buffer, ByteRange, CacheMode, Contents, DirtyPages, DiskNumber, Engine, EngineOptions,
     GuestData, Location, Notice, Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status,
-    Submission, Tag, WriteErrorAction, WriteMode,
+    Submission, Tag, WriteMode,
 };
 
 const FRAMES: u64 = 32;
@@ -204,10 +204,7 @@ fn options(write: WriteMode) -> EngineOptions {
         write,
         dirty_pages_max: 5,
         dirty_age_max: Duration::from_secs(1),
-        write_error: WriteErrorAction::Report,
-        hash_check: true,
-        newest_check: true,
-        verify: false,
+        ..EngineOptions::default()
     }
 }
 

@@ -6,10 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use plimsoll_disk::{
-    CacheMode, Direct, DiskError, DiskOptions, EngineOptions, ImageLock, Machine, MachineOptions,
-    Socket, WriteErrorAction, WriteMode,
-};
+use plimsoll_disk::{Direct, DiskError, DiskOptions, ImageLock, Machine, MachineOptions, Socket};
 use plimsoll_skip::{Lack, skip};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -28,24 +25,7 @@ fn serve(image: &Path, read_only: bool) -> Result<Machine, DiskError> {
             queues: 1,
             direct: Direct::Auto,
         }],
-        control: None,
-        engine: EngineOptions {
-            mode: CacheMode::None,
-            cache_bytes: 0,
-            cache_bytes_max: 0,
-            write: WriteMode::Through,
-            dirty_pages_max: 256,
-            dirty_age_max: Duration::from_secs(30),
-            write_error: WriteErrorAction::Report,
-            hash_check: true,
-            newest_check: true,
-            verify: false,
-        },
-        observer: None,
-        victim_cache: None,
-        state: None,
-        socket_mode: 0o600,
-        sweep: true,
+        ..MachineOptions::default()
     })
 }
 

@@ -4,12 +4,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use plimsoll_disk::{
     Action, CacheMode, Contents, DiskNumber, Engine, EngineOptions, EngineStats, GuestData,
     Location, Notice, Observer, Operation, OutsideRam, PAGE_BYTES, Page, Request, Segment, Status,
-    Tag, WriteErrorAction, WriteMode,
+    Tag, WriteMode,
 };
 use plimsoll_estimator::{GhostBuffer, GhostOptions};
 use plimsoll_flow::{PageCount, PageNumber};
@@ -198,11 +197,7 @@ fn options(write: WriteMode) -> EngineOptions {
         cache_bytes_max: 8 << 20,
         write,
         dirty_pages_max: 32,
-        dirty_age_max: Duration::from_secs(30),
-        write_error: WriteErrorAction::Report,
-        hash_check: true,
-        newest_check: true,
-        verify: false,
+        ..EngineOptions::default()
     }
 }
 

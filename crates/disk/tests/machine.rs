@@ -5,11 +5,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, Machine, MachineOptions, Socket,
-    WriteErrorAction, WriteMode,
+    WriteMode,
 };
 
 fn options(image: &Path, socket: &Path) -> MachineOptions {
@@ -22,24 +21,15 @@ fn options(image: &Path, socket: &Path) -> MachineOptions {
             queues: 1,
             direct: Direct::Auto,
         }],
-        control: None,
         engine: EngineOptions {
             mode: CacheMode::Exclusive,
             cache_bytes: 4 << 20,
             cache_bytes_max: 8 << 20,
             write: WriteMode::Delayed,
             dirty_pages_max: 256,
-            dirty_age_max: Duration::from_secs(30),
-            write_error: WriteErrorAction::Report,
-            hash_check: true,
-            newest_check: true,
-            verify: false,
+            ..EngineOptions::default()
         },
-        observer: None,
-        victim_cache: None,
-        state: None,
-        socket_mode: 0o600,
-        sweep: true,
+        ..MachineOptions::default()
     }
 }
 

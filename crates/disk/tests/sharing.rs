@@ -14,7 +14,7 @@ use std::time::Duration;
 use plimsoll_disk::protocol::control;
 use plimsoll_disk::{
     CacheMode, Direct, DiskError, DiskOptions, EngineOptions, Machine, MachineHandle,
-    MachineOptions, PAGE_BYTES, Socket, VictimCacheStats, WriteErrorAction, WriteMode,
+    MachineOptions, PAGE_BYTES, Socket, VictimCacheStats,
 };
 use plimsoll_driver::{
     ControlDisk, Driver, DriverOptions, FrontendError, NoticeRing, Ram, RamOptions, RingOptions,
@@ -83,19 +83,11 @@ impl Guest {
                 mode,
                 cache_bytes: 4 << 20,
                 cache_bytes_max: 4 << 20,
-                write: WriteMode::Through,
-                dirty_pages_max: 0,
-                dirty_age_max: Duration::from_secs(30),
-                write_error: WriteErrorAction::Report,
-                hash_check: true,
-                newest_check: true,
-                verify: false,
+                ..EngineOptions::default()
             },
-            observer: None,
             victim_cache: Some(Box::new(LocalStore::new(store))),
-            state: None,
-            socket_mode: 0o600,
             sweep: false,
+            ..MachineOptions::default()
         })
         .unwrap();
         let handle = machine.handle();

@@ -77,10 +77,7 @@ fn options(mode: CacheMode, write: WriteMode, dirty_pages_max: u64) -> EngineOpt
         write,
         dirty_pages_max,
         dirty_age_max: Duration::from_secs(1),
-        write_error: WriteErrorAction::Report,
-        hash_check: true,
-        newest_check: true,
-        verify: false,
+        ..EngineOptions::default()
     }
 }
 

@@ -134,15 +134,11 @@ fn options(folder: &Path, state: &Path, setup: &Setup) -> MachineOptions {
             } else {
                 WriteErrorAction::Report
             },
-            hash_check: true,
-            newest_check: true,
             verify: setup.verify,
+            ..EngineOptions::default()
         },
-        observer: None,
-        victim_cache: None,
         state: Some(state.to_owned()),
-        socket_mode: 0o600,
-        sweep: true,
+        ..MachineOptions::default()
     }
 }
 

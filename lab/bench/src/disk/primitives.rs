@@ -17,7 +17,6 @@ use plimsoll_disk::{
 use plimsoll_hcache::{ClientOptions, Handle, LRU, PoolOptions, Store, StoreOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::serve::engine_options;
 use crate::Cli;
 use crate::measure::{Clock, Watch, median};
 use crate::random::Random;
@@ -80,7 +79,8 @@ impl EngineDriver {
         let options = EngineOptions {
             cache_bytes: CACHE_BYTES,
             cache_bytes_max: CACHE_BYTES,
-            ..engine_options(mode)
+            mode,
+            ..EngineOptions::default()
         };
         Ok(Self {
             engine: Engine::new(options, None)?,

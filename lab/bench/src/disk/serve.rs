@@ -5,12 +5,10 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_disk::{
     CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineOptions, Socket,
-    WriteErrorAction, WriteMode,
 };
 
 use crate::child::{ChildProcess, ourselves};
@@ -51,13 +49,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         engine: EngineOptions {
             cache_bytes: args.cache_mib << 20,
             cache_bytes_max: args.cache_mib << 20,
-            ..engine_options(mode)
+            mode,
+            ..EngineOptions::default()
         },
-        observer: None,
-        victim_cache: None,
-        state: None,
-        socket_mode: 0o600,
-        sweep: true,
+        ..MachineOptions::default()
     })?;
     let handle = machine.handle();
     thread::spawn(move || {
@@ -67,22 +62,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let _ = handle.stop();
     });
     Ok(machine.run()?)
-}
-
-/// An engine that writes through.
-pub(super) fn engine_options(mode: CacheMode) -> EngineOptions {
-    EngineOptions {
-        mode,
-        cache_bytes: 0,
-        cache_bytes_max: 0,
-        write: WriteMode::Through,
-        dirty_pages_max: 0,
-        dirty_age_max: Duration::from_secs(5),
-        write_error: WriteErrorAction::Report,
-        hash_check: true,
-        newest_check: true,
-        verify: false,
-    }
 }
 
 /// CPU seconds that a process has used, to 10 ms.

@@ -27,7 +27,6 @@ use plimsoll_disk::{
 use plimsoll_flow::Whole as _;
 
 use super::primitives::Memory;
-use super::serve::engine_options;
 use crate::random::Random;
 use crate::title;
 
@@ -409,7 +408,7 @@ impl Cost {
 fn simulate(args: &Args, ratio: f64, share: f64, mode: Mode) -> anyhow::Result<Cost> {
     let behind = u64::whole(TOTAL as f64 * share / 100.0);
     let options = if behind == 0 {
-        engine_options(CacheMode::None)
+        EngineOptions::default()
     } else {
         let cache = match mode {
             Mode::LogWithin => u64::whole(behind as f64 / (1.0 + DIRTY)),
@@ -424,8 +423,8 @@ fn simulate(args: &Args, ratio: f64, share: f64, mode: Mode) -> anyhow::Result<C
                 Mode::Delayed | Mode::LogWithin => WriteMode::Delayed,
             },
             dirty_pages_max: u64::whole(cache as f64 * DIRTY),
-            dirty_age_max: Duration::from_secs(30),
-            ..engine_options(CacheMode::Exclusive)
+            mode: CacheMode::Exclusive,
+            ..EngineOptions::default()
         }
     };
     let mut guest = ModelGuest::new(TOTAL - behind, options)?;

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use plimsoll_disk::protocol::control;
 use plimsoll_disk::{
-    CacheMode, Direct, DiskOptions, EngineOptions, Machine, MachineHandle, MachineOptions,
-    PAGE_BYTES, Socket, VictimCacheStats, WriteErrorAction, WriteMode,
+    Direct, DiskOptions, Machine, MachineHandle, MachineOptions, PAGE_BYTES, Socket,
+    VictimCacheStats,
 };
 use plimsoll_driver::{
     ControlDisk, Driver, DriverOptions, FrontendError, NoticeRing, Ram, RamOptions, RingOptions,
@@ -241,23 +241,9 @@ impl Guest {
                 direct: Direct::Auto,
             }],
             control: Some(Socket::Path(at("control"))),
-            engine: EngineOptions {
-                mode: CacheMode::None,
-                cache_bytes: 0,
-                cache_bytes_max: 0,
-                write: WriteMode::Through,
-                dirty_pages_max: 0,
-                dirty_age_max: Duration::from_secs(30),
-                write_error: WriteErrorAction::Report,
-                hash_check: true,
-                newest_check: true,
-                verify: false,
-            },
-            observer: None,
             victim_cache: Some(Box::new(HcacheClient::new(hcache, "test"))),
-            state: None,
-            socket_mode: 0o600,
             sweep: false,
+            ..MachineOptions::default()
         })
         .unwrap();
         let handle = machine.handle();
