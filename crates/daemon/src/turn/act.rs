@@ -340,14 +340,10 @@ impl<H: Host> Turns<H> {
                 (!same).then(|| (step.vm.clone(), from, to))
             })
             .collect();
+        let reason = format!("Decision {} is rolled back. {why}", decision.id);
         (!moves.is_empty()).then(|| PendingMove {
-            kind: Kind::Rollback,
-            inputs: None,
-            plan: None,
-            moves,
-            promises: Vec::new(),
-            reason: format!("Decision {} is rolled back. {why}", decision.id),
             takes_back: Some(decision.id),
+            ..PendingMove::new(Kind::Rollback, moves, reason)
         })
     }
 

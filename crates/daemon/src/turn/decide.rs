@@ -369,18 +369,11 @@ impl<H: Host> Turns<H> {
                 (direct_bytes < from.direct_bytes).then(|| (name.clone(), from, to))
             })
             .collect();
-        (!moves.is_empty()).then(|| PendingMove {
-            kind: Kind::IntoCaches,
-            inputs: None,
-            plan: None,
-            moves,
-            promises: Vec::new(),
-            reason: format!(
-                "Memory goes into the caches under the VMs' disks, {:.0} % stays their own, so that what they use can be seen.",
-                direct_ratio * 100.0
-            ),
-            takes_back: None,
-        })
+        let reason = format!(
+            "Memory goes into the caches under the VMs' disks, {:.0} % stays their own, so that what they use can be seen.",
+            direct_ratio * 100.0
+        );
+        (!moves.is_empty()).then(|| PendingMove::new(Kind::IntoCaches, moves, reason))
     }
 
     pub(super) fn give_back(&self, why: &str) -> Option<PendingMove> {
@@ -400,15 +393,7 @@ impl<H: Host> Turns<H> {
                     .then(|| (name.clone(), from, to))
             })
             .collect();
-        (!moves.is_empty()).then(|| PendingMove {
-            kind: Kind::GiveBack,
-            inputs: None,
-            plan: None,
-            moves,
-            promises: Vec::new(),
-            reason: why.to_owned(),
-            takes_back: None,
-        })
+        (!moves.is_empty()).then(|| PendingMove::new(Kind::GiveBack, moves, why))
     }
 
     /// VMs that shrink to their working set, \[M08\] §7.
@@ -437,14 +422,11 @@ impl<H: Host> Turns<H> {
         }
         let promises = moves.iter();
         let promises = promises.filter_map(|(name, _, to)| self.self_balloon_promise(name, *to));
+        let promises = promises.collect();
+        let reason = "Each of these VMs gets its working set and a tenth; what it gives up backs the page store.";
         Some(PendingMove {
-            kind: Kind::Divide,
-            inputs: None,
-            plan: None,
-            promises: promises.collect(),
-            moves,
-            reason: "Each of these VMs gets its working set and a tenth; what it gives up backs the page store.".to_owned(),
-            takes_back: None,
+            promises,
+            ..PendingMove::new(Kind::Divide, moves, reason)
         })
     }
 

@@ -158,17 +158,9 @@ impl<H: Host> Turns<H> {
         if moves.is_empty() {
             return;
         }
-        let pending = PendingMove {
-            kind: Kind::GiveBack,
-            inputs: None,
-            plan: None,
-            moves,
-            promises: Vec::new(),
-            reason:
-                "The daemon ends, so the VMs get back what they had when they were first found."
-                    .to_owned(),
-            takes_back: None,
-        };
+        let reason =
+            "The daemon ends, so the VMs get back what they had when they were first found.";
+        let pending = PendingMove::new(Kind::GiveBack, moves, reason);
         self.begin(pending, Initiator::Daemon, None, now);
     }
 

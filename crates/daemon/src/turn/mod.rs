@@ -72,6 +72,21 @@ struct PendingMove {
     takes_back: Option<u64>,
 }
 
+impl PendingMove {
+    /// A move that no plan led to, without promises.
+    fn new(kind: Kind, moves: Vec<(String, Holding, Holding)>, reason: impl Into<String>) -> Self {
+        Self {
+            kind,
+            inputs: None,
+            plan: None,
+            moves,
+            promises: Vec::new(),
+            reason: reason.into(),
+            takes_back: None,
+        }
+    }
+}
+
 /// A decision in progress.
 struct ActiveDecision {
     decision: Decision,

@@ -217,15 +217,8 @@ impl<H: Host> Turns<H> {
                 moves.push((name, has, to));
             }
         }
-        Some(PendingMove {
-            kind: Kind::GiveBack,
-            inputs: None,
-            plan: None,
-            moves,
-            promises: Vec::new(),
-            reason: format!("Guests get memory back. {reasons}."),
-            takes_back: None,
-        })
+        let reason = format!("Guests get memory back. {reasons}.");
+        Some(PendingMove::new(Kind::GiveBack, moves, reason))
     }
 }
 
