@@ -124,7 +124,7 @@ impl Holding {
 }
 
 /// The state of a VM's memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MemoryStatus {
     /// Its own memory.
     pub direct: Part,

@@ -43,12 +43,13 @@ pub enum Absence {
 }
 
 /// Progress of a part towards its target.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
     /// It cannot change.
     Absent(Absence),
     /// No target was set by this process.
+    #[default]
     NoTarget,
     /// It has reached its target.
     Reached,
@@ -76,7 +77,7 @@ pub enum Progress {
 }
 
 /// Size and progress of one part of a VM's memory. A part that was never queried successfully counts with its maximum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Part {
     /// Its size.
     pub actual_bytes: u64,

@@ -50,11 +50,7 @@ impl VmMemory {
         MemoryStatus {
             direct: self.direct.part(),
             cache: self.cache.as_ref().map(|cache| cache.part()),
-            guest: None,
-            need: None,
-            disk: None,
-            blocks: None,
-            failures: Vec::new(),
+            ..MemoryStatus::default()
         }
     }
 

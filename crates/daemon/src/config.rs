@@ -176,7 +176,7 @@ pub struct TlsSettings {
 }
 
 /// Settings of the VMs whose name matches a glob; `None` leaves a setting to later rules.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct VmRule {
     /// Glob over names: `web-*`.
     pub name: String,
@@ -364,17 +364,7 @@ impl VmRule {
     pub fn for_name(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            uuid: None,
-            managed: None,
-            min_bytes: None,
-            max_bytes: None,
-            baseline_bytes: None,
-            swap_bytes: None,
-            shares: None,
-            promise: None,
-            self_balloon: None,
-            disk_admin: None,
-            allow_namespaced: None,
+            ..Self::default()
         }
     }
 }

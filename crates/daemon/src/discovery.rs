@@ -353,6 +353,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// A host with one VM behind `silent` processes whose monitors do not answer for this long.
+    #[derive(Default)]
     struct Hostile {
         silent: u32,
         silence: Duration,
@@ -370,9 +371,7 @@ mod tests {
         QemuVm {
             pid: process.pid,
             start_ticks: process.start_ticks,
-            uuid: None,
             id: VmId(format!("vm{}", process.pid)),
-            accelerator: None,
             memory_bytes: 1 << 20,
             ram: vec![RamMapping {
                 address: 1 << 30,
@@ -381,9 +380,7 @@ mod tests {
                 backing: RamBacking::SharedMemfd,
             }],
             vcpus,
-            qmp_sockets: Vec::new(),
-            agent_socket: None,
-            sockets: Vec::new(),
+            ..QemuVm::default()
         }
     }
 
@@ -505,11 +502,7 @@ mod tests {
 
     #[test]
     fn every_vm_is_assessed_and_its_lock_is_kept() {
-        let host = Hostile {
-            silent: 0,
-            silence: Duration::ZERO,
-            inspected: Arc::default(),
-        };
+        let host = Hostile::default();
         let mut rounds = Rounds::default();
         for _ in 0..2 {
             let discovered = rounds.round(&host);

@@ -73,25 +73,13 @@ impl MissCostMeter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_actuator::{Absence, DiskStat, Part, Progress};
+    use plimsoll_actuator::DiskStat;
 
     fn status(disk: Option<DiskStat>, blocks: Option<BlockReads>) -> MemoryStatus {
         MemoryStatus {
-            direct: Part {
-                actual_bytes: 0,
-                target_bytes: None,
-                in_doubt: false,
-                reserved_bytes: 0,
-                max_bytes: None,
-                progress: Progress::Absent(Absence::NoDevice),
-                age_ms: None,
-            },
-            cache: None,
-            guest: None,
-            need: None,
             disk,
             blocks,
-            failures: Vec::new(),
+            ..MemoryStatus::default()
         }
     }
 

@@ -30,6 +30,7 @@ pub struct KnownCurve {
 }
 
 /// The feeds of one VM or control group, with their results as of the last turn.
+#[derive(Default)]
 pub struct Observations {
     /// Its curve.
     pub known: Option<KnownCurve>,
@@ -54,15 +55,8 @@ impl Observations {
     /// Observes by these feeds; nothing is known before [`refresh`](Self::refresh).
     pub fn by(feeds: Vec<Box<dyn Feed>>) -> Self {
         Self {
-            known: None,
-            working_set: None,
-            trace: None,
-            last_period: None,
-            heat: VecDeque::new(),
-            heat_cell_bytes: 0,
-            heat_is_new: false,
             feeds,
-            lost_before: 0,
+            ..Self::default()
         }
     }
 

@@ -136,13 +136,7 @@ mod tests {
         Sample {
             unix_ms,
             direct_bytes: 1,
-            cache_bytes: 0,
-            target_bytes: None,
-            working_set_bytes: None,
-            relative: None,
-            misses_per_second: None,
-            overhead_ratio: None,
-            lost: 0,
+            ..Sample::default()
         }
     }
 

@@ -100,13 +100,7 @@ fn write_until_killed(path: &Path) -> ! {
         let sample = Sample {
             unix_ms,
             direct_bytes: id,
-            cache_bytes: 0,
-            target_bytes: None,
-            working_set_bytes: None,
-            relative: None,
-            misses_per_second: None,
-            overhead_ratio: None,
-            lost: 0,
+            ..Sample::default()
         };
         let moment = TurnRecord {
             vm: "web",

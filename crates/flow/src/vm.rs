@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Name of a VM, unique on its host.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmId(pub String);
 
 impl fmt::Display for VmId {

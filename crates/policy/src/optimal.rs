@@ -64,7 +64,7 @@ struct Core {
 }
 
 /// Partial allocations of the same first VMs, rising in pages and falling in cost.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct State {
     pages: i64,
     cost: f64,
@@ -208,12 +208,7 @@ impl Search {
             let (first, last) = (stage.ways[0].pages, stage.ways[stage.ways.len() - 1].pages);
             rest[at] = (least.saturating_add(first), most.saturating_add(last));
         }
-        let mut states = vec![State {
-            pages: 0,
-            cost: 0.0,
-            from: 0,
-            way: 0,
-        }];
+        let mut states = vec![State::default()];
         let mut trail: Vec<Vec<(u32, u32)>> = Vec::with_capacity(stages.len());
         let mut remembered = 0_usize;
         let mut spare = Vec::new();

@@ -422,7 +422,7 @@ pub struct VmView {
 }
 
 /// A point in the history of a VM, or of a control group, which has neither cache nor target.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Sample {
     /// Time of the point.

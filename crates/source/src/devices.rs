@@ -23,6 +23,7 @@ fn short_name(device: &[u8]) -> Option<ShortName> {
 }
 
 /// Numbers devices, and selects one of them.
+#[derive(Default)]
 pub(crate) struct Devices {
     /// The only device that counts.
     only: Option<Vec<u8>>,
@@ -40,11 +41,7 @@ impl Devices {
     pub(crate) fn new(only: Option<&str>) -> Self {
         Self {
             only: only.map(|device| device.as_bytes().to_vec()),
-            only_occurred: false,
-            names: Vec::new(),
-            short: HashMap::default(),
-            long: HashMap::default(),
-            last: None,
+            ..Self::default()
         }
     }
 

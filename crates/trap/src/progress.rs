@@ -51,7 +51,7 @@ struct Span {
 }
 
 /// Follows a VM through the windows in which it is traced and the rests between them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Progress {
     pid: u32,
     /// CPU time of a trap in a trial.
@@ -90,15 +90,7 @@ impl Progress {
         Self {
             pid,
             running,
-            rest: [0.0; 2],
-            ran: Duration::ZERO,
-            traps: 0,
-            interrupted: Duration::ZERO,
-            opened: None,
-            observed: None,
-            closed: None,
-            ended: None,
-            rested: None,
+            ..Self::default()
         }
     }
 

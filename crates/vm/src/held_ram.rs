@@ -70,10 +70,7 @@ mod tests {
         let held = |backing, is_locked| {
             let vm = QemuVm {
                 pid: std::process::id(),
-                start_ticks: 0,
-                uuid: None,
                 id: VmId("vm".to_owned()),
-                accelerator: None,
                 memory_bytes: 1 << 20,
                 ram: vec![RamMapping {
                     address: 1 << 30,
@@ -81,10 +78,7 @@ mod tests {
                     file_offset_bytes: 0,
                     backing,
                 }],
-                vcpus: Vec::new(),
-                qmp_sockets: Vec::new(),
-                agent_socket: None,
-                sockets: Vec::new(),
+                ..QemuVm::default()
             };
             vm.held_ram(is_locked)
         };

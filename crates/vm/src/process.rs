@@ -46,7 +46,7 @@ impl Vcpu {
 }
 
 /// A running VM at the time it was inspected.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QemuVm {
     /// The QEMU process.
     pub pid: u32,

@@ -79,7 +79,7 @@ impl Stream {
 }
 
 /// Results of an estimator on a stream: medians of speed, means of errors, over its runs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Result {
     /// Million references a second.
     pub(crate) speed: f64,
@@ -100,12 +100,7 @@ pub(crate) fn run(
 ) -> anyhow::Result<Result> {
     let runs = runs.max(1);
     let mut speeds = Vec::new();
-    let mut result = Result {
-        speed: 0.0,
-        mean_absolute_error: 0.0,
-        max_error: 0.0,
-        memory_bytes: 0,
-    };
+    let mut result = Result::default();
     for run in 0..runs {
         let mut estimator = make(u64::from(run) + 1);
         let watch = Watch::start(clock);

@@ -35,7 +35,7 @@ impl Default for Limits {
 }
 
 /// The result of a pass.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pass {
     /// Pages copied in each round; the last one while the machine was stopped.
     pub round_pages: Vec<u64>,
@@ -81,15 +81,7 @@ pub fn precopy(
     });
     let mut pages: Vec<PageNumber> = all.collect();
     pages.sort_unstable();
-    let mut pass = Pass {
-        round_pages: Vec::new(),
-        took: Duration::ZERO,
-        stopped: Duration::ZERO,
-        operations: 0,
-        lost: 0,
-        full_exits: 0,
-        wrong_pages: 0,
-    };
+    let mut pass = Pass::default();
     let operations = machine.operations();
     let begin = Instant::now();
     let mut tracker = start()?;

@@ -36,12 +36,10 @@ fn sample(unix_ms: u64, direct_bytes: u64) -> Sample {
         unix_ms,
         direct_bytes,
         cache_bytes: 1,
-        target_bytes: None,
         working_set_bytes: Some(direct_bytes / 2),
-        relative: None,
         misses_per_second: Some(10.0),
-        overhead_ratio: None,
         lost: 1,
+        ..Sample::default()
     }
 }
 

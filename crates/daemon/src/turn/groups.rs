@@ -126,13 +126,10 @@ impl Group {
         Sample {
             unix_ms,
             direct_bytes: self.found.listed.charged_bytes.unwrap_or(0),
-            cache_bytes: 0,
-            target_bytes: None,
             working_set_bytes: self.seen.working_set.map(|set| bytes(set.size)),
-            relative: None,
-            misses_per_second: None,
             overhead_ratio: (self.seen.trace.as_ref()).map(|trace| trace.overhead_ratio),
             lost,
+            ..Sample::default()
         }
     }
 }

@@ -615,12 +615,11 @@ fn record(history: &History, unix_ms: u64, moment: u64, curves: &BTreeMap<String
                 unix_ms,
                 direct_bytes: guest.holding().direct_bytes,
                 cache_bytes: guest.holding().cache_bytes,
-                target_bytes: None,
                 working_set_bytes: known.then(|| bytes(guest.working_set_mib) + wave * MIB),
                 relative: relative.map(|relative| relative.expected),
                 misses_per_second: known.then_some(120.0),
                 overhead_ratio: known.then_some(0.0098),
-                lost: 0,
+                ..Sample::default()
             },
             heat: None,
             curve: curves.get(guest.vm),

@@ -137,7 +137,7 @@ impl Node {
 }
 
 /// A bounded vector of fewer than 2^32 times, assigned in order and cleared in any order.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct AccessTree {
     leaves: Vec<Leaf>,
     /// All levels, the lowest first.
@@ -152,13 +152,7 @@ impl AccessTree {
     /// Returns a vector with room for `capacity` times, rounded up to whole leaves,
     /// of which the first `marked` are set.
     pub(crate) fn new(capacity: usize, marked: usize) -> Self {
-        let mut times = Self {
-            leaves: Vec::new(),
-            nodes: Vec::new(),
-            levels: Vec::new(),
-            next: 0,
-            marked: 0,
-        };
+        let mut times = Self::default();
         times.reset(capacity, marked);
         times
     }

@@ -91,7 +91,7 @@ impl Figure {
 }
 
 /// The result of a method.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Answer {
     /// Name of the method.
     pub estimator: &'static str,
@@ -175,13 +175,7 @@ impl Subject<'_> {
             estimator: method.estimator,
             sees: method.sees,
             whole_vm: method.whole_vm,
-            working_set: None,
-            not_available: None,
-            seconds: 0.0,
-            cpu_seconds: 0.0,
-            overhead_ratio: None,
-            rounds_bytes: Vec::new(),
-            note: None,
+            ..Answer::default()
         };
         let (start, cpu) = (Instant::now(), cpu_time());
         if let Err(error) = find(&mut answer) {

@@ -88,15 +88,11 @@ mod tests {
         QemuVm {
             pid: 7,
             start_ticks: 7,
-            uuid: None,
             id: VmId("web".to_owned()),
             accelerator: Some(Accelerator::Tcg),
             memory_bytes: 1 << 20,
             ram: ram.collect(),
-            vcpus: Vec::new(),
-            qmp_sockets: Vec::new(),
-            agent_socket: None,
-            sockets: Vec::new(),
+            ..QemuVm::default()
         }
     }
 

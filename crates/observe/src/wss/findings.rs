@@ -14,7 +14,7 @@ const NO_MEMORY: &str = "give --memory, the size of the VM that made the trace";
 const NO_INTERVAL: &str = "the run is shorter than an interval";
 
 /// Result of an estimator.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Finding {
     /// Name of the method.
     pub estimator: &'static str,
@@ -56,17 +56,8 @@ impl Finding {
     fn none(estimator: &'static str, reason: &'static str) -> Self {
         Self {
             estimator,
-            working_set_pages: None,
-            working_set_bytes: None,
-            bound: None,
-            low_pages: None,
-            high_pages: None,
-            truth_pages: None,
-            error_ratio: None,
-            settled_step: None,
-            settled_at: None,
             reason: Some(reason),
-            reported: None,
+            ..Self::default()
         }
     }
 

@@ -299,13 +299,10 @@ pub fn history(vm: &str) -> HistoryView {
     let sample = |minute: u64| Sample {
         unix_ms: NOW_UNIX_MS - (30 - minute) * 60_000,
         direct_bytes: 512 * MIB,
-        cache_bytes: 0,
-        target_bytes: None,
         working_set_bytes: (minute > 2).then_some((100 + minute * 3) * MIB),
         relative: Some(1.0 + minute as f64 / 500.0),
-        misses_per_second: None,
         overhead_ratio: Some(0.0098),
-        lost: 0,
+        ..Sample::default()
     };
     HistoryView {
         schema: SCHEMA,

@@ -25,7 +25,7 @@ const CACHE_MAX: ByteSize = ByteSize(4 << 30);
 const SERIAL_BYTES_MAX: usize = 20;
 
 /// A disk to serve.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskSpec {
     /// Raw image or block device.
     pub image: PathBuf,
@@ -46,11 +46,7 @@ impl DiskSpec {
     pub fn new(image: PathBuf) -> Self {
         Self {
             image,
-            socket: None,
-            read_only: false,
-            serial: None,
-            queues: None,
-            direct: Direct::Auto,
+            ..Self::default()
         }
     }
 

@@ -88,9 +88,7 @@ fn copy(args: &Args, way: &str, share: f64, pages: u64) -> Result<Figures, KvmEr
         full_exits: pass.full_exits as f64,
         lost: pass.lost,
         wrong_pages: pass.wrong_pages,
-        dirty_rate_mib_s: None,
-        forced: 0,
-        broken: None,
+        ..Figures::default()
     })
 }
 

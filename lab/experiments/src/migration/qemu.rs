@@ -224,12 +224,9 @@ fn copy(args: &Args, source: &mut Subject, to: &str) -> anyhow::Result<Figures> 
         pages_sent: (number(&ram["normal"]) + number(&ram["duplicate"])) as f64,
         took_ms: number(&state["total-time"]) as f64,
         stopped_ms: stopped_ms as f64,
-        full_exits: 0.0,
-        lost: 0,
-        wrong_pages: 0,
         dirty_rate_mib_s,
         forced,
-        broken: None,
+        ..Figures::default()
     })
 }
 

@@ -89,7 +89,7 @@ struct Strata {
 }
 
 /// The references to one sample.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Reuses {
     bucket_bits: u32,
     buckets: Vec<Bucket>,
@@ -152,11 +152,7 @@ impl Reuses {
     pub(crate) fn new(bucket_bits: u32) -> Self {
         Self {
             bucket_bits,
-            buckets: Vec::new(),
-            count: 0.0,
-            own: 0.0,
-            covariance: 0.0,
-            bursts: Strata::default(),
+            ..Self::default()
         }
     }
 
