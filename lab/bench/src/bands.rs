@@ -53,20 +53,6 @@ pub(crate) struct Args {
     csv: Option<PathBuf>,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            seeds: 20,
-            first_seed: 1000,
-            thousands: 1000,
-            stream: None,
-            trace: Vec::new(),
-            traces: PathBuf::from("target/traces"),
-            csv: None,
-        }
-    }
-}
-
 /// Pages of the made streams.
 const PAGES: u64 = 100_000;
 

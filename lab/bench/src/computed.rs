@@ -11,6 +11,8 @@ use plimsoll_estimator::live::{FIRST_TOUCH, LiveInput, LiveOptions, LiveWindow};
 use plimsoll_flow::{MissRatioCurve, PageCount, Whole as _};
 use plimsoll_trap::{Backend as _, ComputedVm, Observation, PageClass, TraceConfig};
 
+use crate::measure::{Clock, Watch};
+
 /// Length of a period and number of periods.
 const PERIOD: Duration = Duration::from_secs(5);
 const PERIODS: u32 = 12;
@@ -89,7 +91,7 @@ fn observe(name: &str, classes: Classes, ram_pages: u64) -> anyhow::Result<Strin
         ram: PageCount(ram_pages),
         reach: Some(PERIOD * PERIODS),
     });
-    let before = cpu_time();
+    let watch = Watch::start(Clock::Cpu);
     let (mut traps, mut arms, mut overhead, mut curve) = (0, 0, 0.0, None);
     for _ in 0..PERIODS {
         let period = sampler.run_period(&AtomicBool::new(false), &mut |seen| {
@@ -102,7 +104,7 @@ fn observe(name: &str, classes: Classes, ram_pages: u64) -> anyhow::Result<Strin
         overhead += period.overhead_ratio / f64::from(PERIODS);
         curve = estimator.close_window(&LiveWindow::of(&period)).or(curve);
     }
-    let cpu = (cpu_time() - before) / PERIODS;
+    let cpu_ms = watch.seconds() * 1e3 / f64::from(PERIODS);
     let curve = curve.context("no curve")?;
     let (set, error) = errors(&vm, &curve);
     Ok(format!(
@@ -111,7 +113,7 @@ fn observe(name: &str, classes: Classes, ram_pages: u64) -> anyhow::Result<Strin
         overhead * 100.0,
         set * 100.0,
         sampler.waiting_bytes() >> 10,
-        cpu.as_secs_f64() * 1e3,
+        cpu_ms,
     ))
 }
 
@@ -154,10 +156,4 @@ fn span_of(vm: &ComputedVm, size: f64) -> Duration {
         }
     }
     Duration::from_secs_f64(low)
-}
-
-/// CPU time of this thread.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::try_from(time).unwrap_or_default()
 }

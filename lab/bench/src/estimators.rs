@@ -46,19 +46,11 @@ struct Line {
 const DIRECT: PageCount = PageCount(256 << 10);
 
 const fn zipf(pages: u64) -> Kind {
-    Kind {
-        law: Law::Zipf,
-        pages,
-        scattered: false,
-    }
+    Kind::new(Law::Zipf, pages)
 }
 
 const fn uniform(pages: u64) -> Kind {
-    Kind {
-        law: Law::Uniform,
-        pages,
-        scattered: false,
-    }
+    Kind::new(Law::Uniform, pages)
 }
 
 const fn scattered(kind: Kind) -> Kind {
@@ -109,13 +101,7 @@ fn lines() -> Vec<Line> {
         (zipf(MILLION), speed(8.0)),
         (scattered(uniform(MILLION)), speed(8.0)),
         (zipf(2 * MILLION), none()),
-        (
-            Kind {
-                law: Law::Loop,
-                ..uniform(MILLION)
-            },
-            none(),
-        ),
+        (Kind::new(Law::Loop, MILLION), none()),
     ];
     let accurate = Bar {
         mean_absolute_error: 0.002,

@@ -27,7 +27,7 @@ const RECORD_BYTES: usize = 24;
 const BUFFER_BYTES: usize = RECORD_BYTES << 14;
 const LINE_BYTES: usize = 64;
 
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
     /// The program to measure [default: the `plimsoll` beside this one]
     #[arg(long)]
@@ -74,11 +74,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("t.oracleGeneral");
     for law in [Law::Zipf, Law::Uniform] {
-        let kind = Kind {
-            law,
-            pages: 1_000_000,
-            scattered: false,
-        };
+        let kind = Kind::new(law, 1_000_000);
         if !cli.wants(&kind.to_string()) {
             continue;
         }

@@ -98,7 +98,7 @@ fn made(args: &Args) -> Vec<Stream> {
         }
         let order = Random::new(args.first_seed).order(pages);
         streams.push(stream(&format!("Zipf {alpha}"), &mut |random, _| {
-            let drawn = unit(random) * sums[pages - 1];
+            let drawn = random.unit() * sums[pages - 1];
             order[sums.partition_point(|&sum| sum < drawn).min(pages - 1)]
         }));
     }
@@ -131,11 +131,6 @@ fn made(args: &Args) -> Vec<Stream> {
         at.min(2 * pages - 1 - at)
     }));
     streams
-}
-
-/// A number from 0 to 1.
-fn unit(random: &mut Random) -> f64 {
-    (random.bits() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 fn traces(args: &Args, out: &mut dyn Write) -> anyhow::Result<Vec<Stream>> {
@@ -234,11 +229,11 @@ impl Subject {
         let draw = |(at, &stratum): (usize, &usize)| {
             let (page, time) = if is_stratified {
                 let within = |stratum: usize, random: &mut Random| {
-                    (stratum as f64 + unit(random)) / count as f64
+                    (stratum as f64 + random.unit()) / count as f64
                 };
                 (within(stratum, random), within(at, random))
             } else {
-                (unit(random), unit(random))
+                (random.unit(), random.unit())
             };
             let page = usize::whole(page * self.pages as f64).min(self.pages - 1);
             let armed = (from + span * time) * self.references as f64;

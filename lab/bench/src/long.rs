@@ -22,11 +22,7 @@ pub(crate) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
         out,
         &format!("{references} references (more than 2^32): a loop over {PAGES} pages"),
     )?;
-    let kind = Kind {
-        law: Law::Loop,
-        pages: PAGES,
-        scattered: false,
-    };
+    let kind = Kind::new(Law::Loop, PAGES);
     let round = kind.batches(PAGES)?;
     let size = NonZeroUsize::new(8192).unwrap_or(NonZeroUsize::MIN);
     let estimators: [(&str, Box<dyn Estimator>, f64); 4] = [

@@ -34,7 +34,7 @@ use std::io::Write;
 
 use std::cell::Cell;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Command, Parser, Subcommand};
 
 /// Measure estimators and readers beside yardsticks.
 #[derive(Debug, Parser)]
@@ -151,22 +151,28 @@ fn main() -> anyhow::Result<()> {
             estimators::run(&cli, &mut out)?;
             threads::run(&cli, &mut out)?;
             reading::run(&cli, &mut out)?;
-            file::run(&cli, &file::Args::default(), &mut out)?;
+            file::run(&cli, &defaults(), &mut out)?;
             volumes::run(&cli, &mut out)?;
             long::run(&mut out)?;
-            bands::run(&cli, &bands::Args::default(), &mut out)?;
+            bands::run(&cli, &defaults(), &mut out)?;
             trap::run(&mut out)?;
             policy::run(&cli, &mut out)?;
             fleet::run(&cli, &mut out)?;
-            hcache::run(&cli, &hcache::Args::default(), &mut out)?;
-            hcache::run_server(&cli, &hcache::ServerArgs::default(), &mut out)?;
-            disk::run(&cli, &disk::Args::default(), &mut out)
+            hcache::run(&cli, &defaults(), &mut out)?;
+            hcache::run_server(&cli, &defaults(), &mut out)?;
+            disk::run(&cli, &defaults(), &mut out)
         }
     };
     if let (Ok(()), Some(only), false) = (&result, &cli.only, cli.has_line.get()) {
         anyhow::bail!("--only {only}: no line's name holds this");
     }
     result
+}
+
+/// The options of a part that is given none.
+fn defaults<A: Args>() -> A {
+    let matches = A::augment_args(Command::new("plimsoll-bench")).get_matches_from([""]);
+    A::from_arg_matches(&matches).expect("every option has a default")
 }
 
 impl Cli {

@@ -42,11 +42,7 @@ pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
         out,
         "Python beside Rust, million references a second of CPU time",
     )?;
-    let kind = Kind {
-        law: Law::Zipf,
-        pages: 1_000_000,
-        scattered: false,
-    };
+    let kind = Kind::new(Law::Zipf, 1_000_000);
     let batches = kind.batches(cli.millions * 1_000_000)?;
     let references: usize = batches.iter().map(ReferenceBatch::len).sum();
     let millions = references as f64 / 1e6;

@@ -23,9 +23,14 @@ impl Random {
         usize::try_from(self.0.below(bound as u64)).expect("below a usize")
     }
 
+    /// A number from 0.0 up to, not including, 1.0.
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.0.unit()
+    }
+
     /// Whether something of this probability, 0.0 to 1.0, happens.
     pub(crate) fn chance(&mut self, probability: f64) -> bool {
-        self.0.unit() < probability
+        self.unit() < probability
     }
 
     /// The numbers below `count`, in random order.

@@ -24,11 +24,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             cli.millions
         ),
     )?;
-    let kind = Kind {
-        law: Law::Zipf,
-        pages: 2_000_000,
-        scattered: false,
-    };
+    let kind = Kind::new(Law::Zipf, 2_000_000);
     let batches = kind.batches(references)?;
     let folder = tempfile::tempdir()?;
     let formats = [

@@ -40,11 +40,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         (Law::Uniform, 64 << 10),
         (Law::Zipf, 64 << 10),
     ] {
-        let kind = Kind {
-            law,
-            pages,
-            scattered: false,
-        };
+        let kind = Kind::new(law, pages);
         if !cli.wants(&kind.to_string()) {
             continue;
         }

@@ -87,11 +87,7 @@ pub(crate) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
 
 /// Writes requests of one page each.
 fn write_trace(path: &Path, requests: u64, volumes: u64) -> anyhow::Result<()> {
-    let kind = |pages| Kind {
-        law: Law::Zipf,
-        pages,
-        scattered: false,
-    };
+    let kind = |pages| Kind::new(Law::Zipf, pages);
     let pages = kind(PAGES).batches(requests)?;
     // Of another length, so that the two sequences are independent.
     let volumes = kind(volumes).batches(requests + 1)?;

@@ -43,6 +43,14 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
+    pub(crate) const fn new(law: Law, pages: u64) -> Self {
+        Self {
+            law,
+            pages,
+            scattered: false,
+        }
+    }
+
     /// Makes the references.
     pub(crate) fn batches(self, references: u64) -> anyhow::Result<Vec<ReferenceBatch>> {
         let pages = PageCount(self.pages);

@@ -48,18 +48,6 @@ pub(crate) struct Args {
     writes: writes::Args,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            image_mib: 512,
-            folder: PathBuf::from("/var/tmp"),
-            turns: 11,
-            load: String::new(),
-            writes: writes::Args::default(),
-        }
-    }
-}
-
 /// Runs all parts.
 pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if cli.wants("primitives") {

@@ -65,15 +65,6 @@ pub(crate) struct Args {
     flush_s: u64,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            visit_ms: 50,
-            flush_s: 0,
-        }
-    }
-}
-
 /// How the memory that a guest does not have is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
@@ -384,7 +375,7 @@ fn visits(ratio: f64) -> Vec<(u64, bool)> {
     let mut random = Random::new(10);
     (0..WARM + COUNTED)
         .map(|_| {
-            let dice = random.below(1 << 53) as f64 / (1_u64 << 53) as f64 * sum;
+            let dice = random.unit() * sum;
             let file = shares.partition_point(|share| *share <= dice) as u64;
             (file.min(FILES - 1), random.chance(ratio))
         })

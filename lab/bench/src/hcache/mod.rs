@@ -62,17 +62,6 @@ pub(crate) struct Args {
     traces: PathBuf,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            region_mib: 1024,
-            lookup_kilopages: 1000,
-            cache_mib: 256,
-            traces: PathBuf::from("target/traces"),
-        }
-    }
-}
-
 /// Runs all parts.
 pub(crate) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     if cli.wants("copy") {

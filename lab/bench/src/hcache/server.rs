@@ -34,15 +34,6 @@ pub(crate) struct Args {
     operations: usize,
 }
 
-impl Default for Args {
-    fn default() -> Self {
-        Self {
-            pages_mib: 256,
-            operations: 32768,
-        }
-    }
-}
-
 /// hcache, a call a page.
 struct Single(Connection, PoolId);
 
