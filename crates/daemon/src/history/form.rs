@@ -21,14 +21,20 @@ pub(super) struct Turn(pub(super) Vec<(u64, StoredSample)>);
 
 impl Turn {
     pub(super) fn of(samples: impl Iterator<Item = (u64, Sample)>) -> Self {
-        Self(samples.map(|(key, sample)| (key, sample.into())).collect())
+        let stored = samples.map(|(key, sample)| (key, StoredSample(sample)));
+        Self(stored.collect())
     }
 }
 
-/// [`Sample`].
+/// A sample as it is stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct StoredSample {
-    pub(super) unix_ms: u64,
+pub(super) struct StoredSample(#[serde(with = "SampleForm")] pub(super) Sample);
+
+/// The fields of a stored [`Sample`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Sample")]
+struct SampleForm {
+    unix_ms: u64,
     direct_bytes: u64,
     cache_bytes: u64,
     target_bytes: Option<u64>,
@@ -37,38 +43,6 @@ pub(super) struct StoredSample {
     misses_per_second: Option<f64>,
     overhead_ratio: Option<f64>,
     lost: u64,
-}
-
-impl From<Sample> for StoredSample {
-    fn from(sample: Sample) -> Self {
-        Self {
-            unix_ms: sample.unix_ms,
-            direct_bytes: sample.direct_bytes,
-            cache_bytes: sample.cache_bytes,
-            target_bytes: sample.target_bytes,
-            working_set_bytes: sample.working_set_bytes,
-            relative: sample.relative,
-            misses_per_second: sample.misses_per_second,
-            overhead_ratio: sample.overhead_ratio,
-            lost: sample.lost,
-        }
-    }
-}
-
-impl From<StoredSample> for Sample {
-    fn from(moment: StoredSample) -> Self {
-        Self {
-            unix_ms: moment.unix_ms,
-            direct_bytes: moment.direct_bytes,
-            cache_bytes: moment.cache_bytes,
-            target_bytes: moment.target_bytes,
-            working_set_bytes: moment.working_set_bytes,
-            relative: moment.relative,
-            misses_per_second: moment.misses_per_second,
-            overhead_ratio: moment.overhead_ratio,
-            lost: moment.lost,
-        }
-    }
 }
 
 /// Combines several points in ascending time: sizes are the last, measurements the mean, losses the sum.

@@ -350,15 +350,15 @@ impl Store {
             let from = since_ms.saturating_sub(SPAN_MS);
             let means = txn.open_table(MEANS)?;
             for entry in means.range((vm, from)..=(vm, until_ms))? {
-                let moment: StoredSample = unpacked(entry?.1.value())?;
-                found.push(moment.into());
+                let StoredSample(sample) = unpacked(entry?.1.value())?;
+                found.push(sample);
             }
             let turns = txn.open_table(TURNS)?;
             // A mean may be somewhat older than its turn.
             for entry in turns.range(since_ms..=until_ms.saturating_add(SPAN_MS))? {
                 let turn: Turn = unpacked(entry?.1.value())?;
                 let own = turn.0.into_iter().filter(|(key, _)| *key == vm);
-                found.extend(own.map(|(_, moment)| Sample::from(moment)));
+                found.extend(own.map(|(_, StoredSample(sample))| sample));
             }
             found.retain(within);
             Ok(found)
@@ -707,13 +707,13 @@ pub(super) fn grow_coarse(txn: &WriteTransaction, now_ms: u64) -> Result<(), red
         let mut of_vm: BTreeMap<u64, Vec<Sample>> = BTreeMap::new();
         for entry in turns.range(begin..end)? {
             let turn: Turn = unpacked(entry?.1.value())?;
-            for (vm, moment) in turn.0 {
-                of_vm.entry(vm).or_default().push(moment.into());
+            for (vm, StoredSample(sample)) in turn.0 {
+                of_vm.entry(vm).or_default().push(sample);
             }
         }
         for (vm, samples) in &of_vm {
             if let Some(mean) = together(samples) {
-                means.insert((*vm, begin), packed(&StoredSample::from(mean))?.as_slice())?;
+                means.insert((*vm, begin), packed(&StoredSample(mean))?.as_slice())?;
             }
         }
         turns.retain_in(begin..end, |_, _| false)?;
