@@ -251,6 +251,31 @@ pub struct Period {
 }
 
 impl Period {
+    /// A period in which a method observed nothing.
+    pub fn empty(method: TraceMethod, length: Duration, window: Duration) -> Self {
+        Self {
+            index: 0,
+            method,
+            length,
+            window,
+            undisturbed: Undisturbed::whole(window),
+            scale: 1,
+            populated_pages: 0,
+            tracked_pages: 0,
+            distinct_pages: 0,
+            traps: TrapCounts::default(),
+            scans: ScanCounts::default(),
+            samples: SampleCounts::default(),
+            rearmed_pages: 0,
+            fault_time: Duration::ZERO,
+            arm_time: Duration::ZERO,
+            collect_time: Duration::ZERO,
+            overhead_ratio: 0.0,
+            budget_exhausted: false,
+            losses: PeriodLosses::default(),
+        }
+    }
+
     /// References recorded: traps taken, or touches found by scans.
     pub fn references(&self) -> u64 {
         if self.method.traps() {

@@ -74,14 +74,10 @@ impl fmt::Display for FullTracingLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::{PeriodLosses, SampleCounts, ScanCounts, TrapCounts, Undisturbed};
+    use plimsoll_flow::{TrapCounts, Undisturbed};
 
     fn period(populated_pages: u64, window_ms: u64, taken: u64, distinct_pages: u64) -> Period {
         Period {
-            index: 0,
-            method: TraceMethod::Traps,
-            length: Duration::from_secs(5),
-            window: Duration::from_millis(window_ms),
             undisturbed: Undisturbed::default(),
             scale: 128,
             populated_pages,
@@ -91,15 +87,13 @@ mod tests {
                 taken,
                 ..TrapCounts::default()
             },
-            scans: ScanCounts::default(),
-            samples: SampleCounts::default(),
-            rearmed_pages: 0,
-            fault_time: Duration::ZERO,
-            arm_time: Duration::ZERO,
-            collect_time: Duration::ZERO,
             overhead_ratio: 0.01,
             budget_exhausted: window_ms < 5000,
-            losses: PeriodLosses::default(),
+            ..Period::empty(
+                TraceMethod::Traps,
+                Duration::from_secs(5),
+                Duration::from_millis(window_ms),
+            )
         }
     }
 

@@ -1,9 +1,6 @@
 //! Observers with a backend that replays prepared data.
 
-use plimsoll_flow::{
-    AccessKind, PageNumber, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TrapCounts,
-    Undisturbed,
-};
+use plimsoll_flow::{AccessKind, PageNumber, ReferenceBatch, ScanCounts, TrapCounts};
 use plimsoll_trap::{Observation, Refusal, Scan, Sink, TouchCost, Toucher};
 
 use super::*;
@@ -53,11 +50,6 @@ impl Backend for Replay {
             ..TrapCounts::default()
         };
         Ok(Period {
-            index: 0,
-            method: self.method,
-            length: Duration::from_secs(5),
-            window: Duration::from_secs(5),
-            undisturbed: Undisturbed::whole(Duration::from_secs(5)),
             scale: 2,
             populated_pages: 10_000,
             tracked_pages: 5000,
@@ -72,14 +64,7 @@ impl Backend for Replay {
             } else {
                 scans
             },
-            samples: SampleCounts::default(),
-            rearmed_pages: 0,
-            fault_time: Duration::ZERO,
-            arm_time: Duration::ZERO,
-            collect_time: Duration::ZERO,
-            overhead_ratio: 0.0,
-            budget_exhausted: false,
-            losses: PeriodLosses::default(),
+            ..Period::empty(self.method, Duration::from_secs(5), Duration::from_secs(5))
         })
     }
 

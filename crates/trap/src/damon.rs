@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
-    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed, Whole as _,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, Whole as _,
 };
 
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
@@ -408,15 +408,10 @@ impl Backend for DamonSampler {
         let distinct_pages = self.batch.len() as u64;
         let period = Period {
             index: self.periods,
-            method: TraceMethod::Damon,
-            length,
-            window: window.length,
-            undisturbed: Undisturbed::whole(window.length),
             scale,
             populated_pages: population_pages.saturating_sub(drawn.swapped * u64::from(scale)),
             tracked_pages: tracked,
             distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: u64::from(intervals),
                 interval: window.length / intervals.max(1),
@@ -436,7 +431,6 @@ impl Backend for DamonSampler {
                 ..SampleCounts::default()
             },
             rearmed_pages: u64::from(intervals) * tracked,
-            fault_time: Duration::ZERO,
             arm_time,
             collect_time,
             overhead_ratio: overhead_ratio(arm_time, length, self.pages.vcpus()),
@@ -445,6 +439,7 @@ impl Backend for DamonSampler {
                 stayed_accessible: drawn.untracked,
                 ..PeriodLosses::default()
             },
+            ..Period::empty(TraceMethod::Damon, length, window.length)
         };
         self.periods += 1;
         self.debt.settle(arm_time, self.budget(), PAID_MAX);

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
     AccessKind, FirstTouch, FirstTouches, PageNumber, Period, PeriodLosses, ReferenceBatch,
-    SampleCounts, ScanCounts, Timestamp, TraceMethod, TrapCounts, Undisturbed, Whole as _,
+    SampleCounts, ScanCounts, Timestamp, TraceMethod, Whole as _,
 };
 
 use crate::backend::{Backend, Observation, Sink};
@@ -389,15 +389,10 @@ impl<M: Marks> Backend for MarkChecker<M> {
         let taken = collect_time + window.check_time + window.fault_time;
         let period = Period {
             index: self.periods,
-            method: M::METHOD,
-            length,
-            window: window.length,
-            undisturbed: Undisturbed::whole(window.length),
             scale,
             populated_pages: (tracked - drawn.swapped) * u64::from(scale),
             tracked_pages: tracked,
             distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: window.checks,
                 interval: window.length.div_f64(window.checks.max(1) as f64),
@@ -426,6 +421,7 @@ impl<M: Marks> Backend for MarkChecker<M> {
                 stayed_accessible: drawn.untracked,
                 ..PeriodLosses::default()
             },
+            ..Period::empty(M::METHOD, length, window.length)
         };
         self.periods += 1;
         self.adapt(

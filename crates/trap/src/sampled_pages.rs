@@ -14,8 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts, Undisturbed,
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -149,35 +148,28 @@ impl Backend for PageSampler {
         let scale = draw.population.pages.div_ceil(drawn.max(1)).max(1);
         let period = Period {
             index: self.periods,
-            method: TraceMethod::SampledPages,
-            length,
-            window,
-            undisturbed: Undisturbed::whole(window),
             scale: u32::try_from(scale).unwrap_or(u32::MAX),
             populated_pages: draw.population.pages,
             tracked_pages: drawn,
             distinct_pages: touched,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: 1,
                 interval: window,
                 touches: touched,
-                writes: 0,
                 resolution_pages: u32::try_from(touched).unwrap_or(u32::MAX),
                 ..ScanCounts::default()
             },
-            samples: SampleCounts::default(),
             rearmed_pages: drawn,
             fault_time,
             arm_time,
             collect_time: draw.population.time,
             overhead_ratio: process.overhead_ratio(fault_time + arm_time, length),
-            budget_exhausted: false,
             losses: PeriodLosses {
                 stayed_accessible: draw.stayed,
                 first_touches_unseen: draw.population.new_pages,
                 ..PeriodLosses::default()
             },
+            ..Period::empty(TraceMethod::SampledPages, length, window)
         };
         self.periods += 1;
         Ok(period)

@@ -33,8 +33,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, RamBacking, RamMapping, ReferenceBatch,
-    SampleCounts, ScanCounts, TraceMethod, TrapCounts, Undisturbed, Whole as _,
+    AccessKind, PageNumber, Period, RamBacking, RamMapping, ReferenceBatch, ScanCounts,
+    TraceMethod, Whole as _,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -424,29 +424,22 @@ impl Backend for WriteScanner {
         let count = scans.scans.max(1);
         let period = Period {
             index: self.periods,
-            method: TraceMethod::WriteScans,
-            length,
-            window,
-            undisturbed: Undisturbed::whole(window),
             scale,
             populated_pages: self.pages,
             tracked_pages,
             distinct_pages: self.distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 interval: from.div_f64(count as f64),
                 writes: scans.touches,
                 resolution_pages: u32::try_from(scans.touches.div_ceil(count)).unwrap_or(u32::MAX),
                 ..scans
             },
-            samples: SampleCounts::default(),
             rearmed_pages,
             fault_time,
             arm_time,
-            collect_time: Duration::ZERO,
             overhead_ratio: self.process.overhead_ratio(fault_time + arm_time, length),
             budget_exhausted,
-            losses: PeriodLosses::default(),
+            ..Period::empty(TraceMethod::WriteScans, length, window)
         };
         self.periods += 1;
         Ok(period)

@@ -236,13 +236,7 @@ fn touched_curve(
             }
         }
         let miss_ratio = if size < pages { touched(high).1 } else { 0.0 };
-        CurvePoint {
-            size,
-            miss_ratio,
-            low: miss_ratio,
-            high: miss_ratio,
-            misses: None,
-        }
+        CurvePoint::exact(size, miss_ratio)
     };
     let sizes = curve_sizes(pages);
     Ok(MissRatioCurve::new(

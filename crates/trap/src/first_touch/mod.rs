@@ -40,7 +40,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{FirstTouches, Period, ScanCounts, TraceMethod, Undisturbed};
+use plimsoll_flow::{FirstTouches, Period, TraceMethod};
 
 use crate::account::TrapAccount;
 use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
@@ -322,24 +322,19 @@ fn period_of(served: &ServedPeriod, index: u64, length: Duration, vcpus: usize) 
     let scale = report.populated_pages.div_ceil(tracked_pages.max(1)).max(1);
     Period {
         index,
-        method: TraceMethod::FirstTouches,
-        length,
-        window: length,
-        undisturbed: Undisturbed::whole(length),
         scale: u32::try_from(scale).unwrap_or(u32::MAX),
         populated_pages: report.populated_pages,
         tracked_pages,
         distinct_pages: report.samples.touched,
         traps: report.traps,
-        scans: ScanCounts::default(),
         samples: report.samples,
         rearmed_pages: report.armed_pages,
         fault_time: served.fault_time,
         arm_time: served.arm_time,
-        collect_time: Duration::ZERO,
         overhead_ratio: taken.as_secs_f64() / (length.as_secs_f64() * vcpus as f64),
         budget_exhausted: report.is_overdrawn,
         losses: report.losses,
+        ..Period::empty(TraceMethod::FirstTouches, length, length)
     }
 }
 

@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageCount, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts,
-    ScanCounts, TraceMethod, TrapCounts, Undisturbed,
+    AccessKind, PageCount, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts,
+    TraceMethod,
 };
 
 use crate::backend::{Backend, BackendRow, GroupSupport, Observation, Sink, Yield};
@@ -400,15 +400,10 @@ impl Backend for PageCache {
         let distinct_pages = self.distinct.len() as u64;
         let period = Period {
             index: self.periods,
-            method: TraceMethod::PageCache,
-            length,
-            window,
-            undisturbed: Undisturbed::whole(window),
             scale,
             populated_pages,
             tracked_pages: populated_pages / u64::from(scale),
             distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: readings,
                 interval: interval_max,
@@ -419,17 +414,15 @@ impl Backend for PageCache {
                 },
                 ..ScanCounts::default()
             },
-            samples: SampleCounts::default(),
-            rearmed_pages: 0,
             fault_time: last.spent.programs,
             arm_time: last.spent.reading,
-            collect_time: Duration::ZERO,
             overhead_ratio: overhead_ratio(last.spent.all(), length, 1),
             budget_exhausted: is_over,
             losses: PeriodLosses {
                 overflowed: lost,
                 ..PeriodLosses::default()
             },
+            ..Period::empty(TraceMethod::PageCache, length, window)
         };
         self.periods += 1;
         // In a whole period.

@@ -41,8 +41,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts,
+    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, ScanCounts, TraceMethod,
 };
 
 use crate::backend::{Backend, BackendRow, Observation, Scan, Sink, Yield};
@@ -406,15 +405,11 @@ impl Backend for AccessedPageScanner {
         let process = &self.session.process;
         let period = Period {
             index: self.periods,
-            method: TraceMethod::AccessedPageScans,
-            length,
-            window: window.length,
             undisturbed,
             scale,
             populated_pages: population.pages,
             tracked_pages: self.watched.len() as u64,
             distinct_pages: window.distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans: window.scans,
                 interval: Duration::from_secs_f64(mean),
@@ -423,7 +418,6 @@ impl Backend for AccessedPageScanner {
                 resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
                 ..ScanCounts::default()
             },
-            samples: SampleCounts::default(),
             rearmed_pages: window.dropped_pages,
             fault_time,
             arm_time,
@@ -435,6 +429,7 @@ impl Backend for AccessedPageScanner {
                 first_touches_unseen: population.new_pages,
                 ..PeriodLosses::default()
             },
+            ..Period::empty(TraceMethod::AccessedPageScans, length, window.length)
         };
         self.periods += 1;
         self.control.adapt(&WindowCost {

@@ -3,10 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts, Undisturbed,
-};
+use plimsoll_flow::{AccessKind, PageNumber, Period, ReferenceBatch, ScanCounts, TraceMethod};
 
 use super::SCANS_MIN;
 use super::control::{ScanControl, WindowCost};
@@ -113,31 +110,23 @@ impl Backend for ReplayedScans {
         let resolution = touches.div_ceil(scans);
         let period = Period {
             index: self.periods,
-            method: TraceMethod::AccessedPageScans,
-            length,
-            window,
-            undisturbed: Undisturbed::whole(window),
             scale,
             populated_pages: pages,
             tracked_pages: watched.len() as u64,
             distinct_pages,
-            traps: TrapCounts::default(),
             scans: ScanCounts {
                 scans,
                 interval: window.div_f64(scans as f64),
                 touches,
-                writes: 0,
                 resolution_pages: u32::try_from(resolution).unwrap_or(u32::MAX),
                 ..ScanCounts::default()
             },
-            samples: SampleCounts::default(),
             rearmed_pages: touches,
             fault_time: times(FAULT, touches),
             arm_time: taken - times(FAULT, touches),
-            collect_time: Duration::ZERO,
             overhead_ratio: taken.as_secs_f64() / length.as_secs_f64(),
             budget_exhausted: budget_ran_out,
-            losses: PeriodLosses::default(),
+            ..Period::empty(TraceMethod::AccessedPageScans, length, window)
         };
         self.periods += 1;
         self.control.adapt(&WindowCost {

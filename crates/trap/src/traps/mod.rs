@@ -34,9 +34,7 @@ mod tests;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use plimsoll_flow::{
-    Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts, TraceMethod, TrapCounts,
-};
+use plimsoll_flow::{Period, PeriodLosses, ReferenceBatch, TraceMethod, TrapCounts};
 
 use crate::account::TrapAccount;
 use crate::backend::{Backend, BackendRow, Observation, Sink, Yield};
@@ -238,9 +236,6 @@ impl<B: PageBarrier> Tracer<B> {
         let taken = self.counts.fault_time + self.counts.arm_time;
         let period = Period {
             index: self.periods,
-            method: TraceMethod::Traps,
-            length,
-            window,
             undisturbed,
             scale,
             populated_pages: population.pages,
@@ -250,8 +245,6 @@ impl<B: PageBarrier> Tracer<B> {
                 hot_set_pages,
                 ..self.counts.traps
             },
-            scans: ScanCounts::default(),
-            samples: SampleCounts::default(),
             rearmed_pages: self.counts.rearmed_pages,
             fault_time: self.counts.fault_time,
             arm_time: self.counts.arm_time,
@@ -262,6 +255,7 @@ impl<B: PageBarrier> Tracer<B> {
                 first_touches_unseen: population.new_pages,
                 ..self.counts.losses
             },
+            ..Period::empty(TraceMethod::Traps, length, window)
         };
         self.periods += 1;
         let budget = self.session.process.budget_seconds(&self.config);

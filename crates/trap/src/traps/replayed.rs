@@ -4,8 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    AccessKind, PageNumber, Period, PeriodLosses, ReferenceBatch, SampleCounts, ScanCounts,
-    TraceMethod, TrapCounts, Undisturbed,
+    AccessKind, PageNumber, Period, ReferenceBatch, TraceMethod, TrapCounts, Undisturbed,
 };
 
 use super::control::TrapControl;
@@ -104,9 +103,6 @@ impl Backend for ReplayedTraps {
         let length = self.replay.now.saturating_sub(start);
         let period = Period {
             index: self.periods,
-            method: TraceMethod::Traps,
-            length,
-            window,
             undisturbed,
             scale,
             populated_pages: pages,
@@ -114,19 +110,15 @@ impl Backend for ReplayedTraps {
             distinct_pages,
             traps: TrapCounts {
                 taken,
-                writes: 0,
-                strays: 0,
                 hot_set_pages,
+                ..TrapCounts::default()
             },
-            scans: ScanCounts::default(),
-            samples: SampleCounts::default(),
             rearmed_pages: tracked_pages,
             fault_time,
             arm_time,
-            collect_time: Duration::ZERO,
             overhead_ratio: (fault_time + arm_time).as_secs_f64() / length.as_secs_f64(),
             budget_exhausted: is_spent(fault_time),
-            losses: PeriodLosses::default(),
+            ..Period::empty(TraceMethod::Traps, length, window)
         };
         self.periods += 1;
         let budget = budget.map(|budget| budget.as_secs_f64());
