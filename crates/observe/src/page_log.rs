@@ -23,7 +23,7 @@ use plimsoll_pagelog::record::Record;
 use plimsoll_pagelog::ring::{Ring, RingReader};
 use plimsoll_pagelog::{RecordSource as _, TlbShape};
 use plimsoll_protocol::size::{Count, QuantityError};
-use plimsoll_vm::{CommandLine, comma_words, escape_commas};
+use plimsoll_vm::{CommandLine, escape_commas, qemu_options};
 
 use plimsoll_output::bail_usage;
 
@@ -379,22 +379,15 @@ impl Memory {
             );
         }
         let (mut machine, mut moved) = (String::from("pc"), false);
-        let mut words = line.iter().map(String::as_str);
-        while let Some(word) = words.next() {
-            let option = word.strip_prefix("--").or(word.strip_prefix('-'));
+        for (option, values) in qemu_options(line) {
             match option {
-                Some("machine" | "M") => {
-                    let value = comma_words(words.next().unwrap_or_default());
-                    for (index, word) in value.iter().enumerate() {
-                        match word.split_once('=') {
-                            None if index == 0 => machine.clone_from(word),
-                            Some(("type", name)) => name.clone_into(&mut machine),
-                            Some(("max-ram-below-4g", _)) => moved = true,
-                            _ => {}
-                        }
+                "machine" | "M" => {
+                    if let Some(name) = values.get("type").or(values.implied()) {
+                        name.clone_into(&mut machine);
                     }
+                    moved |= values.get("max-ram-below-4g").is_some();
                 }
-                Some("numa") => bail_usage!(
+                "numa" => bail_usage!(
                     "--page-log: a machine of several memory nodes (-numa) cannot be recorded"
                 ),
                 _ => {}

@@ -101,7 +101,7 @@ impl CommandLine {
                 continue;
             }
             let value = arguments.peek().copied().unwrap_or_default();
-            let values = Values::parse(value);
+            let values = OptionValues::parse(value);
             match option {
                 // QEMU merges several.
                 "name" => {
@@ -292,10 +292,22 @@ pub fn escape_commas(text: &str) -> String {
     text.replace(',', ",,")
 }
 
-/// `implied,key=value,key=value`, with `,,` for a comma within a value, or a JSON object.
-struct Values(Vec<(String, String)>);
+/// The options of QEMU's command line, without their hyphens, each with the argument behind it, which may not be its own.
+pub fn qemu_options<Argument: AsRef<str>>(
+    line: &[Argument],
+) -> impl Iterator<Item = (&str, OptionValues)> {
+    line.iter().enumerate().filter_map(|(at, argument)| {
+        let option = argument.as_ref().strip_prefix('-')?;
+        let value = line.get(at + 1).map_or("", AsRef::as_ref);
+        let option = option.strip_prefix('-').unwrap_or(option);
+        Some((option, OptionValues::parse(value)))
+    })
+}
 
-impl Values {
+/// `implied,key=value,key=value`, with `,,` for a comma within a value, or a JSON object.
+pub struct OptionValues(Vec<(String, String)>);
+
+impl OptionValues {
     fn parse(text: &str) -> Self {
         if text.starts_with('{')
             && let Ok(Value::Object(members)) = serde_json::from_str(text)
@@ -314,14 +326,14 @@ impl Values {
         Self(comma_words(text).into_iter().map(pair).collect())
     }
 
-    fn get(&self, key: &str) -> Option<&str> {
-        let found = self.0.iter().find(|(name, _)| name == key);
+    /// The last value of a key, which holds, as in QEMU.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let found = self.0.iter().rfind(|(name, _)| name == key);
         found.map(|(_, value)| value.as_str())
     }
 
     /// Whether a socket is QEMU's own, at which others connect.
     fn listens(&self) -> bool {
-        let is_on = |value: &str| matches!(value, "on" | "yes" | "true" | "y");
         let word = |(key, value): &(String, String)| match key.as_str() {
             "" => value == "server",
             key => key == "server" && is_on(value),
@@ -329,11 +341,20 @@ impl Values {
         self.0.iter().any(word)
     }
 
+    /// Whether a key is on, if it is set.
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        self.get(key).map(is_on)
+    }
+
     /// The first word, if it has no key.
-    fn implied(&self) -> Option<&str> {
+    pub fn implied(&self) -> Option<&str> {
         let (key, value) = self.0.first()?;
         (key.is_empty() && !value.is_empty()).then_some(value)
     }
+}
+
+fn is_on(value: &str) -> bool {
+    matches!(value, "on" | "yes" | "true" | "y")
 }
 
 /// A size in QEMU's syntax: a number, possibly with a fraction, and a suffix; `None` beyond 2^63.
@@ -363,13 +384,13 @@ fn parse_size(text: &str, default_unit: u64) -> Option<u64> {
 }
 
 /// The character device of a port for the guest's agent, from the values of `-device`.
-fn agent_chardev(values: &Values) -> Option<String> {
+fn agent_chardev(values: &OptionValues) -> Option<String> {
     let chardev = values.get("chardev")?;
     (values.get("name")? == AGENT_PORT).then(|| chardev.to_owned())
 }
 
 /// The identifier, size in bytes and type of a memory backend, from the values of `-object`.
-fn backend(values: &Values) -> Option<(String, u64, BackendKind)> {
+fn backend(values: &OptionValues) -> Option<(String, u64, BackendKind)> {
     let kind = values.get("qom-type").or(values.implied())?;
     let kind = match kind.strip_prefix("memory-backend-")? {
         "memfd" => BackendKind::Memfd,
@@ -603,6 +624,13 @@ guest = "conf,vm"
         let line = parse(&format!("{sockets} -device {device}"));
         assert_eq!(line.agent_socket, Some("/a".into()));
         assert_eq!(parse(sockets).agent_socket, None);
+    }
+
+    #[test]
+    fn a_repeated_key_has_its_last_value() {
+        let line = parse("qemu -machine q35,accel=kvm,accel=tcg -m 1G,maxmem=2G,maxmem=4G");
+        assert_eq!(line.accelerators, [Accelerator::Tcg]);
+        assert_eq!(line.memory_max_bytes, Some(4 << 30));
     }
 
     #[test]

@@ -56,7 +56,8 @@ pub use cgroup::{
     CgroupMount, CgroupVersion, GroupLimit, MemoryGroup, memory_limits, parse_members,
 };
 pub use command_line::{
-    BackendKind, BackendUsage, CommandLine, RamBackend, comma_words, escape_commas, parse_uuid,
+    BackendKind, BackendUsage, CommandLine, OptionValues, RamBackend, comma_words, escape_commas,
+    parse_uuid, qemu_options,
 };
 pub use console::{ConsoleEvent, ConsoleLine, Stalls};
 pub use dying::{LastSignal, dying_with_us};

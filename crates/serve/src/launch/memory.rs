@@ -4,8 +4,7 @@ use std::ffi::OsString;
 
 use plimsoll_output::bail_usage;
 use plimsoll_protocol::size::ByteSize;
-use plimsoll_vm::{CommandLine, comma_words};
-use serde_json::Value;
+use plimsoll_vm::{CommandLine, OptionValues, qemu_options};
 
 /// What the memory added to QEMU is called.
 const MEMORY_ID: &str = "plimsoll-memory";
@@ -23,20 +22,12 @@ impl Memory {
     pub(super) fn of(line: &[String]) -> anyhow::Result<Self> {
         let mut backends: Vec<(String, bool)> = Vec::new();
         let mut used = Vec::new();
-        let mut words_left = line.iter().map(String::as_str);
-        while let Some(word) = words_left.next() {
-            let option = word.strip_prefix("--").or(word.strip_prefix('-'));
+        for (option, values) in qemu_options(line) {
             match option {
-                Some("object") => backends.extend(backend(words_left.next().unwrap_or_default())),
-                Some("machine" | "M") => {
-                    let value = comma_words(words_left.next().unwrap_or_default());
-                    used.extend(value_of(&value, "memory-backend").map(str::to_owned));
-                }
-                Some("numa") => {
-                    let value = comma_words(words_left.next().unwrap_or_default());
-                    used.extend(value_of(&value, "memdev").map(str::to_owned));
-                }
-                Some("mem-path") => bail_usage!(
+                "object" => backends.extend(backend(&values)),
+                "machine" | "M" => used.extend(values.get("memory-backend").map(str::to_owned)),
+                "numa" => used.extend(values.get("memdev").map(str::to_owned)),
+                "mem-path" => bail_usage!(
                     "-mem-path gives memory that others cannot map: use -object \
                      memory-backend-file,id=ID,size=SIZE,mem-path=PATH,share=on and -machine memory-backend=ID"
                 ),
@@ -78,35 +69,15 @@ impl Memory {
 }
 
 /// Name of a memory backend, and whether others can map what it gives.
-fn backend(text: &str) -> Option<(String, bool)> {
-    let (kind, id, share) = if text.starts_with('{') {
-        let object: Value = serde_json::from_str(text).ok()?;
-        (
-            object["qom-type"].as_str()?.to_owned(),
-            object["id"].as_str()?.to_owned(),
-            object["share"].as_bool(),
-        )
-    } else {
-        let words = comma_words(text);
-        let kind = value_of(&words, "qom-type").or(words.first().map(String::as_str))?;
-        let share =
-            value_of(&words, "share").map(|share| matches!(share, "on" | "yes" | "true" | "y"));
-        (kind.to_owned(), value_of(&words, "id")?.to_owned(), share)
-    };
-    let shared = match kind.as_str() {
+fn backend(values: &OptionValues) -> Option<(String, bool)> {
+    let share = values.flag("share");
+    let shared = match values.get("qom-type").or(values.implied())? {
         "memory-backend-memfd" | "memory-backend-shm" => share.unwrap_or(true),
         "memory-backend-file" => share.unwrap_or(false),
-        _ if kind.starts_with("memory-backend-") => false,
+        kind if kind.starts_with("memory-backend-") => false,
         _ => return None,
     };
-    Some((id, shared))
-}
-
-fn value_of<'a>(words: &'a [String], key: &str) -> Option<&'a str> {
-    let mut pairs = words.iter().filter_map(|word| word.split_once('='));
-    // The last one holds, as in QEMU.
-    let (_, value) = pairs.rfind(|(name, _)| *name == key)?;
-    Some(value)
+    Some((values.get("id")?.to_owned(), shared))
 }
 
 #[cfg(test)]
