@@ -177,47 +177,45 @@ fn fixed_settings(rows: &mut Rows<'_>, all: &Measured) {
         ["15.1 %", "8.5 %", "3.6 %", "1.6 %"],
     ];
     let program = all.rates.first().map_or("", |one| &one.program);
-    let settings = || {
-        (0..HOT_SETS.len()).flat_map(|hot_set| (0..SCALES.len()).map(move |scale| (hot_set, scale)))
+    type Figure = fn(&PeriodRow) -> Option<f64>;
+    let overhead: Figure = |row| {
+        let share = row.overhead_ratio.min(0.999);
+        Some(share / (1.0 - share))
     };
-    let period = |(hot_set, scale): (usize, usize)| {
-        move |rows: &Vec<PeriodRow>| rows.get(hot_set * SCALES.len() + scale).cloned()
-    };
-    for setting in settings() {
-        let (hot_set, scale) = setting;
-        let of = format!(
-            "{program}, hot set {}, 1/{}",
-            HOT_SETS[hot_set], SCALES[scale]
-        );
-        let topic = Topic {
-            item: "AET table 2",
-            what: "Overhead by hot set and rate",
-            unit: Unit::Percent,
-            paper: PAPER[hot_set][scale],
-        };
-        let overheads = all.settings.iter().map(|rows| {
-            let share = period(setting)(rows)?.overhead_ratio.min(0.999);
-            Some(share / (1.0 - share))
+    let traps: Figure =
+        |row| (row.references > 0).then(|| row.traps as f64 / row.references as f64);
+    for (what, unit, figure, is_in_paper) in [
+        (
+            "Overhead by hot set and rate",
+            Unit::Percent,
+            overhead,
+            true,
+        ),
+        (
+            "Traps per reference by hot set and rate",
+            Unit::Ratio,
+            traps,
+            false,
+        ),
+    ] {
+        let settings = HOT_SETS.iter().zip(PAPER).flat_map(|(hot_set, papers)| {
+            SCALES
+                .iter()
+                .zip(papers)
+                .map(move |(scale, paper)| (hot_set, scale, paper))
         });
-        rows.add(&topic, &of, overheads.collect());
-    }
-    for setting in settings() {
-        let (hot_set, scale) = setting;
-        let of = format!(
-            "{program}, hot set {}, 1/{}",
-            HOT_SETS[hot_set], SCALES[scale]
-        );
-        let topic = Topic {
-            item: "AET table 2",
-            what: "Traps per reference by hot set and rate",
-            unit: Unit::Ratio,
-            paper: "",
-        };
-        let traps = all.settings.iter().map(|rows| {
-            let row = period(setting)(rows)?;
-            (row.references > 0).then(|| row.traps as f64 / row.references as f64)
-        });
-        rows.add(&topic, &of, traps.collect());
+        for (number, (hot_set, scale, paper)) in settings.enumerate() {
+            let topic = Topic {
+                item: "AET table 2",
+                what,
+                unit,
+                paper: if is_in_paper { paper } else { "" },
+            };
+            let of = format!("{program}, hot set {hot_set}, 1/{scale}");
+            let values = all.settings.iter();
+            let values = values.map(|rows| rows.get(number).and_then(figure));
+            rows.add(&topic, &of, values.collect());
+        }
     }
 }
 
