@@ -255,33 +255,33 @@ impl Client {
 
     /// Applies a proposal; returns the decision at its start.
     pub fn apply(&self, choice: Choice) -> Result<Decision, ClientError> {
-        self.post("/v1/apply", &choice)
+        self.change(Method::POST, "/v1/apply", &choice)
     }
 
     /// Rolls a decision back; returns the decision that does so.
     pub fn roll_back(&self, choice: Choice) -> Result<Decision, ClientError> {
-        self.post("/v1/rollback", &choice)
+        self.change(Method::POST, "/v1/rollback", &choice)
     }
 
     /// Stops all moves until [`resume`](Self::resume).
     pub fn pause(&self) -> Result<Acknowledgement, ClientError> {
-        self.post("/v1/pause", &EmptyBody {})
+        self.change(Method::POST, "/v1/pause", &EmptyBody {})
     }
 
     /// Reverses [`pause`](Self::pause).
     pub fn resume(&self) -> Result<Acknowledgement, ClientError> {
-        self.post("/v1/resume", &EmptyBody {})
+        self.change(Method::POST, "/v1/resume", &EmptyBody {})
     }
 
     /// Makes the daemon read its configuration again. An invalid one is refused, and the old one stays in force.
     pub fn reload(&self) -> Result<(), ClientError> {
-        self.post::<_, Acknowledgement>("/v1/reload", &EmptyBody {})
+        self.change::<_, Acknowledgement>(Method::POST, "/v1/reload", &EmptyBody {})
             .map(drop)
     }
 
     /// Changes a VM's limits.
     pub fn set(&self, vm: &str, change: &SettingsChange) -> Result<ChangedVm, ClientError> {
-        self.patch(&of_vm(vm, ""), change)
+        self.change(Method::PATCH, &of_vm(vm, ""), change)
     }
 
     /// Sends a GET request to `path`, whose segments and query must be percent-encoded.
@@ -289,24 +289,18 @@ impl Client {
         self.ask(Method::GET, path, Bytes::new())
     }
 
-    /// Sends a POST request with `body` to `path`.
-    pub fn post<B: Serialize, A: DeserializeOwned>(
+    /// Sends a request with a body to `path`.
+    fn change<B: Serialize, A: DeserializeOwned>(
         &self,
+        method: Method,
         path: &str,
         body: &B,
     ) -> Result<A, ClientError> {
-        let body = json(&Method::POST, path, body)?;
-        self.ask(Method::POST, path, body)
-    }
-
-    /// Sends a PATCH request with `body` to `path`.
-    pub fn patch<B: Serialize, A: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &B,
-    ) -> Result<A, ClientError> {
-        let body = json(&Method::PATCH, path, body)?;
-        self.ask(Method::PATCH, path, body)
+        let body = serde_json::to_vec(body).map_err(|error| ClientError::Protocol {
+            request: format!("{method} {path}"),
+            why: format!("its body is none: {error}"),
+        })?;
+        self.ask(method, path, body.into())
     }
 
     fn ask<A: DeserializeOwned>(
@@ -395,15 +389,6 @@ impl Client {
 #[derive(Serialize)]
 struct EmptyBody {}
 
-/// `body` as JSON.
-fn json(method: &Method, path: &str, body: &impl Serialize) -> Result<Bytes, ClientError> {
-    let text = serde_json::to_vec(body).map_err(|error| ClientError::Protocol {
-        request: format!("{method} {path}"),
-        why: format!("its body is none: {error}"),
-    })?;
-    Ok(text.into())
-}
-
 /// The path of a control group's resource.
 fn of_group(group: &str, rest: &str) -> String {
     format!("/v1/groups/{}{rest}", encoded(group))
@@ -478,7 +463,7 @@ mod tests {
         let (result, request) = asked(done, |client| {
             let path = of_vm("a/b ?\u{fc}#\n", "");
             client
-                .patch::<_, Acknowledgement>(&path, &SettingsChange::default())
+                .change::<_, Acknowledgement>(Method::PATCH, &path, &SettingsChange::default())
                 .map(drop)
         });
         result.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::transfer::{BLOCK, Piece, Run, copy_to, copy_to_stretches, frame_of};
+use super::transfer::{BLOCK, Piece, Run, copy_to, frame_of, stretches};
 use super::{Engine, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
@@ -75,7 +75,7 @@ impl Engine {
         let mut hash = 0;
         let mut copied = Ok(());
         let found = cache.take(location, |page| {
-            copied = copy_to(ram, parts, page);
+            copied = copy_to(ram, parts.iter().copied(), page);
             hash = xxh3_64_with_seed(page, seed);
         });
         if !found {
@@ -85,7 +85,7 @@ impl Engine {
             if self.log.read(location, &mut self.scratch).is_err() {
                 return Some(Err(CannotServe));
             }
-            copied = copy_to(ram, parts, &self.scratch[..]);
+            copied = copy_to(ram, parts.iter().copied(), &self.scratch[..]);
             hash = self.hash(&self.scratch[..]);
         }
         self.stats.hits += 1;
@@ -119,7 +119,8 @@ impl Engine {
         }
         self.release_frames(parts);
         let read = self.log.read(location, &mut self.scratch);
-        let copied = read.is_ok() && copy_to(ram, parts, &self.scratch[start..]).is_ok();
+        let copied =
+            read.is_ok() && copy_to(ram, parts.iter().copied(), &self.scratch[start..]).is_ok();
         Some(copied.then_some(()).ok_or(CannotServe))
     }
 
@@ -193,7 +194,7 @@ impl Engine {
         if let Some(bytes) = bytes {
             self.record_whole_blocks(pieces, bytes);
         }
-        let copied = bytes.is_some_and(|bytes| copy_to_stretches(ram, pieces, bytes).is_ok());
+        let copied = bytes.is_some_and(|bytes| copy_to(ram, stretches(pieces), bytes).is_ok());
         if self.cache.is_none() {
             return copied;
         }

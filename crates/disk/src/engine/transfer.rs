@@ -109,7 +109,7 @@ pub(super) fn index(offset: u64) -> usize {
 /// Copies the first bytes of `bytes` to the parts.
 pub(super) fn copy_to(
     ram: &dyn GuestData,
-    parts: &[Segment],
+    parts: impl IntoIterator<Item = Segment>,
     bytes: &[u8],
 ) -> Result<(), OutsideRam> {
     let mut at = 0;
@@ -124,7 +124,7 @@ pub(super) fn copy_to(
 /// Copies the parts to the first bytes of `bytes`.
 pub(super) fn copy_from(
     ram: &dyn GuestData,
-    parts: &[Segment],
+    parts: impl IntoIterator<Item = Segment>,
     bytes: &mut [u8],
 ) -> Result<(), OutsideRam> {
     let mut at = 0;
@@ -137,7 +137,7 @@ pub(super) fn copy_from(
 }
 
 /// The pieces, with those adjacent in guest memory merged.
-fn stretches(pieces: &[Piece]) -> impl Iterator<Item = Segment> {
+pub(super) fn stretches(pieces: &[Piece]) -> impl Iterator<Item = Segment> {
     let mut pieces = pieces.iter().map(Piece::segment).peekable();
     std::iter::from_fn(move || {
         let mut stretch = pieces.next()?;
@@ -148,34 +148,4 @@ fn stretches(pieces: &[Piece]) -> impl Iterator<Item = Segment> {
         }
         Some(stretch)
     })
-}
-
-/// As [`copy_to`], for pieces.
-pub(super) fn copy_to_stretches(
-    ram: &dyn GuestData,
-    pieces: &[Piece],
-    bytes: &[u8],
-) -> Result<(), OutsideRam> {
-    let mut at = 0;
-    for stretch in stretches(pieces) {
-        let end = at + stretch.bytes as usize;
-        ram.write(stretch.address, &bytes[at..end])?;
-        at = end;
-    }
-    Ok(())
-}
-
-/// As [`copy_from`], for pieces.
-pub(super) fn copy_from_stretches(
-    ram: &dyn GuestData,
-    pieces: &[Piece],
-    bytes: &mut [u8],
-) -> Result<(), OutsideRam> {
-    let mut at = 0;
-    for stretch in stretches(pieces) {
-        let end = at + stretch.bytes as usize;
-        ram.read(stretch.address, &mut bytes[at..end])?;
-        at = end;
-    }
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, copy_from_stretches, frame_of, index};
+use super::transfer::{BLOCK, Blocks, Piece, Run, copy_from, frame_of, index, stretches};
 use super::{Engine, FlushOf, OBSERVED_BLOCKS_MAX, Outstanding, RequestId, SUBMISSION_BYTES_MAX};
 
 use crate::busy::Use;
@@ -100,7 +100,7 @@ impl Engine {
             if !whole {
                 (self.log.read(location, &mut page)).map_err(|_| CannotWrite)?;
             }
-            copy_from(ram, parts, &mut page[start..]).map_err(|_| CannotWrite)?;
+            copy_from(ram, parts.iter().copied(), &mut page[start..]).map_err(|_| CannotWrite)?;
             self.store_dirty(location, &page)
         })();
         if matches!(result, Ok(true)) {
@@ -149,7 +149,7 @@ impl Engine {
             return;
         }
         let mut buffer = self.buffers.take(run.bytes);
-        if copy_from_stretches(&**ram, &run.pieces, &mut buffer).is_err() {
+        if copy_from(&**ram, stretches(&run.pieces), &mut buffer).is_err() {
             self.buffers.give_back(buffer);
             self.fail(request);
             return;
