@@ -264,11 +264,8 @@ impl MemoryStats<'_> {
             available_bytes: self.bytes("usable"),
             disk_caches_bytes: self.bytes("disk_caches"),
             major_faults: self.count("major_fault"),
-            minor_faults: self.count("minor_fault"),
             swap_in_bytes: self.bytes("swap_in"),
             swap_out_bytes: self.bytes("swap_out"),
-            huge_allocations: self.count("hugetlb_pgalloc"),
-            huge_failures: self.count("hugetlb_pgfail"),
             oom_kills: None,
         })
     }

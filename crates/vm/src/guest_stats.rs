@@ -33,16 +33,10 @@ pub struct GuestStats {
     pub disk_caches_bytes: Option<u64>,
     /// Page faults that required disk I/O.
     pub major_faults: Option<u64>,
-    /// Page faults that required no disk I/O.
-    pub minor_faults: Option<u64>,
     /// Read from its swap.
     pub swap_in_bytes: Option<u64>,
     /// Written to its swap.
     pub swap_out_bytes: Option<u64>,
-    /// Huge pages it has allocated.
-    pub huge_allocations: Option<u64>,
-    /// Huge pages it could not allocate.
-    pub huge_failures: Option<u64>,
     /// Processes that its kernel killed for lack of memory; older versions of QEMU and Linux do not report it.
     pub oom_kills: Option<u64>,
 }
@@ -114,11 +108,8 @@ impl GuestStats {
             available_bytes: value("stat-available-memory"),
             disk_caches_bytes: value("stat-disk-caches"),
             major_faults: value("stat-major-faults"),
-            minor_faults: value("stat-minor-faults"),
             swap_in_bytes: value("stat-swap-in"),
             swap_out_bytes: value("stat-swap-out"),
-            huge_allocations: value("stat-htlb-pgalloc"),
-            huge_failures: value("stat-htlb-pgfail"),
             oom_kills: value("stat-oom-kill"),
         }))
     }

@@ -48,11 +48,6 @@ impl WrittenPages {
         }
     }
 
-    /// Number of scans so far.
-    pub fn scans(&self) -> u64 {
-        self.scans
-    }
-
     /// The curve; `None` without a scan.
     pub fn curve(&self) -> Option<WriteCurve> {
         let mut gaps = self.gaps.clone();
