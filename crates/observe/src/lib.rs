@@ -48,7 +48,7 @@ use plimsoll_estimator::live::{
     self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions, LiveWindow,
 };
 use plimsoll_estimator::working_set;
-use plimsoll_estimator::working_set::{SampledShare, SamplingOptions};
+use plimsoll_estimator::working_set::SampledShare;
 use plimsoll_flow::{
     CurveDistance, CurvePoint, MissRatioCurve, PageCount, Period, TraceMethod, VmId, WorkingSet,
     WorkingSetBound,
@@ -679,7 +679,7 @@ fn working_set_of(
         }
         (Yield::Sample, _) => {
             let share = period.distinct_pages as f64 / period.tracked_pages as f64;
-            let share = sampled.add(share, &SamplingOptions::default());
+            let share = sampled.add(share);
             (PageCount(period.populated_pages).scaled(share), Estimate)
         }
     };

@@ -29,6 +29,9 @@ use crate::sys::Region;
 use crate::worker::{ServedClient, Worker, new_bell};
 use crate::{Refusal, Server};
 
+/// Maximum number of entries of a ring, and of its slots, each 4 KiB of memory that counts in the store's capacity.
+const RING_MAX: u32 = 4096;
+
 /// Time between turns of the store.
 const TURN: Duration = Duration::from_secs(1);
 /// Number of connections in addition to those of clients: of all users, and of each that is not privileged.
@@ -346,11 +349,10 @@ impl<'a> Control<'a> {
             return Err((Refusal::Version, text));
         }
         let geometry = Geometry::new(entries, slots)
-            .filter(|_| entries <= options.max_entries && slots <= options.max_slots)
+            .filter(|_| entries <= RING_MAX && slots <= RING_MAX)
             .ok_or_else(|| {
-                let (entries, slots) = (options.max_entries, options.max_slots);
                 let text = format!(
-                    "a ring has a power of two up to {entries} entries and 1 to {slots} slots"
+                    "a ring has a power of two up to {RING_MAX} entries and 1 to {RING_MAX} slots"
                 );
                 (Refusal::Geometry, text)
             })?;

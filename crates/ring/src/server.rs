@@ -63,10 +63,6 @@ pub struct ServerOptions {
     pub user_limits: BTreeMap<u32, ClientLimits>,
     /// Maximum number of concurrent clients; [a store](Store::MOST_CLIENTS) may have fewer.
     pub max_clients: usize,
-    /// Maximum number of entries of a ring, a power of two.
-    pub max_entries: u32,
-    /// Maximum number of slots of a ring, each 4 KiB of memory that counts in the store's capacity.
-    pub max_slots: u32,
     /// Number of threads that serve rings, at least 1.
     pub workers: usize,
     /// How long a worker polls idle rings before it sleeps.
@@ -78,7 +74,7 @@ pub struct ServerOptions {
 }
 
 impl Default for ServerOptions {
-    /// Root and the own user, 256 clients, 4096 entries and slots, one worker for two processors.
+    /// Root and the own user, 256 clients, one worker for two processors.
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Self {
@@ -87,8 +83,6 @@ impl Default for ServerOptions {
             limits: ClientLimits::default(),
             user_limits: BTreeMap::new(),
             max_clients: 256,
-            max_entries: 4096,
-            max_slots: 4096,
             workers: processors.div_ceil(2),
             spin: default_spin(),
             idle_timeout: Duration::from_secs(5),

@@ -16,23 +16,10 @@ const PAGE_BYTES: usize = 4096;
 /// Maximum length of a range of pages that is copied at once.
 const RUN_PAGES_MAX: usize = 4096;
 
-/// When the copying of a running machine ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Rounds while it runs, including the first one with all pages, from 1. Xen 4.7, which \[PRL\] used: 5.
-    pub rounds: u32,
-    /// Number of written pages at or below which the machine is stopped to copy them. Xen: 50.
-    pub few_pages: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            rounds: 5,
-            few_pages: 50,
-        }
-    }
-}
+/// Rounds while the machine runs, including the first one with all pages: those of Xen 4.7, which \[PRL\] used.
+const ROUNDS_MAX: u32 = 5;
+/// Number of written pages at or below which the machine is stopped to copy them, as in Xen.
+const FEW_PAGES: u64 = 50;
 
 /// The result of a pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -72,7 +59,6 @@ pub fn precopy(
     machine: &Machine,
     runner: &mut Runner,
     start: impl FnOnce() -> Result<Option<Box<dyn Tracker>>, KvmError>,
-    limits: Limits,
 ) -> Result<Pass, KvmError> {
     let mut copy = Copy::new(machine)?;
     let all = machine.slots().iter().flat_map(|slot| {
@@ -86,7 +72,7 @@ pub fn precopy(
     let begin = Instant::now();
     let mut tracker = start()?;
     if let Some(tracker) = &mut tracker {
-        for round in 0..limits.rounds {
+        for round in 0..ROUNDS_MAX {
             // The tracker has not reported any of the pages of the first round.
             let told = (round > 0).then_some(tracker.as_mut());
             copy.take(&pages, told)?;
@@ -95,7 +81,7 @@ pub fn precopy(
             pass.lost += round.lost;
             pass.full_exits += round.full_exits;
             pages = round.pages;
-            if pages.len() as u64 <= limits.few_pages {
+            if pages.len() as u64 <= FEW_PAGES {
                 break;
             }
         }

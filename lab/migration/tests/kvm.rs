@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::{PageCount, PageNumber};
-use plimsoll_migration::precopy::{Limits, precopy};
+use plimsoll_migration::precopy::precopy;
 use plimsoll_migration::tiny::{
     INCREMENT, MULTIPLIER, Machine, MachineConfig, Runner, Slot, Vcpu, Work,
 };
@@ -268,7 +268,7 @@ fn a_machine_that_runs_is_copied_as_it_is() {
                 wait_for_more(&machine, machine.operations());
                 Ok(Some(tracker))
             };
-            let pass = precopy(&machine, &mut runner, start, Limits::default()).unwrap();
+            let pass = precopy(&machine, &mut runner, start).unwrap();
             assert_eq!((pass.wrong_pages, pass.lost), (0, 0), "{by:?}");
             assert_eq!(pass.round_pages[0], 4196, "{by:?}");
             assert!((2..=6).contains(&pass.round_pages.len()), "{pass:?}");
@@ -291,7 +291,7 @@ fn without_a_tracker_it_stands_still_while_it_is_copied() {
         ..work(slots()[0], 1.0, 7)
     };
     runner.begin(&[endless]).unwrap();
-    let pass = precopy(&machine, &mut runner, || Ok(None), Limits::default()).unwrap();
+    let pass = precopy(&machine, &mut runner, || Ok(None)).unwrap();
     assert_eq!((pass.round_pages, pass.wrong_pages), (vec![1324], 0));
 }
 

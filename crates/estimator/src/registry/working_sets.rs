@@ -244,7 +244,6 @@ pub const METHODS: &[Method] = &[
             let sampling = SamplingOptions {
                 pages: options.small_count("sample-pages", NonZeroU32::MAX),
                 seed: options.seed(),
-                ..SamplingOptions::DEFAULT
             };
             Box::new(Sampling::new(sampling, options.size("memory")))
         },

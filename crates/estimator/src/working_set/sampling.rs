@@ -7,7 +7,7 @@
 //!
 //! Source: [Waldspurger02] §5.3: uniform draws anew each interval, 100 pages and 30 s by default, and two moving
 //! averages, a slow one for a stable figure and a fast one for a growing need, of which the larger is used. Its gains
-//! are not published; ours are in the options. Its third average, the fast one with the touches of the interval in
+//! are not published; ours are `GAINS`. Its third average, the fast one with the touches of the interval in
 //! progress, equals the fast one at an interval's end and is omitted. Departs in the added confidence interval: Clopper
 //! and Pearson's, whose coverage is never below the stated 95 %.
 //!
@@ -22,15 +22,14 @@ use plimsoll_flow::{PageCount, PageNumber, SplitMix, WorkingSet, WorkingSetBound
 use super::estimator::WorkingSetEstimator;
 use crate::parts::hash::{PageMap, page_map};
 
+/// Weight of the newest estimate in the slow moving average, and in the fast one.
+const GAINS: [f64; 2] = [0.2, 0.6];
+
 /// Options of [`Sampling`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingOptions {
     /// Number of pages drawn for each interval; all pages of a smaller memory.
     pub pages: NonZeroU32,
-    /// Weight of the newest estimate in the slow moving average, above 0.0 and at most 1.0.
-    pub slow_gain: f64,
-    /// The same for the fast average.
-    pub fast_gain: f64,
     /// Seed of the draws.
     pub seed: u64,
 }
@@ -39,8 +38,6 @@ impl SamplingOptions {
     /// The defaults.
     pub const DEFAULT: Self = Self {
         pages: NonZeroU32::new(100).unwrap(),
-        slow_gain: 0.2,
-        fast_gain: 0.6,
         seed: 0,
     };
 }
@@ -53,19 +50,15 @@ impl Default for SamplingOptions {
 
 /// The moving averages of the share touched, 0.0 to 1.0: rises with the fast one, falls with the slow one.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct SampledShare(Option<(f64, f64)>);
+pub struct SampledShare(Option<[f64; 2]>);
 
 impl SampledShare {
     /// Adds the share touched in an interval; returns the larger average.
-    pub fn add(&mut self, share: f64, options: &SamplingOptions) -> f64 {
-        let (slow, fast) = self.0.map_or((share, share), |(slow, fast)| {
-            (
-                slow + options.slow_gain * (share - slow),
-                fast + options.fast_gain * (share - fast),
-            )
-        });
-        self.0 = Some((slow, fast));
-        slow.max(fast)
+    pub fn add(&mut self, share: f64) -> f64 {
+        let averages = self.0.unwrap_or([share; 2]);
+        let averages = [0, 1].map(|at: usize| averages[at] + GAINS[at] * (share - averages[at]));
+        self.0 = Some(averages);
+        averages[0].max(averages[1])
     }
 }
 
@@ -156,7 +149,7 @@ impl Sampling {
     pub fn end_interval(&mut self) -> SamplingStep {
         let sampled = u32::try_from(self.sample.len()).unwrap_or(u32::MAX);
         let share = f64::from(self.touched) / f64::from(sampled.max(1));
-        let smoothed = self.average.add(share, &self.options);
+        let smoothed = self.average.add(share);
         let step = SamplingStep {
             touched: self.touched,
             sampled,
@@ -265,7 +258,6 @@ mod tests {
         SamplingOptions {
             pages: NonZeroU32::new(pages).unwrap(),
             seed,
-            ..SamplingOptions::default()
         }
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use plimsoll_flow::{PageCount, PageNumber};
-use plimsoll_migration::precopy::{Limits, precopy};
+use plimsoll_migration::precopy::precopy;
 use plimsoll_migration::tiny::{Machine, MachineConfig, Runner, Slot, Work};
 use plimsoll_migration::{
     AsyncWriteProtect, Clearing, DirtyLog, DirtyRing, KvmError, Tracker, WriteProtect, hardware,
@@ -75,7 +75,7 @@ fn copy(args: &Args, way: &str, share: f64, pages: u64) -> Result<Figures, KvmEr
     let operations = machine.operations() - operations;
     let before = operations as f64 / begin.elapsed().as_nanos() as f64;
     let start = || start(way, Arc::clone(&machine));
-    let pass = precopy(&machine, &mut runner, start, Limits::default())?;
+    let pass = precopy(&machine, &mut runner, start)?;
     runner.pause()?;
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     Ok(Figures {
