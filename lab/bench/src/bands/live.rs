@@ -107,6 +107,18 @@ pub(super) fn numbered(pages: &[u64]) -> Vec<u32> {
     pages.iter().map(|page| numbers[page]).collect()
 }
 
+/// Stack distances, each with its lower and upper limit: a page's first one may be any beyond the pages seen.
+pub(super) fn distances(references: &[u32], pages: u64) -> anyhow::Result<Vec<[u32; 2]>> {
+    let mut stack = LruStack::new();
+    let distances = references.iter().map(|&page| {
+        let seen = stack.distinct();
+        let distance = stack.touch(PageNumber(u64::from(page)));
+        let limits = distance.map_or([seen, pages], |distance| [distance; 2]);
+        Ok([u32::try_from(limits[0])?, u32::try_from(limits[1])?])
+    });
+    distances.collect()
+}
+
 /// Misses by size of some references.
 pub(super) struct Truth {
     /// By size: references that miss in it for certain, and those that may.
@@ -376,14 +388,7 @@ fn measure(
     let warm = usize::whole(references.len() as f64 * WARM);
     let observed_s = (PERIODS as u64 * PERIOD) as f64;
     let step = Duration::from_secs_f64(observed_s / (references.len() - warm) as f64);
-    let mut stack = LruStack::new();
-    let distances = references.iter().map(|&page| {
-        let seen = stack.distinct();
-        let distance = stack.touch(PageNumber(u64::from(page)));
-        let limits = distance.map_or([seen, pages as u64], |distance| [distance; 2]);
-        Ok([u32::try_from(limits[0])?, u32::try_from(limits[1])?])
-    });
-    let distances = distances.collect::<anyhow::Result<Vec<[u32; 2]>>>()?;
+    let distances = distances(&references, pages as u64)?;
     let vm = ReplayedVm {
         references: Arc::from(&references[warm..]),
         ram_pages: pages as u64,

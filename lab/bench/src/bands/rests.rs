@@ -17,16 +17,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_estimator::live::{LiveEstimator, LiveOptions, LiveWindow};
-use plimsoll_estimator::{LruStack, working_set};
-use plimsoll_flow::{
-    MissRatioCurve, PageCount, PageNumber, TraceMethod, WorkingSet, WorkingSetBound,
-};
+use plimsoll_estimator::working_set;
+use plimsoll_flow::{MissRatioCurve, PageCount, TraceMethod, WorkingSet, WorkingSetBound};
 use plimsoll_observe::input_of;
 use plimsoll_observe::intermittent::{CHECKED_PAGES, Convergence, REST_PERIODS_MAX, Signals};
 use plimsoll_trap::{Backend, ReplayedVm, TraceConfig};
 
 use super::live::{
-    BACKENDS, Found, PERIOD, TRAP_COST, Tally, Truth, numbered, references_per_second,
+    BACKENDS, Found, PERIOD, TRAP_COST, Tally, Truth, distances, numbered, references_per_second,
 };
 use super::{Args, Stream, pages_of, uniform, wanted, zipf};
 use crate::random::Random;
@@ -158,19 +156,11 @@ impl Replayed {
             .iter()
             .max()
             .map_or(1, |&page| u64::from(page) + 1);
-        let mut stack = LruStack::new();
-        let distances = references.iter().map(|&page| {
-            let seen = stack.distinct();
-            let distance = stack.touch(PageNumber(u64::from(page)));
-            let limits = distance.map_or([seen, pages], |distance| [distance; 2]);
-            Ok([u32::try_from(limits[0])?, u32::try_from(limits[1])?])
-        });
-        let distances = distances.collect::<anyhow::Result<Vec<_>>>()?;
         let seconds = (PERIODS as u64 * PERIOD) as f64;
         Ok(Self {
             step: Duration::from_secs_f64(seconds / references.len() as f64),
+            distances: distances(&references, pages)?,
             references,
-            distances,
             pages,
         })
     }
