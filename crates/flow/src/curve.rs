@@ -348,28 +348,27 @@ impl MissRatioCurve {
         let over = |ratio: f64| ratio.max(least) / divisor;
         let point = self.at(size);
         let (low, high) = (over(point.low), over(point.high));
-        let Some((known, half_width)) = self.log_half_width(size, baseline) else {
+        let points = |size: PageCount| self.points.partition_point(|point| point.size <= size);
+        let known = |size: PageCount| points(size).min(self.log_errors.len()).checked_sub(1);
+        let (Some(at), Some(other)) = (known(size), known(baseline)) else {
             return (low, high);
         };
-        let factor = half_width.exp();
+        let factor = self.log_half_width(at, other).exp();
+        let most = over(self.points[at].miss_ratio * factor);
+        // The point's own band has not the error at the baseline, but of other sizes than `at` nothing else is known.
+        let is_own = at + 1 == points(size);
         (
             over(point.miss_ratio / factor),
-            high.min(over(known * factor)),
+            if is_own { most } else { high.min(most) },
         )
     }
 
-    /// The half-width of the band of the logarithm of the quotient of the misses at two sizes, and the
-    /// miss ratio at the first, or at the largest size below it whose errors are known.
-    fn log_half_width(&self, size: PageCount, other: PageCount) -> Option<(f64, f64)> {
-        let known = |size: PageCount| {
-            let points = self.points.partition_point(|point| point.size <= size);
-            points.min(self.log_errors.len()).checked_sub(1)
-        };
-        let (at, other) = (known(size)?, known(other)?);
+    /// The half-width of the band of the logarithm of the quotient of the misses at two points whose errors are known.
+    fn log_half_width(&self, at: usize, other: usize) -> f64 {
         let pairs = self.log_errors[at].iter().zip(&self.log_errors[other]);
         let differences = pairs.map(|(&one, &other)| f64::from(one) - f64::from(other));
         let squares: f64 = differences.map(|difference| difference * difference).sum();
-        Some((self.points[at].miss_ratio, squares.sqrt() / 1000.0))
+        squares.sqrt() / 1000.0
     }
 
     /// Returns the misses per second of wall time at `size`; `None` for references without a clock, and below the
@@ -853,6 +852,14 @@ mod tests {
         near(band(&known, 30), [1.0, 1.0]);
         // Of 40 pages no more is known than that they miss no more than 30 do, nor than its own band allows.
         near(band(&known, 40), [0.1, 0.1]);
+        // The own band of a size has not the error at the baseline.
+        let exact =
+            curve(&[(10, 0.4), (20, 0.2)]).with_log_errors(vec![errors(0, 0), errors(50, 0)]);
+        let at_baseline = exact.quotient_band(PageCount(10), PageCount(20), 0.01);
+        near(
+            [*at_baseline.start(), *at_baseline.end()],
+            [2.0 / factor, 2.0 * factor],
+        );
         let least = known.quotient_band(PageCount(20), PageCount(30), 0.15);
         assert_eq!(*least.start(), 0.2 / factor / 0.15);
         // Points that are left out or lie between others have the errors of those before them.
