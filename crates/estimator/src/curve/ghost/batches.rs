@@ -6,6 +6,8 @@ use super::grid::{SIZES, sizes};
 
 /// Batches at which two are merged into one.
 const BATCHES_MAX: usize = 16;
+/// The most pairs of batches.
+pub(super) const PAIRS_MAX: usize = BATCHES_MAX / 2;
 /// Batches below which nothing is known of the noise.
 const BATCHES_MIN: usize = 4;
 /// Reads of a batch at the start.
@@ -70,18 +72,20 @@ impl Batches {
         self.reads *= 2;
     }
 
-    /// Standard error of the number of misses with so many pages added; `None` while there are too few batches.
-    pub(super) fn standard_errors(&self) -> Option<[f64; SIZES]> {
+    /// The batches that are whole, and how many of them all reads are; `None` while there are too few.
+    fn whole(&self) -> Option<(Vec<&Batch>, f64)> {
         let whole = self
             .batches
             .iter()
             .filter(|batch| batch.reads >= self.reads);
         let whole: Vec<&Batch> = whole.collect();
-        if whole.len() < BATCHES_MIN {
-            return None;
-        }
         let reads: u64 = self.batches.iter().map(|batch| batch.reads).sum();
-        let count = reads as f64 / self.reads as f64;
+        (whole.len() >= BATCHES_MIN).then(|| (whole, reads as f64 / self.reads as f64))
+    }
+
+    /// Standard error of the number of misses with so many pages added; `None` while there are too few batches.
+    pub(super) fn standard_errors(&self) -> Option<[f64; SIZES]> {
+        let (whole, count) = self.whole()?;
         Some(std::array::from_fn(|size| {
             let steps = whole.windows(2).map(|pair| {
                 let step = pair[1].misses[size] as f64 - pair[0].misses[size] as f64;
@@ -90,6 +94,19 @@ impl Batches {
             let mean = steps.sum::<f64>() / (whole.len() - 1) as f64;
             (count * mean / 2.0).sqrt()
         }))
+    }
+
+    /// The standard error in independent parts, the changes within pairs of batches: the root of the sum of their squares is that
+    /// of the number of misses, and that of the differences between two sizes is that of the difference of their misses. At most
+    /// [`PAIRS_MAX`].
+    pub(super) fn changes(&self) -> Option<Vec<[f64; SIZES]>> {
+        let (whole, count) = self.whole()?;
+        let scale = (count / (whole.len() / 2) as f64 / 2.0).sqrt();
+        let change = |pair: &[&Batch]| {
+            let of = |size: usize| pair[1].misses[size] as f64 - pair[0].misses[size] as f64;
+            std::array::from_fn(|size| scale * of(size))
+        };
+        Some(whole.chunks_exact(2).map(change).collect())
     }
 }
 
@@ -116,6 +133,10 @@ mod tests {
         // Half of them miss with 128 pages more; the 11th of 16 sizes is 121.
         let binomial = (100_000.0 * 0.4727 * 0.5273_f64).sqrt();
         assert!((errors[10] / binomial - 1.0).abs() < 0.6, "{errors:?}");
+        let changes = batches.changes().unwrap();
+        assert!(changes.len() <= PAIRS_MAX);
+        let squares: f64 = changes.iter().map(|change| change[10].powi(2)).sum();
+        assert!((squares.sqrt() / binomial - 1.0).abs() < 0.6, "{changes:?}");
         assert_eq!(errors[15], 0.0);
 
         let mut batches = Batches::new(PageCount(256));

@@ -293,10 +293,17 @@ impl InTurn {
         there
     }
 
-    /// A page left the guest. One that is not in the sample was written and not read.
+    /// A page left the guest. One that it was not seen to read was written.
     fn evicted(&mut self, page: PageNumber, sizes: &[f64; SIZES], hash: PageHash) {
-        if !self.pages.contains_key(&page) {
-            self.enter(page, sizes, hash);
+        if !self.pages.get(&page).is_some_and(|turns| turns.is_held) {
+            let there = self.enter(page, sizes, hash);
+            // It was written as long ago as a page was read that leaves the guest in turn.
+            if let Some(turns) = self.pages.get_mut(&page) {
+                let entered = turns.entered.iter_mut().zip(there);
+                for (entered, _) in entered.filter(|(_, there)| !there) {
+                    *entered -= self.held;
+                }
+            }
         }
         if let Some(turns) = self.pages.get_mut(&page)
             && std::mem::replace(&mut turns.is_held, false)
