@@ -76,4 +76,5 @@ pub use error::EstimatorError;
 pub use estimator::Estimator;
 pub use live::{Survival, WindowAet, WindowLru, aet_curve, lru_curve, working_set};
 pub use partial::{ParsedPartial, Partial, PartialError, SliceOf};
+pub use parts::ratio::ratio_error;
 pub use prefix_pages::PrefixPages;

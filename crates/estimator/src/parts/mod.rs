@@ -9,6 +9,7 @@ pub(crate) mod histogram;
 pub(crate) mod last_use;
 #[cfg(test)]
 pub(crate) mod naive;
+pub(crate) mod ratio;
 pub(crate) mod steps;
 #[cfg(test)]
 pub(crate) mod streams;

@@ -38,7 +38,7 @@ const STUDENT: [f64; REPLICATES - 1] = [
 const SKEWED: f64 = 1.3;
 
 /// 97.5 % quantile of Student's distribution; with less than one degree of freedom, that of one.
-fn student(degrees: f64) -> f64 {
+pub(crate) fn student(degrees: f64) -> f64 {
     let largest = STUDENT.len();
     let degrees = usize::whole(degrees.clamp(1.0, largest as f64));
     STUDENT[degrees - 1]

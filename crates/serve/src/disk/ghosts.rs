@@ -9,8 +9,8 @@
 //! guest, because a curve holds for one X. Otherwise they are those of the last minutes: after `WINDOW` they restart, or
 //! later if few blocks were read again, and until half of the next window has passed, the last one counts.
 //!
-//! The error of the rate of reads is that of its mean over the minutes of the window. It widens the band of misses per
-//! second on both sides.
+//! The error of the rate of reads is that of its mean over 8 to 16 blocks of the time of the window. It widens the band of misses
+//! per second on both sides.
 //!
 //! Not here: written blocks. One that is overwritten or freed is removed from the list.
 
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use plimsoll_disk::{Location, MachineStats, Observer};
-use plimsoll_estimator::{BandParts, GhostError, GhostOptions, GuestGhosts};
+use plimsoll_estimator::{BandParts, GhostError, GhostOptions, GuestGhosts, ratio_error};
 use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber, PageSize};
 use plimsoll_protocol::curve_json::CurveJson;
 
@@ -49,8 +49,7 @@ struct Inner {
     before: Option<(u64, u64)>,
     /// When the counts of the list began.
     since: Instant,
-    /// Reads that the list had counted at each full minute since then.
-    by_minute: Vec<u64>,
+    blocks: Blocks,
     /// The window before.
     last: Option<Window>,
 }
@@ -66,20 +65,60 @@ struct Window {
     out_of_order: f64,
 }
 
-/// Minimum time of counts that give a rate.
-const RATED: Duration = Duration::from_secs(1);
 /// Time after which the counts restart.
 const WINDOW: Duration = Duration::from_mins(10);
-const MINUTE: Duration = Duration::from_mins(1);
-/// Standard errors of a rate on either side of it in a band of 95 %.
-const ERRORS: f64 = 2.0;
+/// Length of a block of time at first.
+const BLOCK: Duration = Duration::from_secs(1);
+/// Blocks at which two are merged into one.
+const BLOCKS_MAX: usize = 16;
+
+/// Reads of the list by blocks of the time since its counts began, by which their rate has an error.
+#[derive(Debug)]
+struct Blocks {
+    /// Seconds and reads up to the end of each.
+    ends: Vec<(f64, u64)>,
+    /// Seconds of each, at least.
+    seconds: f64,
+}
+
+impl Blocks {
+    fn new() -> Self {
+        Self {
+            ends: Vec::new(),
+            seconds: BLOCK.as_secs_f64(),
+        }
+    }
+
+    /// Ends a block, if it is long enough.
+    fn count(&mut self, seconds: f64, reads: u64) {
+        let (begin, _) = self.ends.last().copied().unwrap_or_default();
+        if seconds - begin < self.seconds {
+            return;
+        }
+        self.ends.push((seconds, reads));
+        if self.ends.len() == BLOCKS_MAX {
+            let seconds: Vec<_> = self.ends.iter().skip(1).step_by(2).copied().collect();
+            self.ends = seconds;
+            self.seconds *= 2.0;
+        }
+    }
+
+    /// Half of the width of the band of the rate of reads, per second; `None` below two blocks.
+    fn rate_error(&self) -> Option<f64> {
+        let begins = [(0.0, 0)].into_iter().chain(self.ends.iter().copied());
+        let blocks: Vec<_> = (begins.zip(&self.ends))
+            .map(|(begin, end)| [(end.1 - begin.1) as f64, end.0 - begin.0])
+            .collect();
+        ratio_error(&blocks)
+    }
+}
 
 /// A miss-ratio curve and its part of a report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
     /// The part of the report.
     pub report: GhostsReport,
-    /// Reads that miss at each size from the guest's memory on, as a share and, once they were counted for a second, per
+    /// Reads that miss at each size from the guest's memory on, as a share and, once they were counted for two seconds, per
     /// second; `None` before the first read.
     pub curve: Option<MissRatioCurve>,
 }
@@ -117,7 +156,7 @@ impl Ghosts {
                 beyond,
                 before: Some((0, 0)),
                 since: Instant::now(),
-                by_minute: Vec::new(),
+                blocks: Blocks::new(),
                 last: None,
             })),
         })
@@ -146,10 +185,8 @@ impl Ghosts {
             inner.last = None;
         }
         let elapsed = inner.since.elapsed();
-        while MINUTE * (inner.minutes() + 1) <= elapsed {
-            let reads = inner.list.references();
-            inner.by_minute.push(reads);
-        }
+        let reads = inner.list.references();
+        inner.blocks.count(elapsed.as_secs_f64(), reads);
         if elapsed >= WINDOW && inner.list.band(PageCount(0)).is_some() {
             inner.last = Some(inner.window(stats));
             inner.list.resize(new_direct, new_ghost)?;
@@ -230,11 +267,7 @@ impl Inner {
     fn restart(&mut self) {
         self.before = None;
         self.since = Instant::now();
-        self.by_minute.clear();
-    }
-
-    fn minutes(&self) -> u32 {
-        u32::try_from(self.by_minute.len()).unwrap_or(u32::MAX)
+        self.blocks = Blocks::new();
     }
 
     /// The present window.
@@ -250,20 +283,14 @@ impl Inner {
         }
     }
 
-    /// The curve of the present window with its misses per second, from the guest's memory on: with less, the guest itself
-    /// would read more.
+    /// The curve of the present window with its misses per second.
     fn curve(&self) -> Option<MissRatioCurve> {
         let curve = self.list.curve().ok()?;
-        let direct = self.list.options().direct;
-        let elapsed = self.since.elapsed();
-        let rate = (elapsed >= RATED).then(|| {
-            let expected = curve.references() as f64 / elapsed.as_secs_f64();
-            let error = rate_error(&self.by_minute);
+        let rate = self.blocks.rate_error().map(|error| {
+            let expected = curve.references() as f64 / self.since.elapsed().as_secs_f64();
             (expected, (expected - error).max(0.0), expected + error)
         });
-        let beyond = curve.points().iter().filter(|point| point.size > direct);
-        let points = [curve.at(direct)].into_iter().chain(beyond.copied());
-        let points = points.map(|point| CurvePoint {
+        let points = curve.points().iter().map(|&point| CurvePoint {
             misses: rate.map(|(expected, low, high)| MissesPerSecond {
                 expected: point.miss_ratio * expected,
                 low: point.low * low,
@@ -271,24 +298,9 @@ impl Inner {
             }),
             ..point
         });
-        MissRatioCurve::new(points.collect(), curve.references()).ok()
+        let rated = MissRatioCurve::new(points.collect(), curve.references()).ok()?;
+        Some(rated.with_log_errors(curve.log_errors().to_vec()))
     }
-}
-
-/// Half of the width of the band of a rate of reads, per second, by the numbers of reads up to each minute; 0.0 below two
-/// minutes.
-fn rate_error(by_minute: &[u64]) -> f64 {
-    let before = [0].iter().chain(by_minute);
-    let rates: Vec<_> = (before.zip(by_minute))
-        .map(|(before, now)| (now - before) as f64 / MINUTE.as_secs_f64())
-        .collect();
-    let count = rates.len() as f64;
-    if count < 2.0 {
-        return 0.0;
-    }
-    let mean = rates.iter().sum::<f64>() / count;
-    let squares: f64 = rates.iter().map(|rate| (rate - mean).powi(2)).sum();
-    ERRORS * (squares / (count - 1.0) / count).sqrt()
 }
 
 impl Prediction {
@@ -409,7 +421,12 @@ mod tests {
         ghosts.settle(&stats(3000, 2048)).unwrap();
         go_round(&mut ghosts, 6000, 3000, 10);
         let at = |ghosts: &Ghosts, seconds, pages| {
-            ghosts.lock().since = Instant::now() - Duration::from_secs(seconds);
+            let mut inner = ghosts.lock();
+            inner.since = Instant::now() - Duration::from_secs(seconds);
+            inner.blocks = Blocks::new();
+            inner.blocks.count(seconds as f64 / 2.0, 30_000);
+            inner.blocks.count(seconds as f64, 60_000);
+            drop(inner);
             let curve = ghosts.prediction(&stats(3000, 2048)).curve.unwrap();
             Some(curve.misses_per_second(PageCount(pages))?.expected.round())
         };
@@ -426,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_that_of_the_last_window_with_the_spread_of_its_minutes() {
+    fn a_rate_is_that_of_the_last_window_with_the_spread_of_its_blocks() {
         let mut ghosts = Ghosts::new(None, PageCount(2048), PageCount(8192)).unwrap();
         let now = stats(3000, 2048);
         ghosts.settle(&now).unwrap();
@@ -435,7 +452,7 @@ mod tests {
                 let elapsed = ghosts.lock().since.elapsed();
                 go_round(ghosts, 6000, 3000, rounds);
                 // However long that took.
-                ghosts.lock().since = Instant::now() - elapsed - MINUTE;
+                ghosts.lock().since = Instant::now() - elapsed - Duration::from_mins(1);
                 ghosts.settle(&now).unwrap();
             }
         };
@@ -460,9 +477,9 @@ mod tests {
         for rate in rate(&ghosts) {
             assert_near(rate, 1000.0);
         }
-        // Minutes of 1000 and of 100 reads a second: two standard errors of their mean are added.
+        // Minutes of 1000 and of 100 reads a second: Student's quantile for 8 of them.
         minutes(&mut ghosts, 3, 1);
-        let error = 2.0 * (900.0_f64.powi(2) * 15.0 / 8.0 / 7.0 / 8.0).sqrt();
+        let error = 2.365 * (900.0_f64.powi(2) * 15.0 / 8.0 / 7.0 / 8.0).sqrt();
         let [expected, high] = rate(&ghosts);
         assert_near(expected, 662.5);
         assert_near(high, 662.5 + error);
@@ -472,6 +489,22 @@ mod tests {
         ghosts.lock().since -= WINDOW * 2;
         ghosts.settle(&now).unwrap();
         assert!(ghosts.prediction(&now).curve.is_some());
+    }
+
+    #[test]
+    fn blocks_of_time_become_longer_and_the_first_seconds_have_a_wide_band() {
+        let mut blocks = Blocks::new();
+        blocks.count(0.9, 5);
+        blocks.count(1.2, 100);
+        assert_eq!(blocks.rate_error(), None);
+        blocks.count(2.4, 300);
+        // 83 and 167 reads a second: one degree of freedom.
+        assert!(blocks.rate_error().unwrap() > 500.0);
+        for second in 3..=600_u64 {
+            blocks.count(second as f64, second * 125);
+        }
+        assert!((8..=15).contains(&blocks.ends.len()));
+        assert!(blocks.rate_error().unwrap() < 1.0);
     }
 
     #[test]
