@@ -8,7 +8,8 @@
 //! measured in docs/disk-measured.md.
 //!
 //! *Held*, *given* and *needed* are those of live curves, at [`SIZES`] sizes: needed is the mean width that holds the truth at
-//! 95 % of them, if all bands are widened by one factor.
+//! 95 % of them, if all bands are widened by one factor. *Quotients*: the same for the misses at each size divided by those at
+//! each other one, as a promise compares them; widths are those of the logarithm.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -30,8 +31,10 @@ const WARM: u64 = FILES;
 const COUNTED: u64 = 4 * FILES;
 /// Sizes at which the curve is compared, evenly from the guest's to all files.
 const SIZES: u64 = 8;
-/// Error, as a share of the reads, that does not count against a band.
+/// Error, as a share of the reads or of a quotient, that does not count against a band.
 const ROUNDING: f64 = 1e-3;
+/// Smaller shares of misses count as this one in a quotient, as for promises.
+const LEAST: f64 = 1e-3;
 
 #[derive(Debug, Clone, Copy)]
 enum Order {
@@ -228,7 +231,7 @@ const STREAMS: [&str; 7] = [
     "uniform", "Zipf 0.6", "Zipf 0.9", "Zipf 1.2", "class", "loop", "phase",
 ];
 
-/// Results over sizes and seeds.
+/// Bands over sizes and seeds.
 #[derive(Default)]
 struct Tally {
     held: f64,
@@ -238,6 +241,39 @@ struct Tally {
 }
 
 impl Tally {
+    /// Counts a band about `expected`.
+    fn add(&mut self, expected: f64, [low, high]: [f64; 2], truth: f64) {
+        let holds = low - ROUNDING <= truth && truth <= high + ROUNDING;
+        self.held += f64::from(u8::from(holds));
+        self.given += high - low;
+        let error = truth - expected;
+        let side = if error > 0.0 {
+            high - expected
+        } else {
+            expected - low
+        };
+        self.factors
+            .push((error.abs() - ROUNDING).max(0.0) / side.max(1e-9));
+    }
+
+    /// Share held, and mean widths given and needed.
+    fn result(&mut self) -> [f64; 3] {
+        let count = self.factors.len();
+        self.factors.sort_by(f64::total_cmp);
+        let factor = self.factors[(count * 95).div_ceil(100) - 1];
+        let given = self.given / count as f64;
+        [self.held / count as f64, given, given * factor]
+    }
+}
+
+/// Results of a row.
+#[derive(Default)]
+struct Row {
+    misses: Tally,
+    quotients: Tally,
+}
+
+impl Row {
     fn add(&mut self, order: Order, visits: &[(u64, bool)]) -> anyhow::Result<()> {
         let mut list = GuestGhosts::new(GhostOptions {
             direct: PageCount(OWN),
@@ -273,34 +309,34 @@ impl Tally {
             }
         }
         let curve = list.curve()?;
-        for (other, misses) in others {
-            let point = curve.at(PageCount(other.size as u64));
-            let truth = misses / curve.references() as f64;
-            let holds = point.low - ROUNDING <= truth && truth <= point.high + ROUNDING;
-            self.held += f64::from(u8::from(holds));
-            self.given += point.high - point.low;
-            let error = truth - point.miss_ratio;
-            let side = if error > 0.0 {
-                point.high - point.miss_ratio
-            } else {
-                point.miss_ratio - point.low
-            };
-            self.factors
-                .push((error.abs() - ROUNDING).max(0.0) / side.max(1e-9));
+        let truths = others.iter().map(|(other, misses)| {
+            let size = PageCount(other.size as u64);
+            (size, misses / curve.references() as f64)
+        });
+        let truths: Vec<_> = truths.collect();
+        for &(size, truth) in &truths {
+            let point = curve.at(size);
+            let band = [point.low, point.high];
+            self.misses.add(point.miss_ratio, band, truth);
+            for &(baseline, divisor) in truths.iter().filter(|(other, _)| *other != size) {
+                let band = curve.quotient_band(size, baseline, LEAST);
+                let log = |over: f64, under: f64| (over.max(LEAST) / under.max(LEAST)).ln();
+                let expected = log(point.miss_ratio, curve.miss_ratio(baseline));
+                let limits = [*band.start(), *band.end()].map(f64::ln);
+                self.quotients.add(expected, limits, log(truth, divisor));
+            }
         }
         Ok(())
     }
 
     fn write(mut self, name: &str, out: &mut dyn Write) -> anyhow::Result<()> {
-        let count = self.factors.len();
-        self.factors.sort_by(f64::total_cmp);
-        let factor = self.factors[(count * 95).div_ceil(100) - 1];
-        let (held, given) = (self.held / count as f64, self.given / count as f64);
-        let under = if held < HELD_MIN { "  UNDER" } else { "" };
+        let [held, given, needed] = self.misses.result();
+        let [quotients, log_given, log_needed] = self.quotients.result();
+        let is_under = held < HELD_MIN || quotients < HELD_MIN;
+        let under = if is_under { "  UNDER" } else { "" };
         writeln!(
             out,
-            "  {name:<28} {held:>7.3} {given:>8.4} {:>8.4}{under}",
-            given * factor
+            "  {name:<28} {held:>7.3} {given:>8.4} {needed:>8.4} {quotients:>10.3} {log_given:>8.4} {log_needed:>8.4}{under}"
         )?;
         out.flush()?;
         Ok(())
@@ -322,9 +358,12 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     for (guest, order) in ORDERS {
         writeln!(
             out,
-            "\n{:<30} {:>7} {:>8} {:>8}",
+            "\n{:<30} {:>7} {:>8} {:>8} {:>10} {:>8} {:>8}",
             format!("disk: {guest}"),
             "held",
+            "given",
+            "needed",
+            "quotients",
             "given",
             "needed"
         )?;
@@ -337,11 +376,11 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
                 continue;
             }
             for (writes, text) in [(false, ""), (true, ", 10 % writes")] {
-                let mut tally = Tally::default();
+                let mut row = Row::default();
                 for seed in args.first_seed..args.first_seed + args.seeds {
-                    tally.add(order, &visits(stream, writes, seed)?)?;
+                    row.add(order, &visits(stream, writes, seed)?)?;
                 }
-                tally.write(&format!("{stream}{text}"), out)?;
+                row.write(&format!("{stream}{text}"), out)?;
             }
         }
     }
