@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use plimsoll_actuator::GuestNeed;
+use plimsoll_estimator::ratio_error;
 use plimsoll_flow::{MissRatioCurve, TraceMethod};
 use plimsoll_observe::ObservedPeriod;
 use plimsoll_protocol::disk_admin::{self, DiskStat};
@@ -125,6 +126,8 @@ pub struct ServerCounts {
     pub requests: u64,
     /// Pages that were in none of its memory, as its kernel counts reads from its disk, less what the cache caught.
     pub misses: f64,
+    /// Half-width of the 95 % band of its misses per request, as a share of them, by its reports; infinite below two.
+    pub error: f64,
 }
 
 impl ServerCounts {
@@ -480,11 +483,17 @@ impl Server {
         after: &DiskStat,
     ) -> anyhow::Result<ServerCounts> {
         let (mut requests, mut sectors) = (0, 0);
+        let mut reports = Vec::new();
         for (at, fields) in &self.told {
             let length = Duration::from_millis(number(fields, "ms")?);
             if at.checked_sub(length).is_some_and(|from| from >= begin) {
-                requests += number(fields, "requests")?;
-                sectors += number(fields, "disk_read_sectors")?;
+                let [of_report, read] = [
+                    number(fields, "requests")?,
+                    number(fields, "disk_read_sectors")?,
+                ];
+                requests += of_report;
+                sectors += read;
+                reports.push([read as f64, of_report as f64]);
             }
         }
         let reads = after.read_blocks.saturating_sub(before.read_blocks);
@@ -497,6 +506,9 @@ impl Server {
         Ok(ServerCounts {
             requests,
             misses: sectors as f64 / 8.0 * missed,
+            error: ratio_error(&reports).map_or(f64::INFINITY, |error| {
+                error * requests as f64 / (sectors as f64).max(1.0)
+            }),
         })
     }
 }

@@ -399,6 +399,7 @@ mod tests {
             let before = ServerCounts {
                 requests: 100,
                 misses: 100.0,
+                error: 0.0,
             };
             let after = Row {
                 vm: "demo-web".to_owned(),

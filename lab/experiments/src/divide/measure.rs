@@ -98,11 +98,31 @@ pub struct VmResult {
     /// Misses per request relative to those before.
     pub predicted: Relative,
     pub measured: f64,
+    /// Half-width of the 95 % band of the logarithm of what was measured, by the servers' reports of both times; 0.0 in runs of
+    /// former versions.
+    #[serde(default)]
+    pub measured_error: f64,
     /// Share of the memory that it gained which it had filled when it was measured, 0.0 to 1.0.
     pub filled: f64,
     pub above_bound: bool,
     /// It pretends to need memory: nothing is promised to it, and it counts in no mean.
     pub is_hostile: bool,
+}
+
+impl VmResult {
+    /// Whether the prediction's band holds what was measured, so far as that is certain: the misses of two times differ by chance
+    /// too, of which the prediction, on one and the same reads, has nothing.
+    #[must_use]
+    pub fn is_within_band(&self) -> bool {
+        let Relative {
+            expected,
+            low,
+            high,
+        } = self.predicted;
+        let limit = if self.measured > expected { high } else { low };
+        let error = (self.measured / expected).ln().abs();
+        error <= (limit / expected).ln().hypot(self.measured_error)
+    }
 }
 
 /// Boots three servers, and measures them with their initial memory, with each allocation, and with their initial
@@ -174,6 +194,7 @@ pub fn measure(
                     bytes: target.target_bytes,
                     predicted: target.relative.unwrap_or(UNCHANGED),
                     measured,
+                    measured_error: before[index].error.hypot(after[index].error),
                     filled: filled.map_or(1.0, |(_, filled)| *filled),
                     above_bound: bound.is_some_and(|bound| measured > bound),
                     is_hostile,
@@ -364,6 +385,31 @@ Referenced:           4 kB
 ";
         assert_eq!(referenced_bytes(smaps), Some(1024 << 10));
         assert_eq!(referenced_bytes("Referenced: 4 kB\n"), None);
+    }
+
+    #[test]
+    fn a_measurement_is_within_a_band_so_far_as_it_is_certain() {
+        let is_within = |measured, measured_error| {
+            let vm = VmResult {
+                vm: "demo-scan".to_owned(),
+                bytes: 1 << 20,
+                predicted: Relative {
+                    expected: 1.0,
+                    low: 1.0,
+                    high: 1.04,
+                },
+                measured,
+                measured_error,
+                filled: 1.0,
+                above_bound: false,
+                is_hostile: false,
+            };
+            vm.is_within_band()
+        };
+        assert!(is_within(1.039, 0.0) && !is_within(0.999, 0.0));
+        assert!(is_within(0.98, 0.03) && !is_within(0.96, 0.03));
+        // Errors of both add up as squares.
+        assert!(is_within(1.049, 0.03) && !is_within(1.06, 0.03));
     }
 
     #[test]

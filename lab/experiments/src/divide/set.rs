@@ -18,7 +18,7 @@ struct Summary {
     promises: u32,
     /// Of them, those that missed more.
     broken: u32,
-    /// VMs whose measured misses lie within the band of the prediction.
+    /// VMs whose measured misses lie within the band of the prediction, so far as they are certain.
     within_band: u32,
     /// VMs that had not filled what they gained when they were measured.
     cold: u32,
@@ -34,10 +34,9 @@ impl Summary {
         let bound = allocations.into_iter();
         for allocation in bound.filter(|allocation| allocation.max_loss.is_some()) {
             for vm in allocation.vms.iter().filter(|vm| !vm.is_hostile) {
-                let band = vm.predicted.low..=vm.predicted.high;
                 summary.promises += 1;
                 summary.broken += u32::from(vm.above_bound);
-                summary.within_band += u32::from(band.contains(&vm.measured));
+                summary.within_band += u32::from(vm.is_within_band());
                 summary.cold += u32::from(vm.filled < 1.0);
             }
             summary.allocations += 1;
@@ -91,7 +90,7 @@ pub fn result_set(
             "Three guests of {BASELINE_MIB} MiB each, after the machines of [LS07] §6.5: web reads files by popularity, search reads an index at random, scan \
              reads everything in turn, with a light background task (scan-with-task) or without. Their curves come from first touches while they have all of their RAM ({RAM_MIB} MiB), as on a host with memory to spare, or from the caches under \
              their disks. Each allocation of their memory is set for real, without caches, and measured once the servers have filled what they gained. All misses are misses per \
-             request relative to those before; 1.00 is no change. A promise is broken if a VM misses more than its bound plus {:.0} points, [LS07]'s own largest excess.",
+             request relative to those before; 1.00 is no change. A VM is measured within its band if its distance from the prediction is at most that of the band's limit and the error of the measurement (95 %, by the servers' reports), added as squares. A promise is broken if a VM misses more than its bound plus {:.0} points, [LS07]'s own largest excess.",
             TOLERANCE * 100.0
         ),
         command,
@@ -341,6 +340,7 @@ mod tests {
                     high: 1.1,
                 },
                 measured,
+                measured_error: 0.0,
                 filled: 1.0,
                 above_bound: max_loss.is_some_and(|loss| measured > 1.0 + loss + TOLERANCE),
                 is_hostile: false,
