@@ -307,7 +307,8 @@ impl MissRatioCurve {
     /// Returns the 95 % band of the misses at `size` divided by those at `baseline`, where miss ratios below `least` (above
     /// 0.0) count as that: for each number of pages by which the sizes may be too large.
     ///
-    /// Its limits are those of the points' own bands where their common errors are not known.
+    /// Where the common errors of the two are not known, they count as independent: its limits are those of the one's band divided by
+    /// those of the other's.
     #[must_use]
     pub fn quotient_band(
         &self,
@@ -344,31 +345,34 @@ impl MissRatioCurve {
 
     /// The limits for sizes that are certain.
     fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
-        let divisor = self.miss_ratio(baseline).max(least);
-        let over = |ratio: f64| ratio.max(least) / divisor;
-        let point = self.at(size);
-        let (low, high) = (over(point.low), over(point.high));
-        let points = |size: PageCount| self.points.partition_point(|point| point.size <= size);
-        let known = |size: PageCount| points(size).min(self.log_errors.len()).checked_sub(1);
-        let (Some(at), Some(other)) = (known(size), known(baseline)) else {
-            return (low, high);
-        };
-        let factor = self.log_half_width(at, other).exp();
-        let most = over(self.points[at].miss_ratio * factor);
-        // The point's own band has not the error at the baseline, but of other sizes than `at` nothing else is known.
-        let is_own = at + 1 == points(size);
-        (
-            over(point.miss_ratio / factor),
-            if is_own { most } else { high.min(most) },
-        )
+        let over = |ratio: f64, divisor: f64| ratio.max(least) / divisor.max(least);
+        let (point, divisor) = (self.at(size), self.at(baseline));
+        let mut low = over(point.low, divisor.high);
+        let mut high = over(point.high, divisor.low);
+        if let Some((known, half_width)) = self.log_half_width(size, baseline) {
+            let factor = half_width.exp();
+            let most = over(known * factor, divisor.miss_ratio);
+            low = over(point.miss_ratio / factor, divisor.miss_ratio);
+            // A size above the baseline may have no errors of its own.
+            high = if size > baseline {
+                high.min(most)
+            } else {
+                most
+            };
+        }
+        (low, high)
     }
 
-    /// The half-width of the band of the logarithm of the quotient of the misses at two points whose errors are known.
-    fn log_half_width(&self, at: usize, other: usize) -> f64 {
-        let pairs = self.log_errors[at].iter().zip(&self.log_errors[other]);
+    /// The half-width of the band of the logarithm of the quotient of the misses at two sizes, and the
+    /// miss ratio at the first, or at the largest size below it whose errors are known; `None` if those of the other are not.
+    fn log_half_width(&self, size: PageCount, other: PageCount) -> Option<(f64, f64)> {
+        let points = |size: PageCount| self.points.partition_point(|point| point.size <= size);
+        let at = points(size).min(self.log_errors.len()).checked_sub(1)?;
+        let other = self.log_errors.get(points(other).checked_sub(1)?)?;
+        let pairs = self.log_errors[at].iter().zip(other);
         let differences = pairs.map(|(&one, &other)| f64::from(one) - f64::from(other));
         let squares: f64 = differences.map(|difference| difference * difference).sum();
-        squares.sqrt() / 1000.0
+        Some((self.points[at].miss_ratio, squares.sqrt() / 1000.0))
     }
 
     /// Returns the misses per second of wall time at `size`; `None` for references without a clock, and below the
@@ -837,7 +841,8 @@ mod tests {
             let band = curve.quotient_band(PageCount(size), PageCount(30), 0.01);
             [*band.start(), *band.end()]
         };
-        assert_eq!(band(&whole, 20), [1.0, 4.0]);
+        // Unknown errors are independent: 0.1 to 0.4 over 0.05 to 0.2.
+        assert_eq!(band(&whole, 20), [0.5, 8.0]);
         let known = [errors(300, 0), errors(100, 0), errors(70, 40)].to_vec();
         let known = whole.clone().with_log_errors(known);
         let near = |found: [f64; 2], expected: [f64; 2]| {
@@ -850,8 +855,6 @@ mod tests {
         let factor = 0.05_f64.exp();
         near(band(&known, 20), [2.0 / factor, 2.0 * factor]);
         near(band(&known, 30), [1.0, 1.0]);
-        // Of 40 pages no more is known than that they miss no more than 30 do, nor than its own band allows.
-        near(band(&known, 40), [0.1, 0.1]);
         // The own band of a size has not the error at the baseline.
         let exact =
             curve(&[(10, 0.4), (20, 0.2)]).with_log_errors(vec![errors(0, 0), errors(50, 0)]);
@@ -860,8 +863,13 @@ mod tests {
             [*at_baseline.start(), *at_baseline.end()],
             [2.0 / factor, 2.0 * factor],
         );
+        // Of 40 pages no more is known than that they miss no more than 30 do, nor than both bands allow.
+        near(band(&known, 40), [0.1, 0.2]);
+        // Of a quotient by their misses no more than the bands.
+        let unknown = known.quotient_band(PageCount(20), PageCount(40), 0.01);
+        assert_eq!(unknown, 10.0..=40.0);
         let least = known.quotient_band(PageCount(20), PageCount(30), 0.15);
-        assert_eq!(*least.start(), 0.2 / factor / 0.15);
+        assert_eq!(least, 0.2 / factor / 0.15..=0.2 * factor / 0.15);
         // Points that are left out or lie between others have the errors of those before them.
         let cut = known.at_sizes(&[PageCount(15), PageCount(20), PageCount(45)]);
         let cut = cut.unwrap();

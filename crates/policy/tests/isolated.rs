@@ -539,7 +539,7 @@ fn the_promise_binds_on_the_upper_edge_of_the_band() {
     let point = |size, miss_ratio, high| CurvePoint {
         size: PageCount(size),
         miss_ratio,
-        low: 0.0,
+        low: miss_ratio,
         high,
         misses: None,
     };

@@ -125,7 +125,7 @@ prop_compose! {
 pub fn high(demand: &Demand, rules: &Rules, size: u64) -> f64 {
     let curve = demand.curve.as_ref().unwrap();
     let least = rules.miss_ratio_min;
-    curve.at(PageCount(size)).high.max(least) / curve.miss_ratio(demand.baseline).max(least)
+    curve.at(PageCount(size)).high.max(least) / curve.at(demand.baseline).low.max(least)
 }
 
 /// Whether a size breaks no loss bound and no limit.
