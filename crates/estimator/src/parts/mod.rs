@@ -7,6 +7,7 @@ pub(crate) mod filter;
 pub(crate) mod hash;
 pub(crate) mod histogram;
 pub(crate) mod last_use;
+pub(crate) mod log_errors;
 #[cfg(test)]
 pub(crate) mod naive;
 pub(crate) mod ratio;

@@ -40,11 +40,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use plimsoll_flow::{
-    CurvePoint, FirstTouch, FirstTouches, LOG_ERRORS, LogErrors, MissRatioCurve, MissesPerSecond,
-    PageCount, SplitMix, Timestamp, Whole as _, mix,
+    CurvePoint, FirstTouch, FirstTouches, LogErrors, MissRatioCurve, MissesPerSecond, PageCount,
+    SplitMix, Timestamp, Whole as _, mix,
 };
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
+use crate::parts::log_errors::{WEIGHTINGS, log_errors, log_share};
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
 use phase::Phase;
@@ -67,8 +68,6 @@ const SPEED_ROUNDS: u32 = 3;
 /// Number of stretches of time of which the samples have the same random weight: what a VM does in one of them, all of its
 /// samples see.
 const BLOCKS: usize = 16;
-/// Number of weightings of the samples from which a band is computed.
-const WEIGHTINGS: u64 = LOG_ERRORS as u64 - 1;
 /// Rounds of three steps for each.
 const WEIGHTING_ROUNDS: u32 = 25;
 /// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
@@ -80,8 +79,6 @@ const INTERRUPTED: f64 = 1.6;
 /// Error of the logarithm of the quotient of the misses at two sizes that the mixture itself has, as a share of it:
 /// measured by `./dev bench bands`.
 const QUOTIENT_ERROR: f64 = 0.08;
-/// Misses below this share of the largest count as this share.
-const SLOPE_MIN: f64 = 1e-6;
 /// Events that would have been observed with a probability of 95 %: -ln 0.05.
 const RULE_OF_THREE: f64 = 3.0;
 
@@ -366,9 +363,9 @@ impl Shape {
         let resolution_share = RESOLUTION_SHARE.max(least);
         let resolution_time = RESOLUTION_MIN.max(unresolved_time(times));
         let weights = mixture.weights.clone();
-        let others = (0..WEIGHTINGS).map(|seed| {
+        let others = (1..=WEIGHTINGS as u64).map(|seed| {
             // The figures of docs/first-touch.md were measured by these numbers.
-            let mut random = SplitMix(mix(seed + 1));
+            let mut random = SplitMix(mix(seed));
             let mut counts = vec![0.0; cells.cells.len()];
             for block in order.chunks(order.len().div_ceil(BLOCKS)) {
                 // Exponentially distributed, of mean 1; of a number above 0 and at most 1.
@@ -450,7 +447,15 @@ impl Shape {
                 errors.truncate(points.len());
             }
             if errors.len() == points.len() && *unnoticed <= upper * slope_spread {
-                errors.push(log_errors([slope, first.slope], &slopes, upper));
+                let shares = slopes.iter().map(|slope| slope / first.slope);
+                let own = slope / first.slope;
+                let factor = upper * DEVIATIONS / (WEIGHTINGS as f64).sqrt();
+                errors.push(log_errors(
+                    own,
+                    shares,
+                    factor,
+                    log_share(own) * QUOTIENT_ERROR,
+                ));
             }
             points.push(CurvePoint {
                 size,
@@ -477,18 +482,6 @@ impl Shape {
         let curve = MissRatioCurve::new(points, self.touches).ok()?;
         Some(curve.with_log_errors(errors))
     }
-}
-
-/// The errors of a slope, of which `first` is the largest, by those of other weightings; `upper` times as large.
-fn log_errors([slope, first]: [f64; 2], slopes: &[f64], upper: f64) -> LogErrors {
-    let log = |slope: f64| (slope / first).max(SLOPE_MIN).ln();
-    let own = log(slope);
-    let share = upper * DEVIATIONS / (slopes.len() as f64).sqrt();
-    let errors = slopes.iter().map(|&other| (log(other) - own) * share);
-    let mut parts = errors.chain([own * QUOTIENT_ERROR]);
-    #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
-    let permille = |part: f64| (part * 1000.0).round() as i16;
-    std::array::from_fn(|_| permille(parts.next().unwrap_or_default()))
 }
 
 /// Half-width of the band around a mean, by the values of the weightings.
