@@ -8,6 +8,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount};
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent, from_hidden};
 use crate::live::survival::Survival;
 use crate::live::window::{PartOfWindow, Window};
+use crate::parts::log_errors::with_model_error;
 
 /// Error of the ratio at the hidden size, at most, as measured (`window`); at twice that size there is none.
 const HOT_SET_EXCESS: f64 = 0.13;
@@ -62,33 +63,40 @@ fn widened(curve: &MissRatioCurve) -> Option<MissRatioCurve> {
     sizes.retain(|&size| size <= last.size);
     sizes.sort_unstable();
     sizes.dedup();
-    let points = sizes.iter().map(|&size| {
-        let point = &CurvePoint {
-            size,
-            ..curve.at(size)
-        };
+    let excess = |point: &CurvePoint| {
         let size = point.size.0 as f64;
-        let is_near = hidden > 0.0 && size < 2.0 * hidden;
-        let excess = if point.miss_ratio <= last.miss_ratio {
+        if point.miss_ratio <= last.miss_ratio {
             point.miss_ratio
-        } else if is_near {
+        } else if hidden > 0.0 && size < 2.0 * hidden {
             HOT_SET_EXCESS * (2.0 - size / hidden)
         } else {
             0.0
+        }
+    };
+    // Share of the misses that is left without them.
+    let left = |point: &CurvePoint| (1.0 - excess(point) / point.miss_ratio.max(1e-9)).max(0.0);
+    let points = sizes.iter().map(|&size| {
+        let point = CurvePoint {
+            size,
+            ..curve.at(size)
         };
-        let low = point.low.min(point.miss_ratio - excess).max(0.0);
-        let left = (1.0 - excess / point.miss_ratio.max(1e-9)).max(0.0);
+        let low = point.low.min(point.miss_ratio - excess(&point)).max(0.0);
         let misses = point.misses.map(|misses| MissesPerSecond {
-            low: misses.low.min(misses.expected * left),
+            low: misses.low.min(misses.expected * left(&point)),
             ..misses
         });
         CurvePoint {
             low,
             misses,
-            ..*point
+            ..point
         }
     });
-    MissRatioCurve::new(points.collect(), curve.references()).ok()
+    let widened = curve.with_points(points.collect()).ok()?;
+    let known = widened.log_errors().iter().zip(widened.points());
+    let known = known.take_while(|(_, point)| point.miss_ratio > last.miss_ratio);
+    let errors = known.map(|(&errors, point)| with_model_error(errors, left(point)));
+    let errors = errors.collect();
+    Some(widened.with_log_errors(errors))
 }
 
 impl<P: PartOfWindow> PooledEstimator<P> {

@@ -27,6 +27,7 @@
 //! the truth at 99 % of sizes for a uniform stream, but at 83 % for Zipf's, where the few hottest
 //! pages are mostly outside the sample, which contains no information about them. Only more windows, each
 //! with another sample, provide it. At scale 1 the band is too wide: all pages are observed, but treated as a sample.
+//! The misses at two sizes are compared by what each part changes at both (`log_errors`).
 //!
 //! **Behind a hot set.** A tracer sees only references that miss its hot set of `H` sampled pages,
 //! replaced first in, first out. The curve is then that of the references seen: P(needed > c) = LRU's
@@ -59,6 +60,9 @@ use crate::parts::steps::{REPLICATES, Steps, replicate_of};
 
 /// Binary logarithm of the number of adjacent pages that belong to the same part: 64 pages.
 const NEIGHBOURS_BITS: u32 = 6;
+/// Error of the logarithm of the quotient of the misses at two sizes that windows and scaled distances have, as a share of it:
+/// measured by `./dev bench bands`.
+const QUOTIENT_ERROR: f64 = 0.04;
 
 /// The part of the sample to which a page belongs.
 fn part_of(page: PageNumber) -> usize {
@@ -326,6 +330,7 @@ fn curve_of(
     steps_of: impl Fn(&Survival) -> Steps,
 ) -> Result<MissRatioCurve, CurveError> {
     let mut steps = steps_of(survival);
+    let mut errors = Vec::new();
     if !survival.parts().is_empty() {
         let parts = survival.parts().iter();
         let curves = parts.map(|part| {
@@ -338,11 +343,13 @@ fn curve_of(
             .filter_map(|(curve, _)| curve.clone())
             .collect();
         steps.band(&curves, 1.0);
+        errors = steps.log_errors(&curves, QUOTIENT_ERROR);
         if let Some(rate) = survival.references_per_second() {
             steps.rate(rate, survival.rate_limits(), &rated);
         }
     }
-    steps.into_curve(survival.observations())
+    let curve = steps.into_curve(survival.observations())?;
+    Ok(curve.with_log_errors(errors))
 }
 
 /// Reads the working set from a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].

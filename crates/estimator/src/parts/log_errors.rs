@@ -36,6 +36,13 @@ pub(crate) fn log_errors(
     errors
 }
 
+/// The errors where the model may have found misses of which only the share `left` is real.
+pub(crate) fn with_model_error(mut errors: LogErrors, left: f64) -> LogErrors {
+    // The model's own error is larger for small shares, which are negative logarithms: the two do not cancel out.
+    errors[WEIGHTINGS] = errors[WEIGHTINGS].saturating_sub(permille(log_share(left)));
+    errors
+}
+
 fn permille(part: f64) -> i16 {
     #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
     let permille = (part * 1000.0).round() as i16;

@@ -10,8 +10,10 @@
 //! Not here: errors common to all replicates, such as those of a model.
 
 use plimsoll_flow::{
-    CurveError, CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, Whole as _,
+    CurveError, CurvePoint, LogErrors, MissRatioCurve, MissesPerSecond, PageCount, Whole as _,
 };
+
+use super::log_errors::{log_errors, log_share};
 
 /// Number of replicates into which a sample is split.
 pub(crate) const REPLICATES: usize = 16;
@@ -146,6 +148,28 @@ impl Steps {
             };
             *point = banded(point.size, point.miss_ratio, half_width);
         }
+    }
+
+    /// The errors of the logarithms of the ratios, one for each point: each weighting leaves out one of the `replicates`, and the
+    /// model's own error is a share `model` of the logarithm. None are known of fewer than two.
+    pub(crate) fn log_errors(&self, replicates: &[MissRatioCurve], model: f64) -> Vec<LogErrors> {
+        let mut lines: Vec<_> = replicates.iter().map(Line::new).collect();
+        let count = lines.len() as f64;
+        if lines.len() < 2 {
+            return Vec::new();
+        }
+        let factor = quantile_of(count) * ((count - 1.0) / count).sqrt();
+        let errors = self.points.iter().map(|point| {
+            let ratios = lines.iter_mut().map(|line| line.at(point.size.0));
+            let ratios: Vec<f64> = ratios.collect();
+            let mean = ratios.iter().sum::<f64>() / count;
+            let own = point.miss_ratio;
+            let without = ratios
+                .iter()
+                .map(|ratio| own + (mean - ratio) / (count - 1.0));
+            log_errors(own, without, factor, log_share(own) * model)
+        });
+        errors.collect()
     }
 
     /// Adds misses per second, of `rate` references per second, with the spread of those of the replicates: of their
