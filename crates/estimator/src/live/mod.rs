@@ -335,6 +335,78 @@ mod tests {
         }
     }
 
+    /// Curve of two windows, each of another sample of one page in 16 unless it is a stream, of a VM that refers to `pages` pages evenly.
+    fn curve_of_even_references(row: &LiveEstimatorRow, pages: u64, seed: u64) -> MissRatioCurve {
+        let mut random = Random::new(seed);
+        let mut estimator = (row.make)(&options(None));
+        let mut is_sampled = Vec::new();
+        for _ in 0..2 {
+            if is_sampled.is_empty() || row.takes != LiveInputKind::Stream {
+                is_sampled = (0..pages).map(|_| random.next() % 16 == 0).collect();
+            }
+            // Seven pages in eight are found touched at the end, a hundredth between two scans.
+            for _ in 0..200 {
+                let references = (0..pages / 100).map(|_| random.next() % pages);
+                let sampled = references.filter(|&page| is_sampled[page as usize]);
+                let mut seen: Vec<_> = sampled.map(PageNumber).collect();
+                if row.takes == LiveInputKind::Scans {
+                    seen.sort_unstable();
+                    seen.dedup();
+                }
+                observe_all(&mut *estimator, row.takes, std::iter::once(&*seen));
+            }
+            estimator.close_window(&LiveWindow {
+                scale: 16,
+                tracked: is_sampled.iter().filter(|&&sampled| sampled).count() as u64,
+                ..window(5.0)
+            });
+        }
+        estimator.curve().unwrap()
+    }
+
+    #[test]
+    fn quotients_of_misses_are_known_better_than_the_misses() {
+        let pages = 8192;
+        for row in pooling() {
+            let (mut held, mut all, mut widths) = (0, 0, [0.0, 0.0]);
+            for seed in 0..20 {
+                let curve = curve_of_even_references(row, pages, seed);
+                let without = curve.clone().with_log_errors(Vec::new());
+                for baseline in [0.5, 0.65, 0.75] {
+                    for below in [0.6, 0.9, 0.97] {
+                        let baseline = PageCount(pages).scaled(baseline);
+                        let size = baseline.scaled(below);
+                        let missed = |size: PageCount| (pages - size.0) as f64;
+                        let truth = missed(size) / missed(baseline);
+                        let band = curve.quotient_band(size, baseline, 1e-3);
+                        held += u32::from(band.contains(&truth));
+                        all += 1;
+                        widths[0] += band.end() - band.start();
+                        let band = without.quotient_band(size, baseline, 1e-3);
+                        widths[1] += band.end() - band.start();
+                    }
+                }
+            }
+            assert!(held * 100 >= all * 95, "{}: {held} of {all}", row.name);
+            assert!(widths[0] < widths[1] / 2.0, "{}: {widths:?}", row.name);
+        }
+    }
+
+    #[test]
+    fn the_misses_left_where_windows_end_are_not_known() {
+        for row in pooling() {
+            let curve = curve_of_even_references(row, 8192, 1);
+            let last = *curve.points().last().unwrap();
+            assert_eq!(last.low, 0.0, "{}: {last:?}", row.name);
+            let known = curve.log_errors().len();
+            assert!(
+                0 < known && known < curve.points().len(),
+                "{}: {known}",
+                row.name
+            );
+        }
+    }
+
     #[test]
     fn misses_per_second_are_counts_over_the_time_and_an_idle_window_has_none() {
         for row in pooling() {

@@ -18,6 +18,9 @@
 //! jackknife) estimates the sampling error. Each window has another sample and observes another time: of their mean, the
 //! sampling error is the root of the sum of squares, and at least what neighbouring windows differ by.
 //!
+//! **Quotients.** For the misses at two sizes the replicates' deviations are kept apart (`log_errors`), up to the largest size that
+//! windows resolve. Beyond, the lower limit is 0 where no window shows a further fall.
+//!
 //! Source: \[Denning68\], \[DS78\] for the slope.
 //! Cost: two map entries for each page touched in a window, and a footprint of ten histograms.
 //! Not here: how touches are found (crate `plimsoll-trap`), averages over gaps (`footprint`).
@@ -26,8 +29,10 @@ use std::collections::HashMap;
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow, Recent, from_hidden};
 use crate::curve::footprint::{AverageWindow, Footprint, FootprintPoint};
+use crate::parts::log_errors::{WEIGHTINGS, log_errors, log_share};
 use plimsoll_flow::{
-    CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, PageNumber, Whole as _,
+    CurvePoint, LogErrors, MissRatioCurve, MissesPerSecond, PageCount, PageNumber, SplitMix,
+    Whole as _, mix,
 };
 
 /// Number of replicates into which the sample is divided.
@@ -39,6 +44,9 @@ const LENGTHS_PER_INTERVAL: f64 = 8.0;
 const LENGTHS_MAX: f64 = 1024.0;
 /// Half-width of a 95 % band in standard errors: Student's quantile for as many replicates.
 const DEVIATIONS: f64 = 2.365;
+/// Error of the logarithm of the quotient of the misses at two sizes that scans themselves have, as a share of it: measured by
+/// `./dev bench bands`.
+const QUOTIENT_ERROR: f64 = 0.04;
 
 /// A window of scans of one sample of pages.
 #[derive(Debug, Default)]
@@ -177,14 +185,17 @@ impl ScanWindow {
         let replicates: Vec<Steps> = replicates.collect();
         // Touches found per second, of all pages; and by the touches outside each replicate.
         let rate = |touches: f64| touches * scale as f64 / seconds;
-        let without = window.replicates.iter().zip(growths).map(|(part, grow)| {
-            let others = (window.whole.touches - part.touches) as f64;
-            rate(others * grow)
+        let without: [f64; REPLICATES] = std::array::from_fn(|at| {
+            let others = (window.whole.touches - window.replicates[at].touches) as f64;
+            rate(others * growths[at])
         });
-        let without: Vec<f64> = without.collect();
         let ones = [1.0; REPLICATES];
 
-        let steps = middle.0.iter().map(|&(size, miss_ratio)| {
+        let sizes = middle.0.iter().map(|&(size, _)| size);
+        let ratio_deviations = sizes.map(|size| deviations(&replicates, &ones, size));
+        let ratio_deviations: Vec<_> = ratio_deviations.collect();
+        let steps = middle.0.iter().zip(&ratio_deviations);
+        let steps = steps.map(|(&(size, miss_ratio), deviations_here)| {
             let difference = coarse.at(size) - miss_ratio;
             let [low, high] = bounds.at(size).unwrap_or([miss_ratio; 2]);
             let ratio = Estimate {
@@ -192,19 +203,20 @@ impl ScanWindow {
                 low: low.min(miss_ratio),
                 high: high.max(miss_ratio),
                 difference,
-                variance: jackknife_variance(&replicates, &ones, size),
+                variance: variance(deviations_here),
             };
             let scaled = ratio.scaled(rate(touches));
             let misses = Estimate {
                 low: scaled.low * limits[0],
                 high: scaled.high * limits[1],
-                variance: jackknife_variance(&replicates, &without, size),
+                variance: variance(&deviations(&replicates, &without, size)),
                 ..scaled
             };
             (size, [ratio, misses])
         });
         Some(WindowCurve {
             steps: steps.collect(),
+            deviations: ratio_deviations,
             interval: whole_pages(whole.at(interval).pages * shape.scale),
             touches: window.whole.touches,
             rate: (seconds > 0.0).then(|| rate(touches)),
@@ -234,6 +246,11 @@ impl Estimate {
             difference: self.difference * factor,
             variance: self.variance * factor * factor,
         }
+    }
+
+    /// Whether it is known to within the error of the sample.
+    fn is_resolved(&self) -> bool {
+        (self.high - self.expected).max(self.expected - self.low) <= 1e-9 + self.variance.sqrt()
     }
 
     /// Adds that of an independent sample.
@@ -278,6 +295,8 @@ fn differences_near(values: &[(u64, f64)], near: u64) -> Vec<f64> {
 #[derive(Debug, Clone)]
 struct WindowCurve {
     steps: Vec<(u64, [Estimate; 2])>,
+    /// By step: the deviations of the ratio.
+    deviations: Vec<[f32; REPLICATES]>,
     /// Pages touched in one interval.
     interval: u64,
     touches: u64,
@@ -286,15 +305,24 @@ struct WindowCurve {
 }
 
 impl WindowCurve {
-    /// The ratio and the misses per second at a size.
-    fn at(&self, size: u64) -> [Estimate; 2] {
+    /// The ratio and the misses per second at a size, and the deviations of the ratio.
+    fn at(&self, size: u64) -> ([Estimate; 2], &[f32; REPLICATES]) {
         let after = self.steps.partition_point(|&(other, _)| other <= size);
-        self.steps[after.saturating_sub(1)].1
+        let at = after.saturating_sub(1);
+        (self.steps[at].1, &self.deviations[at])
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
+        let parts = self.deviations.iter().map(|own| {
+            let mut parts = [0.0; WEIGHTINGS];
+            for (part, &deviation) in parts.iter_mut().zip(own) {
+                *part = f64::from(deviation);
+            }
+            parts
+        });
         points_of(
             &self.steps,
+            parts,
             self.interval,
             self.rate.is_some(),
             self.touches,
@@ -305,6 +333,7 @@ impl WindowCurve {
 /// The curve of steps, with misses per second if `is_rated`.
 fn points_of(
     steps: &[(u64, [Estimate; 2])],
+    deviations: impl Iterator<Item = [f64; WEIGHTINGS]>,
     interval: u64,
     is_rated: bool,
     touches: u64,
@@ -317,11 +346,14 @@ fn points_of(
     });
     // They never rise, apart from rounding errors.
     let mut before = [1.0_f64, f64::INFINITY];
+    let last = steps.last()?.1.map(|both| both.expected);
     let points = steps.iter().enumerate().map(|(at, &(size, both))| {
         let [ratio, misses] = [0, 1].map(|kind: usize| {
             let [low, high] = both[kind].band(differences[kind][at]);
             before[kind] = before[kind].min(both[kind].expected);
             let expected = before[kind];
+            // Where the windows end, nothing is known of what remains.
+            let low = if expected > last[kind] { low } else { 0.0 };
             MissesPerSecond {
                 expected,
                 low: low.min(expected),
@@ -336,7 +368,25 @@ fn points_of(
             misses: is_rated.then_some(misses),
         }
     });
-    MissRatioCurve::new(points.collect(), touches).ok()
+    let curve = MissRatioCurve::new(points.collect(), touches).ok()?;
+    let known = steps
+        .iter()
+        .rposition(|(_, [ratio, _])| ratio.is_resolved() && ratio.expected > last[0]);
+    let errors = steps.iter().zip(deviations).map(|((_, both), parts)| {
+        let Estimate {
+            expected,
+            high,
+            difference,
+            ..
+        } = both[0];
+        let others = parts.iter().map(|part| expected + part);
+        let more = difference.abs().max(high - expected);
+        let resolution = log_share(expected + more) - log_share(expected);
+        let model = QUOTIENT_ERROR * log_share(expected) - resolution;
+        log_errors(expected, others, DEVIATIONS, model)
+    });
+    let errors: Vec<LogErrors> = errors.take(known.map_or(0, |last| last + 1)).collect();
+    Some(curve.with_log_errors(errors))
 }
 
 /// Records a touch between two scans, and the time since the one before.
@@ -353,14 +403,23 @@ fn replicate_of(page: PageNumber) -> usize {
     usize::try_from(hash).map_or(0, |hash| hash % REPLICATES)
 }
 
-/// Variance of the miss ratio at a size times a rate, from curves and rates that each leave out one replicate.
-fn jackknife_variance(replicates: &[Steps], rates: &[f64], size: u64) -> f64 {
-    let parts = replicates.iter().zip(rates);
-    let ratios: Vec<f64> = parts.map(|(part, rate)| part.at(size) * rate).collect();
-    let count = ratios.len() as f64;
-    let mean = ratios.iter().sum::<f64>() / count;
-    let squares: f64 = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum();
-    (count - 1.0) / count * squares
+/// By replicate: the deviation of the miss ratio at a size times a rate without it from the mean, such that the sum of the squares is
+/// the variance of the whole (the jackknife).
+fn deviations(replicates: &[Steps], rates: &[f64; REPLICATES], size: u64) -> [f32; REPLICATES] {
+    let mut values = *rates;
+    for (value, part) in values.iter_mut().zip(replicates) {
+        *value *= part.at(size);
+    }
+    let count = REPLICATES as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let factor = ((count - 1.0) / count).sqrt();
+    #[expect(clippy::cast_possible_truncation, reason = "an error needs no more")]
+    let deviation = |value: f64| ((value - mean) * factor) as f32;
+    values.map(deviation)
+}
+
+fn variance(deviations: &[f32; REPLICATES]) -> f64 {
+    deviations.iter().map(|&part| f64::from(part).powi(2)).sum()
 }
 
 /// Sizes, rising, and the miss ratio from each on.
@@ -479,10 +538,13 @@ struct MeanCurve {
     sizes: Vec<u64>,
     /// By size: ratio and misses per second, each multiplied by the window's weight.
     sums: Vec<[Sum; 2]>,
+    /// By size: the weighted deviations of the ratio. Those of different windows are independent, so that each window has
+    /// every second place, with random signs.
+    deviations: Vec<[f64; WEIGHTINGS]>,
     /// Seconds times references per second, or seconds where these are unknown; and seconds.
     weights: [f64; 2],
     /// Number of windows in which anything was touched.
-    windows: f64,
+    windows: u32,
     /// Whether all of these had misses per second.
     is_rated: bool,
     touches: u64,
@@ -513,9 +575,10 @@ impl MeanCurve {
             .collect();
         Self {
             sums: vec![[Sum::default(); 2]; sizes.len()],
+            deviations: vec![[0.0; WEIGHTINGS]; sizes.len()],
             sizes,
             weights: [0.0; 2],
-            windows: 0.0,
+            windows: 0,
             is_rated: true,
             touches: 0,
             hidden: PageCount(0),
@@ -531,11 +594,22 @@ impl MeanCurve {
         };
         self.is_rated &= curve.rate.is_some();
         let weights = [seconds * curve.rate.unwrap_or(1.0), seconds];
-        for (&size, sums) in self.sizes.iter().zip(&mut self.sums) {
-            let both = sums.iter_mut().zip(curve.at(size)).zip(weights);
+        let mut random = SplitMix(mix(u64::from(self.windows)));
+        let odd = usize::from(!self.windows.is_multiple_of(2));
+        let places: [(usize, f64); REPLICATES] = std::array::from_fn(|replicate| {
+            let sign = if random.unit() < 0.5 { -1.0 } else { 1.0 };
+            (2 * replicate + odd, sign * weights[0])
+        });
+        let sums = self.sums.iter_mut().zip(&mut self.deviations);
+        for (&size, (sums, deviations)) in self.sizes.iter().zip(sums) {
+            let (both, own) = curve.at(size);
+            for (&(place, factor), &deviation) in places.iter().zip(own) {
+                deviations[place] += factor * f64::from(deviation);
+            }
+            let both = sums.iter_mut().zip(both).zip(weights);
             for ((sum, estimate), weight) in both {
                 let weighted = estimate.scaled(weight);
-                if self.windows > 0.0 {
+                if self.windows > 0 {
                     sum.squares += (weighted.expected - sum.last).powi(2);
                 }
                 sum.last = weighted.expected;
@@ -543,7 +617,7 @@ impl MeanCurve {
             }
         }
         self.weights[0] += weights[0];
-        self.windows += 1.0;
+        self.windows += 1;
         self.hidden = self.hidden.max(hidden);
         self.interval = self.interval.max(curve.interval);
         self.touches = self.touches.saturating_add(curve.touches);
@@ -551,18 +625,30 @@ impl MeanCurve {
 
     /// The mean curve; `None` without curves.
     fn curve(&self) -> Option<MissRatioCurve> {
+        let windows = f64::from(self.windows);
         let steps = self.sizes.iter().zip(&self.sums).map(|(&size, sums)| {
             let of = |kind: usize| {
                 let Sum { of, squares, .. } = sums[kind];
                 // Of n independent windows, from the n - 1 differences of two.
-                let between = squares / 2.0 * self.windows / (self.windows - 1.0).max(1.0);
+                let between = squares / 2.0 * windows / (windows - 1.0).max(1.0);
                 let variance = of.variance.max(between);
                 Estimate { variance, ..of }.scaled(1.0 / self.weights[kind])
             };
             (size, [of(0), of(1)])
         });
         let steps: Vec<_> = steps.collect();
-        let curve = points_of(&steps, self.interval, self.is_rated, self.touches)?;
+        let weight = self.weights[0];
+        let deviations = self
+            .deviations
+            .iter()
+            .map(|parts| parts.map(|part| part / weight));
+        let curve = points_of(
+            &steps,
+            deviations,
+            self.interval,
+            self.is_rated,
+            self.touches,
+        )?;
         Some(from_hidden(curve, self.hidden))
     }
 }
