@@ -15,7 +15,8 @@
 //! share of the curve's references. *Needed*: the width that would have held the truth at 95 % of the sizes, if each side of
 //! every band were wider by the same factor: infinite where a band has no width. *Quotients*: the same for the misses at a
 //! size divided by those at a larger one, [`QUOTIENTS`] of the pages times [`BELOW`], as a promise compares them: share
-//! held, and mean width as a share of the quotient.
+//! held; share that is *vague*, because its band is wider than [`VAGUE`] times the quotient; and of the others, the mean width as a share of
+//! the quotient, given and needed, where sides are measured in logarithms.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -54,6 +55,7 @@ const ROUNDING: f64 = 1e-3;
 /// Sizes as shares of the pages to which others are compared, and the others as shares of each.
 const QUOTIENTS: [f64; 3] = [0.6, 0.8, 0.95];
 const BELOW: [f64; 5] = [0.6, 0.8, 0.9, 0.95, 0.98];
+const VAGUE: f64 = 2.0;
 pub(super) const TRAP_COST: Duration = Duration::from_micros(60);
 
 pub(super) const BACKENDS: [(TraceMethod, &LiveEstimatorRow); 3] = [
@@ -241,8 +243,8 @@ pub(super) struct Tally {
     widths: Vec<f64>,
     errors: Vec<f64>,
     from: Vec<f64>,
-    /// By quotient and seed: whether the band holds it, and its width as a share.
-    quotients: Vec<(bool, f64)>,
+    /// By quotient and seed: its error in half-widths of the band, and the width as a share.
+    quotients: Vec<(f64, f64)>,
 }
 
 impl Tally {
@@ -291,32 +293,57 @@ impl Tally {
             [found, truth].map(|[ratio, divisor]| ratio.max(ROUNDING) / divisor.max(ROUNDING))
         };
         let band = curve.quotient_band(size, baseline, ROUNDING);
-        let rounding = true_quotient * ROUNDING;
-        let is_held =
-            *band.start() - rounding <= true_quotient && true_quotient <= *band.end() + rounding;
+        let limit = if true_quotient > found {
+            band.end()
+        } else {
+            band.start()
+        };
+        let error = (true_quotient / found).ln().abs();
+        let deviation = if error > ROUNDING {
+            (error - ROUNDING) / (limit / found).ln().abs()
+        } else {
+            0.0
+        };
         self.quotients
-            .push((is_held, (band.end() - band.start()) / found));
+            .push((deviation, (band.end() - band.start()) / found));
     }
 
-    /// Share of the quotients held, and mean width of their bands.
-    pub(super) fn quotients(&self) -> [f64; 2] {
-        let count = self.quotients.len() as f64;
-        let held = self.quotients.iter().filter(|(is_held, _)| *is_held);
-        let widths = self.quotients.iter().map(|(_, width)| width);
-        [held.count() as f64 / count, widths.sum::<f64>() / count]
+    /// Share of the quotients held, and that of vague ones; width of the bands of the others, given and needed.
+    pub(super) fn quotients(&self) -> [f64; 4] {
+        let all = self.quotients.iter();
+        let held = all.clone().filter(|(deviation, _)| *deviation <= 1.0);
+        let known = all.filter(|(_, width)| *width <= VAGUE);
+        let (mut deviations, widths): (Vec<f64>, Vec<f64>) = known.copied().unzip();
+        let given = mean(&widths);
+        let needed = given * quantile(&mut deviations);
+        let (count, known) = (self.quotients.len() as f64, widths.len() as f64);
+        [
+            held.count() as f64 / count,
+            1.0 - known / count,
+            given,
+            needed,
+        ]
     }
 
     /// From, held, mean error, width given and needed.
     pub(super) fn row(&mut self) -> [f64; 5] {
-        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         let held = self.deviations.iter().filter(|&&one| one <= 1.0).count();
         let held = held as f64 / self.deviations.len() as f64;
-        self.deviations.sort_by(f64::total_cmp);
-        let factor = self.deviations.get(self.deviations.len() * 95 / 100);
         let given = mean(&self.widths);
-        let needed = factor.map_or(f64::NAN, |factor| factor * given);
+        let needed = given * quantile(&mut self.deviations);
         [mean(&self.from), held, mean(&self.errors), given, needed]
     }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The 95 % quantile of deviations; not a number without any.
+fn quantile(deviations: &mut [f64]) -> f64 {
+    deviations.sort_by(f64::total_cmp);
+    let at = deviations.get(deviations.len() * 95 / 100);
+    at.copied().unwrap_or(f64::NAN)
 }
 
 /// Measures every backend on every stream; prints a table.
@@ -337,7 +364,7 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
             let mut file = File::create(path).with_context(|| path.display().to_string())?;
             writeln!(
                 file,
-                "stream,backend,from,held,error,given,needed,quotients,quotients_given"
+                "stream,backend,from,held,error,given,needed,quotients,vague,quotients_given,quotients_needed"
             )?;
             Some(file)
         }
@@ -345,8 +372,18 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
     };
     writeln!(
         out,
-        "{:<28} {:<12} {:>6} {:>6} {:>7} {:>7} {:>7}   {:>9} {:>6}",
-        "stream", "backend", "from", "held", "error", "given", "needed", "quotients", "given"
+        "{:<28} {:<12} {:>6} {:>6} {:>7} {:>7} {:>7}   {:>9} {:>6} {:>6} {:>6}",
+        "stream",
+        "backend",
+        "from",
+        "held",
+        "error",
+        "given",
+        "needed",
+        "quotients",
+        "vague",
+        "given",
+        "needed"
     )?;
     for stream in wanted(made_streams(), args, out)? {
         let mut tallies = BACKENDS.map(|_| Tally::default());
@@ -358,17 +395,17 @@ pub(super) fn run(cli: &Cli, args: &Args, out: &mut dyn Write) -> anyhow::Result
                 continue;
             }
             let [from, held, error, given, needed] = tally.row();
-            let [quotients, width] = tally.quotients();
+            let [quotients, vague, width, need] = tally.quotients();
             let (name, is_under) = (&stream.name, held < HELD_MIN || quotients < HELD_MIN);
             writeln!(
                 out,
-                "{name:<28} {method:<12} {from:>6.3} {held:>6.3} {error:>7.4} {given:>7.3} {needed:>7.3}   {quotients:>9.3} {width:>6.3}{}",
+                "{name:<28} {method:<12} {from:>6.3} {held:>6.3} {error:>7.4} {given:>7.3} {needed:>7.3}   {quotients:>9.3} {vague:>6.3} {width:>6.3} {need:>6.3}{}",
                 if is_under { "  UNDER" } else { "" }
             )?;
             if let Some(csv) = &mut csv {
                 writeln!(
                     csv,
-                    "{name},{method},{from:.4},{held:.4},{error:.5},{given:.4},{needed:.4},{quotients:.4},{width:.4}"
+                    "{name},{method},{from:.4},{held:.4},{error:.5},{given:.4},{needed:.4},{quotients:.4},{vague:.4},{width:.4},{need:.4}"
                 )?;
             }
         }
