@@ -148,7 +148,7 @@ fn what_cannot_be_served_is_refused_with_the_reason() {
         ("DISK --dirty 2 --write delayed", 2, "'2' is not a rate"),
         ("DISK --name a/b", 2, "a name has 1 to 48 ASCII letters"),
         ("DISK --state @/file", 1, "cannot create the directory"),
-        ("DISK --admin @/file", 1, "it exists and is not a socket"),
+        ("DISK --admin @/file", 1, "file exists and is not a socket"),
         ("DISK --record @/none/trace", 1, "none/trace"),
         ("DISK --blk-file @/good.raw", 2, "cannot be used with"),
         (

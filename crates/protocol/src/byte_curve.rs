@@ -98,7 +98,7 @@ mod tests {
     fn misses_are_relative_to_those_at_the_baseline() {
         let curve = ByteCurve::new(&example()).unwrap();
         let at = curve.relative(4 << 20, 2 << 20).unwrap();
-        assert_eq!((at.expected, at.low, at.high), (0.25, 0.125, 0.375));
+        assert_eq!((at.expected, at.low, at.high), (0.25, 0.25 / 3.0, 0.75));
         assert_eq!(curve.relative(0, 2 << 20), None);
         assert_eq!(curve.relative(0, 0).unwrap().expected, 1.0);
         assert_eq!(curve.end_bytes(), 4 << 20);
