@@ -1,6 +1,6 @@
 //! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
-use plimsoll_flow::Whole as _;
+use plimsoll_flow::{LogErrors, Whole as _};
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
@@ -98,25 +98,32 @@ pub(super) struct Curve {
     vcpu_seconds_per_second: Option<f64>,
     /// By point, misses per second with the limits of their band, if they are known.
     misses: Vec<(f32, f32, f32)>,
+    /// Of each of the first points, the errors of which those common to two sizes cancel out.
+    log_errors: Vec<LogErrors>,
 }
 
 impl Curve {
-    /// What the last two fields are without misses. Curves of earlier versions end before them.
-    pub(super) const NO_MISSES: [u8; 2] = [0, 0];
+    /// What the last three fields are if nothing is known of them. Curves of earlier versions end before them.
+    pub(super) const UNKNOWN: [u8; 3] = [0, 0, 0];
 
-    /// The steps at which the ratio has fallen by another part of its total fall, and the ends.
+    /// The steps at which the ratio has fallen by another part of its total fall, that at the baseline, and the ends.
     pub(super) fn thinned(curve: &CurveJson) -> Self {
         let points = &curve.points;
         let ratio = |point: Option<&PointJson>| point.map_or(0.0, |point| point.miss_ratio);
-        let part = (ratio(points.first()) - ratio(points.last())).abs() / (POINTS_MAX - 2) as f64;
+        let baseline = curve.baseline_pages.unwrap_or_default();
+        let upto_baseline = points.partition_point(|point| point.size_pages <= baseline);
+        let part = (ratio(points.first()) - ratio(points.last())).abs() / (POINTS_MAX - 3) as f64;
         let mut kept: Vec<&PointJson> = Vec::new();
+        let mut log_errors = Vec::new();
         for (at, point) in points.iter().enumerate() {
-            let fallen = kept.last().is_none_or(|last| {
-                points.len() <= POINTS_MAX || (last.miss_ratio - point.miss_ratio).abs() >= part
-            });
-            let room = kept.len() + 1 < POINTS_MAX;
-            if (fallen && room) || at + 1 == points.len() {
+            let fallen = kept
+                .last()
+                .is_none_or(|last| (last.miss_ratio - point.miss_ratio).abs() >= part);
+            let room = kept.len() + 2 < POINTS_MAX;
+            let all = points.len() <= POINTS_MAX;
+            if all || (fallen && room) || [upto_baseline, points.len()].contains(&(at + 1)) {
                 kept.push(point);
+                log_errors.extend(curve.log_errors_permille.get(at));
             }
         }
         #[expect(
@@ -143,6 +150,7 @@ impl Curve {
             points: points.collect(),
             vcpu_seconds_per_second: curve.vcpu_seconds_per_second,
             misses: misses.collect(),
+            log_errors,
         }
     }
 
@@ -164,7 +172,7 @@ impl Curve {
             baseline_pages: self.baseline_pages,
             vcpu_seconds_per_second: self.vcpu_seconds_per_second,
             uncertain_pages: 0,
-            log_errors_permille: Vec::new(),
+            log_errors_permille: self.log_errors,
             points: points
                 .map(|((size_pages, miss_ratio, low, high), misses)| PointJson {
                     size_pages,

@@ -486,7 +486,7 @@ fn packed(value: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
 }
 
 fn curve_of(bytes: &[u8]) -> Result<Curve, redb::Error> {
-    unpacked(&[bytes, &Curve::NO_MISSES].concat())
+    unpacked(&[bytes, &Curve::UNKNOWN].concat())
 }
 
 fn unpacked<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, redb::Error> {

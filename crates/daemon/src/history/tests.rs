@@ -1,3 +1,4 @@
+use plimsoll_flow::LOG_ERRORS;
 use plimsoll_skip::{Lack, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -367,7 +368,7 @@ fn a_curve_of_an_earlier_version_has_no_misses_per_second() {
         vec![(10_u64, 0.5_f32, 0.25_f32, 1.0_f32)],
     );
     let packed = postcard::to_stdvec(&earlier).unwrap();
-    let whole = [&packed[..], &Curve::NO_MISSES].concat();
+    let whole = [&packed[..], &Curve::UNKNOWN].concat();
     let curve = postcard::from_bytes::<Curve>(&whole)
         .unwrap()
         .into_json("web");
@@ -406,7 +407,8 @@ fn curves_and_heat_of_the_past_are_found() {
         baseline_pages: Some(5),
         vcpu_seconds_per_second: Some(1.5),
         uncertain_pages: 0,
-        log_errors_permille: Vec::new(),
+        // Of the first 500 points, the number of the point.
+        log_errors_permille: (0..500).map(|at| [at; LOG_ERRORS]).collect(),
         points: points.collect(),
     };
     let history = History::nowhere();
@@ -433,6 +435,11 @@ fn curves_and_heat_of_the_past_are_found() {
     );
     let last = kept.points.last().unwrap();
     assert_eq!(last.size_pages, 9990);
+    let errors = &kept.log_errors_permille;
+    assert!((20..=24).contains(&errors.len()), "{}", errors.len());
+    for (point, errors) in kept.points.iter().zip(errors) {
+        assert_eq!(u64::from(errors[0].unsigned_abs()) * 10, point.size_pages);
+    }
     assert_eq!(
         Some(last.misses),
         curve.points.last().map(|last| last.misses)
