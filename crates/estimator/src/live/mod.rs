@@ -342,7 +342,9 @@ mod tests {
         let mut is_sampled = Vec::new();
         for _ in 0..2 {
             if is_sampled.is_empty() || row.takes != LiveInputKind::Stream {
-                is_sampled = (0..pages).map(|_| random.next() % 16 == 0).collect();
+                is_sampled = (0..pages)
+                    .map(|_| random.next().is_multiple_of(16))
+                    .collect();
             }
             // Seven pages in eight are found touched at the end, a hundredth between two scans.
             for _ in 0..200 {
