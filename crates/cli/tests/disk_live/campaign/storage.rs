@@ -23,8 +23,6 @@ use crate::second_chance::serve_at;
 const IMAGE_MIB: u64 = 48;
 /// Space for them at first.
 const SPACE_MIB: u64 = 24;
-/// Threads of the guest's load.
-const THREADS_MAX: u64 = 3;
 
 /// A tmpfs until it is dropped.
 struct SmallFileSystem {
@@ -151,7 +149,7 @@ fn setup(image: PathBuf, error: WriteError, random: &mut Rng, hcache: Option<&Pa
     let mut workload = format!(
         "workload=disk-raw module=copy direct=1 errors={} threads={} seconds=6 write_percent={} seed={}",
         u8::from(error == WriteError::Report),
-        random.u64(1..=THREADS_MAX),
+        random.u8(1..=3),
         random.u8(20..=60),
         random.u32(1..)
     );
@@ -224,14 +222,6 @@ fn a_guest_whose_storage_is_full_learns_of_it_or_is_paused_and_reads_right() {
                 report.machine.disks[0].no_space_errors > 0
                     && (error == WriteError::Report || report.machine.engine.wants_pause)
             });
-            if error == WriteError::Report {
-                // Of delayed writes a guest learns by a flush. Of more flushes than threads one has ended, and nothing can be
-                // written yet.
-                let begun = report(&guest).machine.engine.flushes;
-                wait_until(&mut guest, |report| {
-                    report.machine.engine.flushes > begun + THREADS_MAX
-                });
-            }
             thread::sleep(any_time(&mut random, 1500));
             if random.bool() && (error == WriteError::Report || !host::qemu_may_lose_disks()) {
                 guest.kill_daemon();
