@@ -307,8 +307,8 @@ impl MissRatioCurve {
     /// Returns the 95 % band of the misses at `size` divided by those at `baseline`, where miss ratios below `least` (above
     /// 0.0) count as that: for each number of pages by which the sizes may be too large.
     ///
-    /// Where the common errors of the two are not known, they count as independent: its limits are those of the one's band divided by
-    /// those of the other's.
+    /// Where the common errors of the two are not known, they count as independent: the upper limit is that at `size` over the
+    /// lower one at `baseline`, and the lower limit the other way round.
     #[must_use]
     pub fn quotient_band(
         &self,
@@ -337,8 +337,7 @@ impl MissRatioCurve {
 
     /// By how many pages `from` may be too large, as far as that changes the misses there.
     fn shifts(&self, from: PageCount) -> impl Iterator<Item = u64> {
-        let first = self.points.partition_point(|point| point.size <= from);
-        let falls = self.points[first..].iter();
+        let falls = self.points[self.points_upto(from)..].iter();
         let shifts = falls.map(move |point| point.size.0 - from.0);
         std::iter::once(0).chain(shifts.take_while(|&shift| shift <= self.uncertain.0))
     }
@@ -366,9 +365,11 @@ impl MissRatioCurve {
     /// The half-width of the band of the logarithm of the quotient of the misses at two sizes, and the
     /// miss ratio at the first, or at the largest size below it whose errors are known; `None` if those of the other are not.
     fn log_half_width(&self, size: PageCount, other: PageCount) -> Option<(f64, f64)> {
-        let points = |size: PageCount| self.points.partition_point(|point| point.size <= size);
-        let at = points(size).min(self.log_errors.len()).checked_sub(1)?;
-        let other = self.log_errors.get(points(other).checked_sub(1)?)?;
+        let known = self.points_upto(size).min(self.log_errors.len());
+        let at = known.checked_sub(1)?;
+        let other = self
+            .log_errors
+            .get(self.points_upto(other).checked_sub(1)?)?;
         let pairs = self.log_errors[at].iter().zip(other);
         let differences = pairs.map(|(&one, &other)| f64::from(one) - f64::from(other));
         let squares: f64 = differences.map(|difference| difference * difference).sum();
@@ -434,13 +435,18 @@ impl MissRatioCurve {
     /// A size that is not [resolved](Self::resolves) has the maximum, 1.0 with a band of 1.0..=1.0.
     #[must_use]
     pub fn at(&self, size: PageCount) -> CurvePoint {
-        match self.points.partition_point(|point| point.size <= size) {
+        match self.points_upto(size) {
             0 => CurvePoint::exact(size, 1.0),
             after => CurvePoint {
                 size,
                 ..self.points[after - 1]
             },
         }
+    }
+
+    /// The number of points up to `size`, of which the last holds there.
+    fn points_upto(&self, size: PageCount) -> usize {
+        self.points.partition_point(|point| point.size <= size)
     }
 
     /// Returns the miss ratio at `size`, 0.0 to 1.0.
@@ -591,8 +597,8 @@ impl MissRatioCurve {
 
     fn log_errors_of(&self, points: &[CurvePoint]) -> Vec<LogErrors> {
         let errors = points.iter().map_while(|point| {
-            let after = self.points.partition_point(|own| own.size <= point.size);
-            self.log_errors.get(after.checked_sub(1)?).copied()
+            let at = self.points_upto(point.size).checked_sub(1)?;
+            self.log_errors.get(at).copied()
         });
         errors.collect()
     }

@@ -113,15 +113,15 @@ impl Curve {
         let baseline = curve.baseline_pages.unwrap_or_default();
         let upto_baseline = points.partition_point(|point| point.size_pages <= baseline);
         let part = (ratio(points.first()) - ratio(points.last())).abs() / (POINTS_MAX - 3) as f64;
+        let few = points.len() <= POINTS_MAX;
         let mut kept: Vec<&PointJson> = Vec::new();
         let mut log_errors = Vec::new();
         for (at, point) in points.iter().enumerate() {
             let fallen = kept
                 .last()
                 .is_none_or(|last| (last.miss_ratio - point.miss_ratio).abs() >= part);
-            let room = kept.len() + 2 < POINTS_MAX;
-            let all = points.len() <= POINTS_MAX;
-            if all || (fallen && room) || [upto_baseline, points.len()].contains(&(at + 1)) {
+            let is_needed = few || [upto_baseline, points.len()].contains(&(at + 1));
+            if is_needed || (fallen && kept.len() + 2 < POINTS_MAX) {
                 kept.push(point);
                 log_errors.extend(curve.log_errors_permille.get(at));
             }

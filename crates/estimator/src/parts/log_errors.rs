@@ -43,7 +43,8 @@ pub(crate) fn with_model_error(mut errors: LogErrors, left: f64) -> LogErrors {
     errors
 }
 
-fn permille(part: f64) -> i16 {
+/// A part of an error of a logarithm in thousandths; the nearest that fits.
+pub(crate) fn permille(part: f64) -> i16 {
     #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
     let permille = (part * 1000.0).round() as i16;
     permille

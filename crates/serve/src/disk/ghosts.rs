@@ -298,8 +298,7 @@ impl Inner {
             }),
             ..point
         });
-        let rated = MissRatioCurve::new(points.collect(), curve.references()).ok()?;
-        Some(rated.with_log_errors(curve.log_errors().to_vec()))
+        curve.with_points(points.collect()).ok()
     }
 }
 

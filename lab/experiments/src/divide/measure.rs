@@ -110,9 +110,8 @@ pub struct VmResult {
 }
 
 impl VmResult {
-    /// Whether the prediction's band holds what was measured, so far as that is certain: the misses of two times differ by chance
-    /// too, of which the prediction, on one and the same reads, has nothing.
-    #[must_use]
+    /// Whether what was measured lies in the prediction's band, widened by the error of the measurement: the prediction compares two
+    /// sizes on the same reads, the measurement two times, whose misses also differ by chance.
     pub fn is_within_band(&self) -> bool {
         let Relative {
             expected,
@@ -388,7 +387,7 @@ Referenced:           4 kB
     }
 
     #[test]
-    fn a_measurement_is_within_a_band_so_far_as_it_is_certain() {
+    fn the_error_of_a_measurement_widens_the_band() {
         let is_within = |measured, measured_error| {
             let vm = VmResult {
                 vm: "demo-scan".to_owned(),

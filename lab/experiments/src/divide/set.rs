@@ -18,7 +18,7 @@ struct Summary {
     promises: u32,
     /// Of them, those that missed more.
     broken: u32,
-    /// VMs whose measured misses lie within the band of the prediction, so far as they are certain.
+    /// VMs whose measured misses lie within the band of the prediction, widened by the error of the measurement.
     within_band: u32,
     /// VMs that had not filled what they gained when they were measured.
     cold: u32,

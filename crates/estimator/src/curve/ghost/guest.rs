@@ -37,6 +37,7 @@ use super::batches::{Batches, PAIRS_MAX};
 use super::grid::{SIZES, between, sizes};
 use super::replacement::Replacement;
 use super::{GhostBuffer, GhostError, GhostOptions};
+use crate::parts::log_errors::permille;
 
 /// Share of added memory that a guest may leave unused for its page cache.
 const UNUSED: f64 = 0.04;
@@ -287,9 +288,7 @@ impl Measured {
             kernel * (far * FRAC_PI_2).cos()
         });
         let mut errors = kernels.chain([by_size]).chain(batches);
-        #[expect(clippy::cast_possible_truncation, reason = "it saturates at e^32")]
-        let permille = |part: f64| (part / misses.max(RATIO_MIN) * 1000.0).round() as i16;
-        std::array::from_fn(|_| permille(errors.next().unwrap_or_default()))
+        std::array::from_fn(|_| permille(errors.next().unwrap_or_default() / misses.max(RATIO_MIN)))
     }
 }
 
