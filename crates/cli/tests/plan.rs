@@ -179,7 +179,7 @@ fn the_table_says_what_an_operator_asks_first() {
          memory          1.5 GiB for 3 VMs, in units of 4 MiB\n\
          \n\
          VM    baseline      now   target    change  misses now   then         band  bound  why\n\
-         idle   512 MiB  512 MiB  340 MiB  -172 MiB       1.00x  1.00x  0.82x-1.22x  1.25x  others gain more than it loses\n\
+         idle   512 MiB  512 MiB  340 MiB  -172 MiB       1.00x  1.00x  1.00x-1.22x  1.25x  others gain more than it loses\n\
          web    512 MiB  512 MiB  600 MiB   +88 MiB       1.00x  0.17x  0.14x-0.20x  1.25x  gains more than the others\n\
          mail   512 MiB  512 MiB  596 MiB   +84 MiB       1.00x  0.40x  0.33x-0.49x  1.25x  gains more than the others\n\
          \n\

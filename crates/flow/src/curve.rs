@@ -11,6 +11,7 @@
 //! A ratio is a share of the references that the observer could see, and so depends on how it observes. Misses per
 //! second do not: they are counts over a known time. A curve of references with a clock has both.
 
+use std::cmp::Ordering;
 use std::ops::RangeInclusive;
 
 use crate::PageCount;
@@ -308,7 +309,8 @@ impl MissRatioCurve {
     /// 0.0) count as that: for each number of pages by which the sizes may be too large.
     ///
     /// Where the common errors of the two are not known, they count as independent: the upper limit is that at `size` over the
-    /// lower one at `baseline`, and the lower limit the other way round.
+    /// lower one at `baseline`, and the lower limit the other way round. Misses never rise with the size: a smaller size has
+    /// at least as many as the baseline, a larger one at most as many, and the baseline itself exactly 1.0.
     #[must_use]
     pub fn quotient_band(
         &self,
@@ -359,7 +361,11 @@ impl MissRatioCurve {
                 most
             };
         }
-        (low, high)
+        match size.cmp(&baseline) {
+            Ordering::Less => (low.max(1.0), high.max(1.0)),
+            Ordering::Equal => (1.0, 1.0),
+            Ordering::Greater => (low.min(1.0), high.min(1.0)),
+        }
     }
 
     /// The half-width of the band of the logarithm of the quotient of the misses at two sizes, and the
@@ -847,8 +853,10 @@ mod tests {
             let band = curve.quotient_band(PageCount(size), PageCount(30), 0.01);
             [*band.start(), *band.end()]
         };
-        // Unknown errors are independent: 0.1 to 0.4 over 0.05 to 0.2.
-        assert_eq!(band(&whole, 20), [0.5, 8.0]);
+        // Unknown errors are independent: 0.1 to 0.4 over 0.05 to 0.2; but a smaller size never misses less.
+        assert_eq!(band(&whole, 20), [1.0, 8.0]);
+        assert_eq!(band(&whole, 30), [1.0, 1.0]);
+        assert_eq!(band(&whole, 35), [0.25, 1.0]);
         let known = [errors(300, 0), errors(100, 0), errors(70, 40)].to_vec();
         let known = whole.clone().with_log_errors(known);
         let near = |found: [f64; 2], expected: [f64; 2]| {

@@ -297,17 +297,18 @@ fn a_vm_without_a_rate_keeps_its_size_and_the_reason_is_stated() {
 }
 
 #[test]
-fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
+fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_maximum() {
     let mut config = config(Mode::Observe);
     config.vms.insert(
         0,
         VmRule {
             baseline_bytes: Some(256 * MIB),
+            max_bytes: Some(224 * MIB),
             ..VmRule::for_name("web")
         },
     );
     config.total_bytes = Some(1200 * MIB);
-    let mut rig = Rig::of_three(config);
+    let mut rig = Rig::of_three(config.clone());
     let reason = |rig: &Rig| rig.snapshot().proposal.clone().unwrap().reason;
     rig.pass(30);
     let certain = reason(&rig);
@@ -316,13 +317,16 @@ fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
         "{certain}"
     );
     // It hardly misses, as far as is known: the band of its few misses has no upper limit.
-    let point = CurvePoint {
-        low: 0.0,
-        high: 1.0,
-        ..CurvePoint::exact(PageCount(4096), 0.0005)
+    let hardly_known = || {
+        let point = CurvePoint {
+            low: 0.0,
+            high: 1.0,
+            ..CurvePoint::exact(PageCount(4096), 0.0005)
+        };
+        MissRatioCurve::new(vec![point], 1000).unwrap()
     };
-    let vague = MissRatioCurve::new(vec![point], 1000).unwrap();
-    rig.host.change("web", |vm| vm.claimed = Some(vague));
+    rig.host
+        .change("web", |vm| vm.claimed = Some(hardly_known()));
     rig.pass(30);
     let vague = reason(&rig);
     assert!(
@@ -331,6 +335,17 @@ fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_baseline() {
     );
     let web = " web: planned 1.00 (band to 1000.00), above the limit of 1.25: its baseline, or a lower maximum, gives no less.";
     assert!(vague.contains(web), "{vague}");
+    // With its baseline it misses as often as with its baseline, however often that is.
+    config.vms[0].max_bytes = None;
+    let mut rig = Rig::of_three(config);
+    rig.host
+        .change("web", |vm| vm.claimed = Some(hardly_known()));
+    rig.pass(30);
+    let kept = reason(&rig);
+    assert!(
+        kept.contains("and each of these stays within its limit. "),
+        "{kept}"
+    );
 }
 
 #[test]
