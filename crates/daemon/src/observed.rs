@@ -9,7 +9,7 @@ use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
 use crate::clock::Time;
 use crate::host::{Feed, FeedReport};
 
-/// Minimum number of references of a curve on which decisions are based.
+/// Minimum number of references of a curve on which decisions are based, unless its band holds for any number of them.
 const REFERENCES_MIN: u64 = 100;
 /// Number of points of a curve that is displayed.
 const SHOWN_POINTS: usize = 400;
@@ -114,10 +114,10 @@ impl Observations {
             self.heat.pop_front();
         }
         found.sort_by_key(|known| !preferred(known.source));
-        let newest = found
-            .into_iter()
-            .find(|known| known.curve.references() >= REFERENCES_MIN);
-        self.known = newest;
+        self.known = found.into_iter().find(|known| {
+            let is_banded = known.source == CurveSource::FirstTouch;
+            is_banded || known.curve.references() >= REFERENCES_MIN
+        });
         warnings
     }
 

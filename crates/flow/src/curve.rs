@@ -191,10 +191,12 @@ impl MissRatioCurve {
     ///
     /// # Errors
     ///
-    /// [`CurveError::Empty`] without points or references, and the first point
+    /// [`CurveError::Empty`] without points, or without references unless their rate is known: that there were none in
+    /// a time is an observation. Else the first point
     /// that breaks the order of sizes, the order of ratios or of misses per second, or its own band.
     pub fn new(points: Vec<CurvePoint>, references: u64) -> Result<Self, CurveError> {
-        if points.is_empty() || references == 0 {
+        let is_timed = points.iter().any(|point| point.misses.is_some());
+        if points.is_empty() || (references == 0 && !is_timed) {
             return Err(CurveError::Empty);
         }
         for (index, point) in points.iter().enumerate() {

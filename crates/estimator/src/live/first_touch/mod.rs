@@ -18,7 +18,7 @@
 //! in that time, or at the upper limit of that number for one of the two minimum times, because sizes that may be reached sooner have misses that are
 //! not resolved, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
-//! not, and the band reaches down to 0.
+//! not, and the band reaches down to 0. A VM that does not touch as many pages has a curve of one point (`seldom`).
 //!
 //! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]), those armed in the same stretch
 //! of time alike because they see the same phase of the VM, and the mixture's weights are estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
@@ -33,6 +33,7 @@ mod cells;
 mod change;
 mod mixture;
 mod phase;
+mod seldom;
 mod speed;
 
 use std::cell::OnceCell;
@@ -232,12 +233,17 @@ impl FirstTouchCurve {
     fn computed(&self) -> Option<MissRatioCurve> {
         let of = |sample: &FirstTouch| (sample.armed.as_secs_f64(), Time::of(sample));
         let samples: Vec<_> = self.since_change().map(of).collect();
-        let (shape, speed) = Shape::at_even_speed(&samples)?;
         let busy = self.busy();
         let now = self.ends.back()?.vm;
-        let interrupted = phase::were_withdrawn(self.samples(), now);
-        let upper = if interrupted { INTERRUPTED } else { 1.0 };
-        let curve = shape.curve(self.population, busy * speed, upper)?;
+        let shape = Shape::at_even_speed(&samples).filter(|(shape, _)| shape.is_resolved);
+        let curve = if let Some((shape, speed)) = shape {
+            let interrupted = phase::were_withdrawn(self.samples(), now);
+            let upper = if interrupted { INTERRUPTED } else { 1.0 };
+            shape.curve(self.population, busy * speed, upper)?
+        } else {
+            let times: Vec<Time> = samples.iter().map(|&(_, time)| time).collect();
+            seldom::curve(&times, self.population, busy)?
+        };
         let start = self.samples().map(|sample| sample.armed).min()?;
         let phase = Phase::new(self.samples(), [start, self.changed, now]);
         match phase.and_then(|phase| phase.curve(self.population, busy)) {
@@ -302,6 +308,8 @@ struct Shape {
     /// By step: the slope that could have remained unnoticed from there on.
     unnoticed: Vec<f64>,
     touches: u64,
+    /// Whether there are enough touches, and as many pages are touched in the longest time observed as the resolution needs.
+    is_resolved: bool,
 }
 
 /// The distribution at one time.
@@ -385,8 +393,8 @@ impl Shape {
         let reached = steps[resolved].share;
         let mut reached_by_others = others.iter().map(|steps| steps[resolved].share);
         let share_min = resolution_share.max(reached + deviation(&mut reached_by_others, reached));
-        let first = (resolved..last).find(|&at| steps[at].share >= share_min);
-        let first = first.unwrap_or(last);
+        let reaching = (resolved..=last).find(|&at| steps[at].share >= share_min);
+        let first = reaching.unwrap_or(last);
         let others = others.iter().map(|steps| steps[first..].to_vec()).collect();
         let unnoticed = unnoticed(times, &grid[first..], &steps[first..]);
         Self {
@@ -394,6 +402,7 @@ impl Shape {
             others,
             unnoticed,
             touches: touches as u64,
+            is_resolved: reaching.is_some() && touches as f64 >= RESOLUTION_TOUCHES,
         }
     }
 

@@ -267,6 +267,76 @@ fn pages_touched_at_random_have_one_speed() {
     }
 }
 
+/// Samples of a VM of which each of the first `pages` of the population is touched at random, each once in `mean_ms` in the
+/// mean, armed within a minute.
+fn seldom_touched(random: &mut Random, pages: f64, mean_ms: f64) -> [Vec<FirstTouch>; 2] {
+    let mut samples = [Vec::new(), Vec::new()];
+    for armed in (0..60_000).step_by(25) {
+        let is_one = random.share() * POPULATION as f64 <= pages;
+        let wait = (-mean_ms * (1.0 - random.share()).ln()) as u64;
+        if is_one && armed + wait < 60_000 {
+            samples[0].push(touched(armed, wait));
+        } else {
+            samples[1].push(untouched(armed, 60_000));
+        }
+    }
+    samples
+}
+
+#[test]
+fn a_vm_that_touches_nothing_misses_hardly_anything() {
+    let [ended, waiting] = seldom_touched(&mut Random::new(1), 0.0, 1.0);
+    assert_eq!((ended.len(), waiting.len()), (0, 2400));
+    let mut estimator = estimator();
+    observe(&mut estimator, &ended, &waiting, ms(60_000));
+    let curve = estimator.curve().unwrap();
+    assert_eq!(curve.references(), 0);
+    // Of the population a share of 1 / 128.
+    let size = PageCount(32);
+    assert!(curve.resolves(size) && !curve.resolves(PageCount(31)));
+    let misses = curve.misses_per_second(size).unwrap();
+    // 3 touches in the 22,500 s for which samples waited from 15 to 30 s, of each page.
+    assert_eq!((misses.low, misses.expected), (0.0, 0.0));
+    assert!(
+        (misses.high - 4000.0 * 3.0 / 22_500.0).abs() < 0.01,
+        "{misses:?}"
+    );
+}
+
+#[test]
+fn the_band_of_a_vm_that_touches_hardly_anything_holds_its_misses() {
+    let mut random = Random::new(3);
+    // 1 to 144 touches are observed, and in the last of them enough for a curve of several sizes.
+    let vms = [
+        (4000.0, 1e8),
+        (4000.0, 2e7),
+        (20.0, 3000.0),
+        (30.0, 2e4),
+        (4000.0, 2e6),
+        (4000.0, 1e6),
+        (4000.0, 5e5),
+    ];
+    for (pages, mean_ms) in vms {
+        let (mut held, mut all) = (0, 0);
+        for _ in 0..100 {
+            let [ended, waiting] = seldom_touched(&mut random, pages, mean_ms);
+            let mut estimator = estimator();
+            observe(&mut estimator, &ended, &waiting, ms(60_000));
+            let curve = estimator.curve().unwrap();
+            for size in [0, curve.points().len() / 2].map(|at| curve.points()[at].size) {
+                let misses = curve.misses_per_second(size).unwrap();
+                let truth = (pages - size.0 as f64).max(0.0) * 1000.0 / mean_ms;
+                held += usize::from(misses.low <= truth && truth <= misses.high);
+                all += 1;
+            }
+        }
+        assert!(
+            held >= all * 95 / 100,
+            "{pages} pages, each once in {mean_ms} ms: {held}"
+        );
+    }
+}
+
 #[test]
 fn what_was_not_waited_for_is_a_lower_bound() {
     // A loop of 3 s, of which the first second was observed.
