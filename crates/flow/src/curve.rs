@@ -11,7 +11,6 @@
 //! A ratio is a share of the references that the observer could see, and so depends on how it observes. Misses per
 //! second do not: they are counts over a known time. A curve of references with a clock has both.
 
-use std::cmp::Ordering;
 use std::ops::RangeInclusive;
 
 use crate::PageCount;
@@ -312,7 +311,8 @@ impl MissRatioCurve {
     ///
     /// Where the common errors of the two are not known, they count as independent: the upper limit is that at `size` over the
     /// lower one at `baseline`, and the lower limit the other way round. Misses never rise with the size: a smaller size has
-    /// at least as many as the baseline, a larger one at most as many, and the baseline itself exactly 1.0.
+    /// at least as many as the baseline, a larger one at most as many, and the baseline itself exactly 1.0, as has a smaller
+    /// size that surely misses nothing.
     #[must_use]
     pub fn quotient_band(
         &self,
@@ -350,6 +350,10 @@ impl MissRatioCurve {
     fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
         let over = |ratio: f64, divisor: f64| ratio.max(least) / divisor.max(least);
         let (point, divisor) = (self.at(size), self.at(baseline));
+        let misses_nothing = point.misses.is_some_and(|misses| misses.high == 0.0);
+        if size == baseline || (size < baseline && misses_nothing) {
+            return (1.0, 1.0);
+        }
         let mut low = over(point.low, divisor.high);
         let mut high = over(point.high, divisor.low);
         if let Some((known, half_width)) = self.log_half_width(size, baseline) {
@@ -363,10 +367,10 @@ impl MissRatioCurve {
                 most
             };
         }
-        match size.cmp(&baseline) {
-            Ordering::Less => (low.max(1.0), high.max(1.0)),
-            Ordering::Equal => (1.0, 1.0),
-            Ordering::Greater => (low.min(1.0), high.min(1.0)),
+        if size < baseline {
+            (low.max(1.0), high.max(1.0))
+        } else {
+            (low.min(1.0), high.min(1.0))
         }
     }
 
@@ -859,6 +863,18 @@ mod tests {
         assert_eq!(band(&whole, 20), [1.0, 8.0]);
         assert_eq!(band(&whole, 30), [1.0, 1.0]);
         assert_eq!(band(&whole, 35), [0.25, 1.0]);
+        // Without misses at the smaller size there are none at the baseline.
+        let mut points = whole.points().to_vec();
+        for (point, expected) in points.iter_mut().zip([9.0, 0.0, 0.0, 0.0]) {
+            point.misses = Some(MissesPerSecond {
+                expected,
+                low: 0.0,
+                high: expected,
+            });
+        }
+        let held = whole.with_points(points).unwrap();
+        assert_eq!(band(&held, 20), [1.0, 1.0]);
+        assert_eq!(band(&held, 10), [1.0, 16.0]);
         let known = [errors(300, 0), errors(100, 0), errors(70, 40)].to_vec();
         let known = whole.clone().with_log_errors(known);
         let near = |found: [f64; 2], expected: [f64; 2]| {

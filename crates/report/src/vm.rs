@@ -358,11 +358,13 @@ fn rates(of: &SizesOfInterest, curve: &ByteCurve) -> String {
             let relative = curve.relative(bytes, baseline);
             known(relative, |at| ratio(at.expected))
         });
+        let misses_nothing = at.misses.is_some_and(|misses| misses.high == 0.0);
+        let share = if misses_nothing { 0.0 } else { at.miss_ratio };
         let line = format!(
             "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {over:>10}  {mark}",
             size(bytes),
-            bar(at.miss_ratio / 2.0),
-            at.miss_ratio * 100.0,
+            bar(share / 2.0),
+            share * 100.0,
         );
         let _ = writeln!(text, "{}", line.trim_end());
     }

@@ -330,7 +330,7 @@ impl WindowCurve {
     }
 }
 
-/// The curve of steps, with misses per second if `is_rated`.
+/// The curve of steps, with misses per second if `is_rated`; `None` if nothing was touched.
 fn points_of(
     steps: &[(u64, [Estimate; 2])],
     deviations: impl Iterator<Item = [f64; WEIGHTINGS]>,
@@ -368,7 +368,8 @@ fn points_of(
             misses: is_rated.then_some(misses),
         }
     });
-    let curve = MissRatioCurve::new(points.collect(), touches).ok()?;
+    let curve = MissRatioCurve::new(points.collect(), touches).ok();
+    let curve = curve.filter(|_| touches > 0)?;
     let known = steps
         .iter()
         .rposition(|(_, [ratio, _])| ratio.is_resolved() && ratio.expected > last[0]);

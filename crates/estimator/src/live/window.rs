@@ -46,7 +46,8 @@
 use std::fmt;
 
 use plimsoll_flow::{
-    CurveError, MissRatioCurve, PageCount, PageNumber, Whole as _, WorkingSet, WorkingSetBound,
+    CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber, Whole as _, WorkingSet,
+    WorkingSetBound,
 };
 
 use crate::curve::aet::reuse_times::{Tail, steps_of_tail};
@@ -355,13 +356,12 @@ fn curve_of(
 /// Reads the working set from a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].
 ///
 /// If the curve does not fall that far, the working set is at least the
-/// curve's largest size.
+/// curve's largest size at which misses are expected.
 #[must_use]
 pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
-    let last = curve
-        .points()
-        .last()
-        .map_or(PageCount(0), |point| point.size);
+    let is_missing = |point: &&CurvePoint| point.misses.is_none_or(|misses| misses.expected > 0.0);
+    let last = curve.points().iter().rev().find(is_missing);
+    let last = last.map_or(PageCount(0), |point| point.size);
     match curve.size_for(WorkingSet::MISS_RATIO) {
         Some(size) => WorkingSet {
             size,

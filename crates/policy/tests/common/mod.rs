@@ -4,6 +4,7 @@
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, VmId};
 use plimsoll_policy::{Bound, Demand, Rules};
 use proptest::prelude::*;
+use std::cmp::Ordering;
 
 pub const MIB: u64 = 256;
 
@@ -125,7 +126,13 @@ prop_compose! {
 pub fn high(demand: &Demand, rules: &Rules, size: u64) -> f64 {
     let curve = demand.curve.as_ref().unwrap();
     let least = rules.miss_ratio_min;
-    curve.at(PageCount(size)).high.max(least) / curve.at(demand.baseline).low.max(least)
+    let high = curve.at(PageCount(size)).high.max(least) / curve.at(demand.baseline).low.max(least);
+    // Misses never rise with the size.
+    match size.cmp(&demand.baseline.0) {
+        Ordering::Less => high.max(1.0),
+        Ordering::Equal => 1.0,
+        Ordering::Greater => high.min(1.0),
+    }
 }
 
 /// Whether a size breaks no loss bound and no limit.

@@ -18,7 +18,7 @@
 //! in that time, or at the upper limit of that number for one of the two minimum times, because sizes that may be reached sooner have misses that are
 //! not resolved, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
-//! not, and the band reaches down to 0. A VM that does not touch as many pages has a curve of one point (`seldom`).
+//! not, and the band reaches down to 0. A memory of all pages with contents misses none of them. A VM that does not touch as many pages has a curve of one point (`seldom`).
 //!
 //! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]), those armed in the same stretch
 //! of time alike because they see the same phase of the VM, and the mixture's weights are estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
@@ -246,10 +246,11 @@ impl FirstTouchCurve {
         };
         let start = self.samples().map(|sample| sample.armed).min()?;
         let phase = Phase::new(self.samples(), [start, self.changed, now]);
-        match phase.and_then(|phase| phase.curve(self.population, busy)) {
-            Some(other) => widened(&curve, &other),
-            None => Some(curve),
-        }
+        let curve = match phase.and_then(|phase| phase.curve(self.population, busy)) {
+            Some(other) => widened(&curve, &other)?,
+            None => curve,
+        };
+        up_to_all(&curve, PageCount(self.population))
     }
 }
 
@@ -530,6 +531,21 @@ fn widened(curve: &MissRatioCurve, other: &MissRatioCurve) -> Option<MissRatioCu
         }
     });
     MissRatioCurve::new(points.collect(), curve.references()).ok()
+}
+
+/// The curve up to a memory of all pages with contents, which misses none of them. Its ratio remains as far as it was
+/// observed: relative to the misses of such a memory there would be no bound.
+fn up_to_all(curve: &MissRatioCurve, population: PageCount) -> Option<MissRatioCurve> {
+    let mut points = curve.points().to_vec();
+    let last = *points.last()?;
+    points.pop_if(|last| last.size >= population);
+    points.push(CurvePoint {
+        size: population,
+        low: 0.0,
+        misses: last.misses.map(|misses| misses.scaled(0.0)),
+        ..last
+    });
+    curve.with_points(points).ok()
 }
 
 /// The times at which a curve has points: the edges, and as many between them as it needs.
