@@ -89,6 +89,15 @@ impl Prediction {
     pub fn margin(&self) -> f64 {
         self.limit - self.high
     }
+
+    /// Whether it needs no band: no misses, or as many as at the baseline.
+    fn is_certain(&self) -> bool {
+        let least = match self.unit {
+            PredictionUnit::PerSecond => 0.0,
+            PredictionUnit::OfBaseline => 1.0,
+        };
+        self.high == least
+    }
 }
 
 impl fmt::Display for Prediction {
@@ -104,7 +113,9 @@ impl fmt::Display for Prediction {
                 f,
                 ", above the limit of {limit}: its baseline, or a lower maximum, gives no less"
             ),
-            _ if self.high > self.expected => write!(f, " for a limit of {limit}"),
+            _ if self.high > self.expected || self.is_certain() => {
+                write!(f, " for a limit of {limit}")
+            }
             _ => write!(
                 f,
                 " for a limit of {limit}; its band has no width, so nothing is kept for an error of the curve"

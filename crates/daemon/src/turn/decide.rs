@@ -295,11 +295,24 @@ impl<H: Host> Turns<H> {
                 })
             })
             .collect();
-        let (then, now) = (allocation.geometric_mean, allocation.geometric_mean_now);
-        let mut reason = format!(
-            "Misses {} to {then:.2} of those at the baselines (geometric mean over {} VMs, now {now:.2}), and each of these stays within its limit{}.",
+        let [then, now] = [allocation.geometric_mean, allocation.geometric_mean_now]
+            .map(|mean| format!("{mean:.2}"));
+        let change = match allocation.geometric_mean - allocation.geometric_mean_now {
+            _ if then == now => "stay at",
+            ..0.0 => "fall to",
             // On a host that is short, all may have to give.
-            if then > now { "rise" } else { "fall" },
+            _ => "rise to",
+        };
+        let held: u64 = demands.iter().map(|demand| demand.current.0).sum();
+        let missing = match held.saturating_sub(rules.total.0) {
+            0 => String::new(),
+            pages => {
+                let mib = bytes(PageCount(pages)).div_ceil(1 << 20);
+                format!("The VMs have {mib} MiB more than the total to allocate. ")
+            }
+        };
+        let mut reason = format!(
+            "{missing}Misses {change} {then} of those at the baselines (geometric mean over {} VMs, now {now}), and each of these stays within its limit{}.",
             demands
                 .iter()
                 .filter(|demand| demand.curve.is_some())

@@ -316,6 +316,11 @@ fn the_reason_names_a_vm_whose_band_exceeds_its_limit_at_its_maximum() {
         certain.contains("and each of these stays within its limit. "),
         "{certain}"
     );
+    assert!(
+        certain
+            .starts_with("The VMs have 336 MiB more than the total to allocate. Misses fall to "),
+        "{certain}"
+    );
     // It hardly misses, as far as is known: the band of its few misses has no upper limit.
     let hardly_known = || {
         let point = CurvePoint {
