@@ -444,6 +444,12 @@ fn what_makes_no_curve_is_refused_with_file_and_point() {
         curve.points.swap(1, 2);
         serde_json::to_string(&curve).unwrap()
     };
+    let rows = {
+        let mut curve = three()[1].clone();
+        curve.log_errors_permille = vec![[0; LOG_ERRORS]; 4];
+        serde_json::to_string(&curve).unwrap()
+    };
+    let of_devices = format!(r#"{{"schema":1,"by":"device","curves":[{{"curve":{rows}}}]}}"#);
     let rising = good.replace("\"miss_ratio\":0.1,", "\"miss_ratio\":0.105,\"x\":[],");
     let cases = [
         ("", "'bad.json' has no curve: it is empty"),
@@ -481,6 +487,14 @@ fn what_makes_no_curve_is_refused_with_file_and_point() {
         (
             &rising.replace("\"high\":0.1", "\"high\":7"),
             "'bad.json', VM web: point 2: ",
+        ),
+        (
+            &rows,
+            "'bad.json', VM web: row 3 of log_errors_permille: there are only 3 points",
+        ),
+        (
+            &of_devices,
+            "'bad.json', VM web: row 3 of log_errors_permille: there are only 3 points",
         ),
         (&"[".repeat(100_000), "cannot read 'bad.json': "),
     ];

@@ -153,6 +153,14 @@ pub enum CurveJsonError {
     /// Invalid points, which are counted from 0.
     #[error(transparent)]
     Curve(#[from] CurveError),
+    /// Errors of points that do not exist.
+    #[error(
+        "row {points} of log_errors_permille: there are only {points} points, and each row is of one"
+    )]
+    LogErrors {
+        /// Number of points, and index of the first row of none, from 0.
+        points: usize,
+    },
 }
 
 impl CurveJson {
@@ -197,7 +205,7 @@ impl CurveJson {
     ///
     /// # Errors
     ///
-    /// [`CurveJsonError`] for another schema, an invalid page size or invalid points.
+    /// [`CurveJsonError`] for another schema, an invalid page size, invalid points, or more errors than points.
     pub fn to_curve(&self) -> Result<MissRatioCurve, CurveJsonError> {
         if self.schema != SCHEMA {
             return Err(CurveJsonError::Schema { found: self.schema });
@@ -211,6 +219,10 @@ impl CurveJson {
             misses: point.misses.map(MissesPerSecond::from),
         });
         let curve = MissRatioCurve::new(points.collect(), self.references)?;
+        let points = self.points.len();
+        if self.log_errors_permille.len() > points {
+            return Err(CurveJsonError::LogErrors { points });
+        }
         Ok(curve
             .with_vcpus(self.vcpu_seconds_per_second)
             .with_log_errors(self.log_errors_permille.clone())
@@ -233,6 +245,7 @@ impl From<&CurvePoint> for PointJson {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_flow::LOG_ERRORS;
 
     #[test]
     fn the_json_is_the_documented_one() {
@@ -290,5 +303,19 @@ mod tests {
         let rising = text.replace("\"misses_per_second\":7.5", "\"misses_per_second\":16.0");
         let rising: CurveJson = serde_json::from_str(&rising).unwrap();
         assert!(rising.to_curve().is_err());
+    }
+
+    #[test]
+    fn errors_of_points_that_do_not_exist_are_refused() {
+        let points = vec![CurvePoint::exact(PageCount(2), 0.5)];
+        let curve = MissRatioCurve::new(points, 9).unwrap();
+        let mut json = CurveJson::new("web", PageSize::FOUR_KIB, None, &curve);
+        json.log_errors_permille = vec![[7; LOG_ERRORS]];
+        assert_eq!(json.to_curve().unwrap().log_errors(), [[7; LOG_ERRORS]]);
+        json.log_errors_permille.push([7; LOG_ERRORS]);
+        assert_eq!(
+            json.to_curve(),
+            Err(CurveJsonError::LogErrors { points: 1 })
+        );
     }
 }
