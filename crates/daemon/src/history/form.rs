@@ -100,11 +100,12 @@ pub(super) struct Curve {
     misses: Vec<(f32, f32, f32)>,
     /// Of each of the first points, the errors of which those common to two sizes cancel out.
     log_errors: Vec<LogErrors>,
+    uncertain_pages: u64,
 }
 
 impl Curve {
-    /// What the last three fields are if nothing is known of them. Curves of earlier versions end before them.
-    pub(super) const UNKNOWN: [u8; 3] = [0, 0, 0];
+    /// What the last four fields are if nothing is known of them. Curves of earlier versions end before some of them.
+    pub(super) const UNKNOWN: [u8; 4] = [0; 4];
 
     /// The steps at which the ratio has fallen by another part of its total fall, that at the baseline, and the ends.
     pub(super) fn thinned(curve: &CurveJson) -> Self {
@@ -151,6 +152,7 @@ impl Curve {
             vcpu_seconds_per_second: curve.vcpu_seconds_per_second,
             misses: misses.collect(),
             log_errors,
+            uncertain_pages: curve.uncertain_pages,
         }
     }
 
@@ -171,7 +173,7 @@ impl Curve {
             references: self.references,
             baseline_pages: self.baseline_pages,
             vcpu_seconds_per_second: self.vcpu_seconds_per_second,
-            uncertain_pages: 0,
+            uncertain_pages: self.uncertain_pages,
             log_errors_permille: self.log_errors,
             points: points
                 .map(|((size_pages, miss_ratio, low, high), misses)| PointJson {

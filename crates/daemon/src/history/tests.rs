@@ -387,6 +387,36 @@ fn a_curve_of_an_earlier_version_has_no_misses_per_second() {
 }
 
 #[test]
+fn kept_curves_have_what_is_uncertain_of_their_sizes() {
+    let curve: CurveJson = serde_json::from_str(
+        r#"{"schema":1,"vm":"web","page_bytes":4096,"references":7,"baseline_pages":5,"uncertain_pages":300,"points":[
+            {"size_pages":1,"miss_ratio":0.5,"low":0.25,"high":0.75}]}"#,
+    )
+    .unwrap();
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("history.redb");
+    opened_quietly(&path).keep_last_curves(NOON_MS, std::slice::from_ref(&curve));
+    let kept = opened_quietly(&path).curve_at("web", u64::MAX);
+    assert_eq!(kept, Some((NOON_MS, curve)));
+
+    // That of the version before.
+    let errors = [1_i16; LOG_ERRORS];
+    let before = (
+        (4096_u64, 7_u64, Some(5_u64)),
+        vec![(1_u64, 0.5_f32, 0.25_f32, 0.75_f32)],
+        (Some(1.5), Vec::<(f32, f32, f32)>::new(), vec![errors]),
+    );
+    let packed = postcard::to_stdvec(&before).unwrap();
+    let whole = [&packed[..], &Curve::UNKNOWN].concat();
+    let curve = postcard::from_bytes::<Curve>(&whole).unwrap();
+    let curve = curve.into_json("web");
+    assert_eq!(
+        (curve.log_errors_permille, curve.uncertain_pages),
+        (vec![errors], 0)
+    );
+}
+
+#[test]
 fn curves_and_heat_of_the_past_are_found() {
     let points = (0..1000_u32).map(|at| PointJson {
         size_pages: u64::from(at) * 10,
