@@ -1,12 +1,14 @@
 //! Decompresses traces; the compression is recognised by magic bytes and not by the file's name.
 //!
 //! Concatenated members (gzip), streams (bzip2, xz) and frames (zstd) are read as one file, as
-//! their own tools do. The memory that a compressed file can make the decoder allocate is
+//! their own tools do; zeros after the last member of gzip are padding. The memory that a compressed file can make the decoder allocate is
 //! bounded: by [`XZ_MEMORY_BYTES_MAX`], and for zstd by the window of 128 MiB that the
 //! `zstd` tool itself accepts.
 
 use std::fmt;
-use std::io::{self, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+
+use flate2::bufread::GzDecoder;
 
 use crate::lines::read_full;
 
@@ -88,7 +90,7 @@ pub(crate) fn decompressed<'a>(
     let reader: DecompressedReader = match compression {
         Compression::Plain => Box::new(whole),
         Compression::Bzip2 => Box::new(bzip2::read::MultiBzDecoder::new(whole)),
-        Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(whole)),
+        Compression::Gzip => Box::new(GzipMembers::new(whole)),
         Compression::Xz => {
             let concatenated = liblzma::stream::CONCATENATED;
             let stream =
@@ -102,6 +104,61 @@ pub(crate) fn decompressed<'a>(
         }
     };
     Ok((reader, compression))
+}
+
+/// Decompresses the members of a gzip file, and ignores zeros after the last, with which tapes and copies by block pad it.
+struct GzipMembers<R> {
+    /// `None` only while the next one is made.
+    member: Option<GzDecoder<BufReader<R>>>,
+}
+
+impl<R: Read> GzipMembers<R> {
+    fn new(input: R) -> Self {
+        let member = GzDecoder::new(BufReader::new(input));
+        Self {
+            member: Some(member),
+        }
+    }
+}
+
+impl<R: Read> Read for GzipMembers<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(member) = &mut self.member {
+            let read = member.read(buffer)?;
+            if read > 0 || buffer.is_empty() {
+                return Ok(read);
+            }
+            let rest = member.get_mut();
+            match rest.fill_buf()?.first() {
+                None => return Ok(0),
+                Some(0) => return skip_zeros(rest).map(|()| 0),
+                Some(_) => {
+                    let member = self.member.take().map(GzDecoder::into_inner);
+                    self.member = member.map(GzDecoder::new);
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Reads to the end.
+///
+/// # Errors
+///
+/// The input's, and [`io::ErrorKind::InvalidData`] at the first byte that is not zero.
+fn skip_zeros(input: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let bytes = input.fill_buf()?;
+        if bytes.iter().any(|&byte| byte != 0) {
+            let why = "zeros and other bytes follow the compressed data";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        match bytes.len() {
+            0 => return Ok(()),
+            zeros => input.consume(zeros),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -174,6 +231,27 @@ mod tests {
             read_all(&bytes).unwrap(),
             (b"7\n".to_vec(), Compression::Zstd)
         );
+    }
+
+    #[test]
+    fn zeros_after_a_gzip_file_are_padding_and_other_bytes_an_error() {
+        let members = [gzip(b"1\n2\n"), gzip(b"3\n")].concat();
+        // Ends within a buffer of the reader, and beyond several.
+        for zeros in [1, 9, 512, 100_000] {
+            let padded = [&members[..], &vec![0; zeros]].concat();
+            assert_eq!(
+                read_all(&padded).unwrap(),
+                (b"1\n2\n3\n".to_vec(), Compression::Gzip),
+                "{zeros}"
+            );
+            for further in [&b"\x01"[..], &gzip(b"4\n")] {
+                assert!(read_all(&[&padded[..], further].concat()).is_err());
+            }
+        }
+        for garbage in [&b"4"[..], b"4\0\0", b"\x1f\x8b", b"\x1f"] {
+            let text = [&members[..], garbage].concat();
+            assert!(read_all(&text).is_err(), "{garbage:?}");
+        }
     }
 
     #[test]
