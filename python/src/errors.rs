@@ -173,9 +173,30 @@ impl From<serde_json::Error> for Raised {
     }
 }
 
+/// [`in_python`] for all of a text but the `foreign` parts of it, in their order: names and contents of files.
+fn in_python_around(text: &str, foreign: &[&str]) -> String {
+    let Some((&next, later)) = foreign.split_first() else {
+        return in_python(text);
+    };
+    match text.split_once(next) {
+        Some((before, after)) => {
+            [&in_python(before), next, &in_python_around(after, later)].concat()
+        }
+        None => in_python_around(text, later),
+    }
+}
+
 impl From<SourceError> for Raised {
     fn from(error: SourceError) -> Self {
-        let text = in_python(&error.to_string());
+        let text = error.to_string();
+        let text = match &error {
+            SourceError::OptionNotUsed { name, .. } => in_python_around(&text, &[name]),
+            SourceError::Line { name, found, .. } | SourceError::UnknownFormat { name, found } => {
+                in_python_around(&text, &[name, found])
+            }
+            // Name no options.
+            _ => text,
+        };
         let raised = match error {
             SourceError::Open { .. } => python::TraceOpenError::new_err(text),
             _ => python::TraceError::new_err(text),

@@ -146,6 +146,26 @@ def test_traces_that_cannot_be_read(folder):
         pm.read_trace("bad.ids", "odd")
 
 
+def test_names_and_contents_of_files_are_as_they_are(folder):
+    name = "of --rate (--seed).csv"
+    with pytest.raises(errors.TraceOpenError) as caught:
+        pm.read_trace(name)
+    assert str(caught.value).startswith(f"cannot open '{name}': ")
+    (folder / name).write_text("key, --size\nx,1\n")
+    with pytest.raises(errors.TraceError) as caught:
+        pm.Estimator("lru").update(pm.read_trace(name))
+    assert str(caught.value) == (
+        f"{name}, line 1: expected a column 'page' (or another, by page_column or key_column), found 'key, --size'"
+    )
+    with pytest.raises(errors.TraceError) as caught:
+        pm.read_trace(name, device="1")
+    assert str(caught.value).startswith(f"{name}: device is not used by csv traces")
+    (folder / "of --rate").write_bytes(b"\1 --rate")
+    with pytest.raises(errors.TraceError) as caught:
+        pm.read_trace("of --rate")
+    assert str(caught.value).startswith(r"of --rate: unknown format, it begins with '\x01 --rate'; use format with one of")
+
+
 def test_curves_and_plans_that_are_not_valid():
     curve = pm.mrc(np.arange(10_000) % 1_000, "lru")
     with pytest.raises(errors.CurveError):
