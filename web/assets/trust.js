@@ -25,7 +25,9 @@ const none = (why) => h("span", { class: "none" }, why);
 const flag = (bad, content, why) => (bad ? [content, " ", mark("tight", why)] : content);
 
 function facts(vm, now) {
-    const { trace, balloon, cache } = vm;
+    const { balloon, cache } = vm;
+    const refused = vm.trace?.state === "refused" ? vm.trace.error : null;
+    const trace = refused ? null : vm.trace;
     const curveAge = vm.curve_unix_ms === null ? null : Math.max(0, now - vm.curve_unix_ms);
     const statisticsAge = balloon?.statistics_age_ms ?? null;
     return {
@@ -37,7 +39,7 @@ function facts(vm, now) {
         restarts: trace ? flag(trace.restarts > 0, count(trace.restarts), "restarted") : none("not traced"),
         tracer: trace
             ? flag(trace.state === "failed", trace.error ? `${trace.state}: ${trace.error}` : trace.state, "failed")
-            : none("not traced"),
+            : none(refused ?? "not traced"),
         curve:
             curveAge === null
                 ? none("no curve")

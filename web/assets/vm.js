@@ -170,7 +170,7 @@ function noCurve(vm, { trace, cache }) {
         : !vm.view
           ? "Asking the daemon …"
           : trace?.error
-            ? `Its tracer has failed: ${trace.error}.`
+            ? `${trace.state === "refused" ? "It is not traced" : "Its tracer has failed"}: ${trace.error}.`
             : trace
               ? `It is being traced (${trace.state}, ${count(trace.periods)} periods so far); a curve needs references from its whole window first.`
               : cache

@@ -234,7 +234,7 @@ fn groups_of_this_host_are_watched_with_their_charge_and_dropped_when_they_go() 
         // With a kernel that tracks idle pages it is traced; otherwise it is said why not.
         let trace = group.trace.as_ref().unwrap();
         let error = trace.error.as_deref().unwrap_or_default();
-        assert_eq!(trace.state == TraceState::Failed, !error.is_empty());
+        assert_eq!(trace.state == TraceState::Refused, !error.is_empty());
         assert!(
             error.is_empty() || error.contains("does not track idle pages"),
             "{group:?}"

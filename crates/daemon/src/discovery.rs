@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
-use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess};
+use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess, why_unobserved};
 use plimsoll_vm::{HeldRam, ProcessId, QemuVm, VmError, qemu_pids};
 
 use crate::background::Background;
@@ -57,13 +57,22 @@ pub trait Processes: Sync + Send + 'static {
     fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError>;
 
     /// Assesses which tracing backends can observe a VM.
-    fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView>;
+    fn assess(&self, vm: &QemuVm, is_locked: bool) -> VmAssessment;
 
     /// Whether a VM's RAM is locked in memory; takes about 10 ms for each GiB of it.
     fn is_locked(&self, vm: &QemuVm) -> bool;
 
     /// Why the host would not get what a VM's balloon takes.
     fn held_ram(&self, vm: &QemuVm, is_locked: bool) -> Option<HeldRam>;
+}
+
+/// Which tracing backends can observe a VM.
+#[derive(Debug, Clone)]
+pub struct VmAssessment {
+    /// Each backend that this host's kernel has.
+    pub backends: Vec<BackendView>,
+    /// Why it cannot be traced as configured; `None` if it can.
+    pub why_unobserved: Option<String>,
 }
 
 /// The processes of this host.
@@ -91,7 +100,7 @@ impl Processes for HostProcesses {
         }
     }
 
-    fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
+    fn assess(&self, vm: &QemuVm, is_locked: bool) -> VmAssessment {
         let target = TraceTarget {
             pid: vm.pid,
             is_vm: true,
@@ -106,19 +115,31 @@ impl Processes for HostProcesses {
             allow_namespaced: rule.allow_namespaced == Some(true),
             ..TraceConfig::default()
         };
-        // What the host's kernel lacks is no property of a VM.
+        // That a tracer of ours has it is no property of a VM.
+        let lasts = |refusal: &Refusal| !matches!(refusal, Refusal::UserfaultInUse);
+        let mut assessments = assess(&target, &config);
+        for assessment in &mut assessments {
+            assessment.refusals.retain(lasts);
+        }
+        let first = assessments.iter().map(|found| {
+            let refusal = found.refusals.first();
+            (found.row, refusal.map(Refusal::to_string))
+        });
+        let first: Vec<_> = first.collect();
+        let first = first.iter().map(|(row, why)| (*row, why.as_deref()));
+        let why_unobserved = why_unobserved(first, self.config.trace.backend);
+        // Nor is what the host's kernel lacks.
         let lacks = |refusal: &Refusal| matches!(refusal, Refusal::NoIdleTracking { .. });
-        let assessments = assess(&target, &config).into_iter();
+        let assessments = assessments.iter();
         let assessments = assessments.filter(|found| !found.refusals.iter().any(lacks));
-        // Nor is that a tracer of ours has it.
-        let lasts = |refusal: &&Refusal| !matches!(refusal, Refusal::UserfaultInUse);
         let views = assessments.map(|assessment| BackendView {
             backend: assessment.row.method,
-            refusals: (assessment.refusals.iter().filter(lasts))
-                .map(refusal_view)
-                .collect(),
+            refusals: assessment.refusals.iter().map(refusal_view).collect(),
         });
-        views.collect()
+        VmAssessment {
+            backends: views.collect(),
+            why_unobserved,
+        }
     }
 
     fn is_locked(&self, vm: &QemuVm) -> bool {
@@ -146,6 +167,8 @@ pub struct DiscoveryResult {
     pub vms: Vec<Arc<QemuVm>>,
     /// Which tracing backends can observe each of them.
     pub backends: BTreeMap<ProcessId, Vec<BackendView>>,
+    /// Why those that are not traced cannot be.
+    pub unobserved: BTreeMap<ProcessId, String>,
     /// Those whose balloons free nothing on the host, and why.
     pub held: BTreeMap<ProcessId, HeldRam>,
     /// Warnings for the operator.
@@ -191,7 +214,7 @@ struct CachedAssessment {
     at: Instant,
     is_locked: bool,
     held: Option<HeldRam>,
-    backends: Vec<BackendView>,
+    assessment: VmAssessment,
 }
 
 /// State kept from one round to the next.
@@ -239,7 +262,13 @@ impl Rounds {
         DiscoveryResult {
             vms,
             backends: assessed
-                .map(|(process, assessed)| (*process, assessed.backends.clone()))
+                .clone()
+                .map(|(process, assessed)| (*process, assessed.assessment.backends.clone()))
+                .collect(),
+            unobserved: assessed
+                .filter_map(|(process, assessed)| {
+                    Some((*process, assessed.assessment.why_unobserved.clone()?))
+                })
                 .collect(),
             held: held
                 .filter_map(|(process, assessed)| Some((*process, assessed.held?)))
@@ -263,7 +292,7 @@ impl Rounds {
             let is_locked = before.map(|before| before.is_locked);
             let is_locked = is_locked.unwrap_or_else(|| processes.is_locked(vm));
             let assessed = CachedAssessment {
-                backends: processes.assess(vm, is_locked),
+                assessment: processes.assess(vm, is_locked),
                 held: processes.held_ram(vm, is_locked),
                 is_locked,
                 at: Instant::now(),
@@ -348,7 +377,8 @@ mod tests {
     use std::fs;
 
     use crate::config::VmRule;
-    use plimsoll_flow::{RamBacking, RamMapping, VmId};
+    use plimsoll_flow::{RamBacking, RamMapping, TraceMethod, VmId};
+    use plimsoll_trap::BackendSetting;
     use plimsoll_vm::Vcpu;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -406,7 +436,7 @@ mod tests {
             Ok(vm(process, Vec::new()))
         }
 
-        fn assess(&self, vm: &QemuVm, is_locked: bool) -> Vec<BackendView> {
+        fn assess(&self, vm: &QemuVm, is_locked: bool) -> VmAssessment {
             let config = Config::default();
             HostProcesses { config }.assess(vm, is_locked)
         }
@@ -432,6 +462,7 @@ mod tests {
         let config = Config::default();
         let process = ProcessId::of_pid(child.id()).unwrap();
         let views = HostProcesses { config }.assess(&vm(process, Vec::new()), false);
+        let views = views.backends;
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!views.is_empty());
@@ -485,8 +516,9 @@ mod tests {
                 vms: vec![rule],
                 ..Config::default()
             };
-            let views = HostProcesses { config }.assess(&vm, false).into_iter();
+            let views = HostProcesses { config }.assess(&vm, false).backends;
             let names = views
+                .into_iter()
                 .flat_map(|view| view.refusals)
                 .map(|refusal| refusal.name);
             names
@@ -498,6 +530,34 @@ mod tests {
         assert_eq!(refusals(Some(true)), 0);
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_vm_that_the_configured_backend_cannot_observe_is_found_with_the_reason() {
+        let vm = |backing: RamBacking| {
+            let ours = ProcessId::of_pid(std::process::id()).unwrap();
+            let mut vm = vm(ours, Vec::new());
+            vm.ram[0].backing = backing;
+            vm
+        };
+        // Which needs nothing of this host but the right to read its own memory's tables.
+        let mut config = Config::default();
+        let why = |config: &Config, vm: &QemuVm| {
+            let config = config.clone();
+            HostProcesses { config }.assess(vm, false).why_unobserved
+        };
+        config.trace.backend = BackendSetting::Method(TraceMethod::Traps);
+        let private = why(&config, &vm(RamBacking::Private)).unwrap();
+        assert!(
+            private.contains("(trap: the VM's RAM is private memory"),
+            "{private}"
+        );
+        config.trace.backend = BackendSetting::Auto;
+        let huge = why(&config, &vm(RamBacking::HugeTlb)).unwrap();
+        assert!(
+            huge.starts_with("no backend can observe it (trap, scan, "),
+            "{huge}"
+        );
     }
 
     #[test]
@@ -588,8 +648,11 @@ mod tests {
                 };
                 Ok(vm(process, vec![vcpu]))
             }
-            fn assess(&self, _: &QemuVm, _: bool) -> Vec<BackendView> {
-                Vec::new()
+            fn assess(&self, _: &QemuVm, _: bool) -> VmAssessment {
+                VmAssessment {
+                    backends: Vec::new(),
+                    why_unobserved: None,
+                }
             }
             fn is_locked(&self, _: &QemuVm) -> bool {
                 false

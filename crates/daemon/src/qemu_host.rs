@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::registry::open;
@@ -25,7 +25,7 @@ use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::groups::GroupDiscovery;
 use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FoundGroups, Host, VmHandles};
-use crate::tracer::{Tracer, TracerTarget};
+use crate::tracer::{Tracer, TracerTarget, Unobserved};
 
 /// Where `plimsoll run` keeps each VM's sockets.
 const FOLDER: &str = "/run/plimsoll";
@@ -48,6 +48,8 @@ pub struct QemuHost {
     known: Vec<Arc<QemuVm>>,
     /// Their names, each of one VM.
     names: BTreeMap<ProcessId, GivenName>,
+    /// Why those that are not traced cannot be.
+    unobserved: Unobserved,
     /// Control groups in which they are alone.
     vm_groups: BTreeMap<ProcessId, ControlGroup>,
     /// Where control groups are mounted.
@@ -75,6 +77,7 @@ impl QemuHost {
             groups: GroupDiscovery::begin(&config.groups),
             known: Vec::new(),
             names: BTreeMap::new(),
+            unobserved: Unobserved::default(),
             vm_groups: BTreeMap::new(),
             mounts: Vec::new(),
             users,
@@ -129,8 +132,13 @@ impl Host for QemuHost {
             vms,
             mut warnings,
             mut backends,
+            unobserved,
             held,
         } = self.discovery.last();
+        *self
+            .unobserved
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = unobserved;
         self.known = vms;
         self.known.retain(|vm| vm.process().is_there());
         self.vm_groups = groups_of(&self.known);
@@ -223,7 +231,8 @@ impl Host for QemuHost {
                 ram_bytes: found.ram_bytes,
                 allow_namespaced: rule.allow_namespaced == Some(true),
             };
-            feeds.push(Box::new(Tracer::new(target, program, &config.trace)));
+            let tracer = Tracer::new(target, program, &config.trace);
+            feeds.push(Box::new(tracer.unless(&self.unobserved)));
         }
         VmHandles { actuator, feeds }
     }

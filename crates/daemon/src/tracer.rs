@@ -3,10 +3,10 @@
 //! A trap is answered by the tracer, so the tracer is a process of its own: should this daemon hang or die, the guest's
 //! accesses are still answered, and the tracer ends at the next line that nobody reads, which removes its traps.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -73,6 +73,9 @@ struct Read {
     lost_line_error: String,
 }
 
+/// Why VMs cannot be traced, as discovery last found; that is renewed while tracers run.
+pub type Unobserved = Arc<Mutex<BTreeMap<ProcessId, String>>>;
+
 /// What a tracer observes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TracerTarget {
@@ -129,19 +132,6 @@ impl TracerTarget {
         }
     }
 
-    /// Why no backend can observe a control group now, so that no tracer is started in vain.
-    fn obstacle(&self) -> Option<String> {
-        let Self::Group { directory } = self else {
-            return None;
-        };
-        let group = GroupTarget {
-            directory: directory.clone(),
-            inodes: Vec::new(),
-        };
-        let chosen = Choice::of_any_memory(assess_group(&group));
-        chosen.err().map(|error| error.to_string())
-    }
-
     /// Bytes of RAM that a cell of its heatmap covers; 0 without one.
     fn heat_cell_bytes(&self) -> u64 {
         match self {
@@ -151,10 +141,21 @@ impl TracerTarget {
     }
 }
 
+/// Why no backend can observe a control group now, so that no tracer is started in vain.
+fn why_group_is_unobserved(directory: &Path) -> Option<String> {
+    let group = GroupTarget {
+        directory: directory.to_owned(),
+        inodes: Vec::new(),
+    };
+    let chosen = Choice::of_any_memory(assess_group(&group));
+    chosen.err().map(|error| error.to_string())
+}
+
 /// A tracer, restarted when it ends.
 #[derive(Debug)]
 pub struct Tracer {
     target: TracerTarget,
+    unobserved: Unobserved,
     program: PathBuf,
     settings: TraceSettings,
     clock: Clock,
@@ -169,6 +170,8 @@ pub struct Tracer {
     heard: Option<Instant>,
     counted: Instant,
     error: Option<String>,
+    /// Why it is not started: its target cannot be observed.
+    refused: Option<String>,
     restarts: u64,
     wait: Duration,
     again_at: Instant,
@@ -185,6 +188,7 @@ impl Tracer {
         };
         Self {
             target,
+            unobserved: Unobserved::default(),
             program,
             settings,
             clock: Clock::of_host(),
@@ -196,11 +200,18 @@ impl Tracer {
             heard: None,
             counted: now,
             error: None,
+            refused: None,
             restarts: 0,
             wait: RESTART.0,
             again_at: now,
             started: now,
         }
+    }
+
+    /// Starts only while `unobserved` does not have its VM.
+    pub fn unless(mut self, unobserved: &Unobserved) -> Self {
+        self.unobserved = Arc::clone(unobserved);
+        self
     }
 
     /// How it observes pages; where it chooses by itself, the first backend for such a target until its first report.
@@ -315,15 +326,23 @@ impl Tracer {
                 let wait = move || child.wait();
                 let _ = thread::Builder::new().name("tracer-end".into()).spawn(wait);
             }
-            self.again_at = now + self.wait;
-            self.wait = (self.wait * 2).min(RESTART.1);
+            self.wait_again(now);
+        }
+        if let TracerTarget::Vm { process, .. } = &self.target {
+            self.refused = lock(&self.unobserved).get(process).cloned();
+            if self.refused.is_some() {
+                return;
+            }
         }
         if now < self.again_at {
             return;
         }
-        if let Some(why) = self.target.obstacle() {
-            self.fail(why, now);
-            return;
+        if let TracerTarget::Group { directory } = &self.target {
+            self.refused = why_group_is_unobserved(directory);
+            if self.refused.is_some() {
+                self.wait_again(now);
+                return;
+            }
         }
         if self.error.is_some() {
             self.restarts += 1;
@@ -334,15 +353,15 @@ impl Tracer {
             Ok(()) => {}
             Err(error) => {
                 let why = format!("cannot run {}: {error}", self.program.display());
-                self.fail(why, now);
+                self.error = Some(why);
+                self.wait_again(now);
                 self.end();
             }
         }
     }
 
-    /// Takes note of why it could not be started, and when that is tried again.
-    fn fail(&mut self, why: String, now: Instant) {
-        self.error = Some(why);
+    /// Takes note of when it is tried again.
+    fn wait_again(&mut self, now: Instant) {
         self.again_at = now + self.wait;
         self.wait = (self.wait * 2).min(RESTART.1);
     }
@@ -387,13 +406,16 @@ impl Feed for Tracer {
         let state = match (&self.child, lock(&self.read).periods) {
             (Some(_), 0) => TraceState::Starting,
             (Some(_), _) => TraceState::Tracing,
+            (None, _) if self.refused.is_some() => TraceState::Refused,
             (None, _) => TraceState::Failed,
         };
+        let error = self.refused.as_ref().or(self.error.as_ref());
+        let error = error.filter(|_| self.child.is_none()).cloned();
         // Before the lock, which it takes itself.
         let method = self.method();
         let mut read = lock(&self.read);
-        let warning = match (&self.error, read.lost_lines) {
-            (Some(error), _) if self.child.is_none() => Some(format!("it is not traced: {error}")),
+        let warning = match (&error, read.lost_lines) {
+            (Some(error), _) => Some(format!("it is not traced: {error}")),
             (_, lost) if lost > 0 => Some(format!(
                 "{lost} lines of its tracer could not be read, the last because: {}",
                 read.lost_line_error
@@ -412,7 +434,7 @@ impl Feed for Tracer {
             trace: Some(TraceView {
                 state,
                 method,
-                error: self.error.clone().filter(|_| self.child.is_none()),
+                error,
                 pid: self.child.as_ref().map(Child::id),
                 periods: read.periods,
                 tracking_rate: read.tracking_rate,
@@ -433,9 +455,9 @@ impl Feed for Tracer {
     }
 }
 
-fn lock(read: &Mutex<Read>) -> MutexGuard<'_, Read> {
+fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
     // The data it guards is consistent at every point where a holder could panic.
-    read.lock().unwrap_or_else(PoisonError::into_inner)
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Reads until the tracer ends; an invalid line is counted.
@@ -893,6 +915,40 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_that_cannot_be_observed_has_not_failed_and_is_traced_once_it_can_be() {
+        let line = period(|_| {});
+        let (_folder, tracer) = scripted(&format!("echo '{line}'; sleep 60"));
+        let TracerTarget::Vm { process, .. } = &tracer.target else {
+            panic!("{:?}", tracer.target);
+        };
+        let process = *process;
+        let why = "no backend that gives a curve can observe it";
+        let unobserved = Unobserved::default();
+        lock(&unobserved).insert(process, why.to_owned());
+        let mut tracer = tracer.unless(&unobserved);
+        for _ in 0..3 {
+            let seen = tracer.seen();
+            let trace = seen.trace.unwrap();
+            assert_eq!(
+                (trace.state, trace.error.as_deref(), trace.restarts),
+                (TraceState::Refused, Some(why), 0)
+            );
+            let warning = format!("it is not traced: {why}");
+            assert_eq!(seen.warning, Some(warning));
+        }
+        lock(&unobserved).clear();
+        let seen = until(&mut tracer, |seen| {
+            seen.trace.as_ref().is_some_and(|trace| trace.periods == 1)
+        });
+        let trace = seen.trace.unwrap();
+        assert_eq!((trace.error, trace.restarts), (None, 0));
+        // What is found while it runs does not end it.
+        lock(&unobserved).insert(process, why.to_owned());
+        let trace = tracer.seen().trace.unwrap();
+        assert_eq!((trace.state, trace.error), (TraceState::Tracing, None));
+    }
+
+    #[test]
     fn a_group_that_cannot_be_traced_is_tried_again_later() {
         let target = TracerTarget::Group {
             directory: "/no/such/group".into(),
@@ -903,7 +959,12 @@ mod tests {
             tracer.again_at = Instant::now();
             for _ in 0..2 {
                 let trace = tracer.seen().trace.unwrap();
-                assert_eq!(trace.state, TraceState::Failed);
+                let is_refused = why_group_is_unobserved("/no/such/group".as_ref()).is_some();
+                let state = match is_refused {
+                    true => TraceState::Refused,
+                    false => TraceState::Failed,
+                };
+                assert_eq!(trace.state, state);
                 assert!(!trace.error.unwrap().is_empty());
                 // The second time it is too early.
                 assert_eq!(tracer.wait, RESTART.0 * 2_u32.pow(failures));

@@ -72,6 +72,8 @@ pub enum TraceState {
     Tracing,
     /// It does not run; it is started again after a pause.
     Failed,
+    /// It is not started, because the backend, or none of those that give a curve, can observe this VM or control group.
+    Refused,
 }
 
 /// How a VM or a control group is traced.
@@ -82,7 +84,7 @@ pub struct TraceView {
     pub state: TraceState,
     /// How it observes pages.
     pub method: TraceMethod,
-    /// Why it failed.
+    /// Why it failed, or is not started; of a VM then also what can observe it by hand.
     pub error: Option<String>,
     /// The tracer's process.
     pub pid: Option<u32>,

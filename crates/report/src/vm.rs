@@ -7,7 +7,7 @@ use plimsoll_output::{csv_table, per_second, printable, short};
 use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::group::GroupSummary;
 use plimsoll_protocol::subject::{SizesOfInterest, Subject};
-use plimsoll_protocol::vm::{CacheView, TraceView, VmSummary};
+use plimsoll_protocol::vm::{CacheView, TraceState, TraceView, VmSummary};
 
 use crate::daemon::curve_of;
 use crate::words::{
@@ -246,6 +246,9 @@ fn tracing(trace: Option<&TraceView>, overhead: &str, now_unix_ms: u64, sections
     let error = trace.error.as_deref().map(printable);
     let meaning = error.or(process).unwrap_or_default();
     sections.line("state", &name_of(trace.state), &meaning);
+    if trace.state == TraceState::Refused {
+        return;
+    }
     sections.line("overhead", &percent(trace.overhead_ratio), overhead);
     let tracked = format!("of its pages: {}", short(trace.tracked_pages as f64));
     sections.line("watched", &percent(trace.tracking_rate), &tracked);
@@ -398,6 +401,26 @@ pub fn csv(baseline_bytes: Option<u64>, curve: &ByteCurve) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::example;
+    use plimsoll_protocol::vm::VmView;
+
+    fn shown(vm: &str, change: impl FnOnce(&mut VmView)) -> String {
+        let mut view = example::vm(vm).unwrap();
+        change(&mut view);
+        text(&Subject::Vm(Box::new(view)), example::NOW_UNIX_MS).unwrap()
+    }
+
+    #[test]
+    fn a_vm_that_no_backend_can_observe_is_shown_with_the_reason_and_without_numbers_of_a_tracer() {
+        let why = "no backend that gives a curve can observe it (trap: its RAM is private)";
+        let text = shown("web", |view| {
+            let trace = view.summary.trace.as_mut().unwrap();
+            (trace.state, trace.error) = (TraceState::Refused, Some(why.to_owned()));
+        });
+        let tracing = text.split_once("\nTracing\n").unwrap().1;
+        let tracing = tracing.split_once("\n\n").unwrap().0;
+        assert_eq!(tracing, format!("  state         refused        {why}"));
+    }
 
     #[test]
     fn a_bar_is_as_long_as_its_share() {

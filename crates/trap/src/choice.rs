@@ -221,6 +221,59 @@ impl BackendRow {
     }
 }
 
+/// Why a VM is not observed, in a sentence; `None` if it can be. Of each backend, `assessed` has the first obstacle.
+///
+/// `setting` allows one backend, or those that give a curve of all accesses. The sentence has what is in the way of each of them,
+/// and which of the others can be chosen by hand; if none can, what is in the way of all.
+pub fn why_unobserved<'a>(
+    assessed: impl Iterator<Item = (&'static BackendRow, Option<&'a str>)>,
+    setting: BackendSetting,
+) -> Option<String> {
+    let is_allowed = |row: &BackendRow| match setting {
+        BackendSetting::Auto => row.gives_curve(),
+        BackendSetting::Method(method) => row.method == method,
+    };
+    let of_vms = assessed.filter(|(row, _)| row.observes_vms());
+    let (allowed, others): (Vec<_>, Vec<_>) = of_vms.partition(|(row, _)| is_allowed(row));
+    if allowed.is_empty() || allowed.iter().any(|(_, obstacle)| obstacle.is_none()) {
+        return None;
+    }
+    let by_hand = others.iter().filter(|(_, obstacle)| obstacle.is_none());
+    let by_hand = by_hand.map(|(row, _)| {
+        let shows = match (row.gives_curve(), row.sees_reads) {
+            (true, _) => "",
+            (false, true) => ", which gives no curve",
+            (false, false) => ", which shows writes only",
+        };
+        format!("`attach --backend {}`{shows}", row.name())
+    });
+    let by_hand: Vec<_> = by_hand.collect();
+    let (which, refused) = match (by_hand.is_empty(), setting) {
+        (true, _) => ("no backend can observe it", [allowed, others].concat()),
+        (false, BackendSetting::Auto) => ("no backend that gives a curve can observe it", allowed),
+        (false, BackendSetting::Method(_)) => ("the chosen backend cannot observe it", allowed),
+    };
+    // Backends with one reason stand together.
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (row, obstacle) in refused {
+        let reason = obstacle.unwrap_or_default();
+        match reasons.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, names)) => names.push(row.name()),
+            None => reasons.push((reason, vec![row.name()])),
+        }
+    }
+    let reasons = reasons.into_iter();
+    let reasons = reasons.map(|(reason, names)| format!("{}: {reason}", names.join(", ")));
+    let reasons = reasons.collect::<Vec<_>>().join("; ");
+    Some(match by_hand.is_empty() {
+        true => format!("{which} ({reasons})"),
+        false => format!(
+            "{which} ({reasons}); it can be observed by hand with {}",
+            by_hand.join(", or ")
+        ),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,6 +356,43 @@ mod tests {
             matches!(error, TrapError::Refused(Refusal::NotSharedMemory { .. })),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_vm_that_is_not_observed_has_a_reason_and_what_can_be_chosen_by_hand() {
+        let why = |setting, able: &[&str]| {
+            let assessed = BACKENDS.iter().map(|&row| {
+                let is_private = matches!(row.name(), "trap" | "scan" | "sample" | "first-touch");
+                let obstacle = match is_private {
+                    true => "its RAM is private",
+                    false => "the kernel has none",
+                };
+                (row, (!able.contains(&row.name())).then_some(obstacle))
+            });
+            why_unobserved(assessed, setting)
+        };
+        let auto = BackendSetting::Auto;
+        assert_eq!(why(auto, &["damon", "write-scan"]), None);
+        assert_eq!(
+            why(auto, &["write-scan"]).unwrap(),
+            "no backend that gives a curve can observe it (trap, scan, first-touch: its RAM is private; rwp, idle, damon: the \
+             kernel has none); it can be observed by hand with `attach --backend write-scan`, which shows writes only"
+        );
+        assert_eq!(
+            why(auto, &[]).unwrap(),
+            "no backend can observe it (trap, scan, first-touch, sample: its RAM is private; rwp, idle, damon, write-scan: the \
+             kernel has none)"
+        );
+        let idle = BackendSetting::Method(TraceMethod::IdlePages);
+        assert_eq!(why(idle, &["idle"]), None);
+        assert_eq!(
+            why(idle, &["sample", "damon"]).unwrap(),
+            "the chosen backend cannot observe it (idle: the kernel has none); it can be observed by hand with `attach --backend \
+             sample`, which gives no curve, or `attach --backend damon`"
+        );
+        // A control group's page cache is not a VM's.
+        assert!(!why(auto, &["page-cache"]).unwrap().contains("page-cache"));
+        assert_eq!(why_unobserved(std::iter::empty(), auto), None);
     }
 
     #[test]

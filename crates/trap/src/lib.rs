@@ -77,7 +77,9 @@ mod write_scan;
 
 pub use assess::{Assessment, assess, assess_group};
 pub use backend::{Backend, BackendRow, GroupSupport, Observation, Scan, Sink, Yield};
-pub use choice::{BackendSetting, CURVE_ERROR, Candidate, Choice, CurveCost, Verdict};
+pub use choice::{
+    BackendSetting, CURVE_ERROR, Candidate, Choice, CurveCost, Verdict, why_unobserved,
+};
 pub use config::TraceConfig;
 pub use error::TrapError;
 pub use first_touch::{ComputedSampler, ComputedVm, PageClass};

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use plimsoll_trap::{Assessment, TraceConfig};
+use plimsoll_trap::{Assessment, BackendSetting, Refusal, TraceConfig, why_unobserved};
 use plimsoll_vm::{QemuVm, VmError, qemu_pids};
 
 use super::{Chapter, Finding};
@@ -63,6 +63,14 @@ fn describe(vm: &QemuVm, assessments: &[Assessment]) -> Finding {
     if others.is_empty() {
         return Finding::no(subject, found, refusal.change());
     }
+    // Where those that can attach give no curve, plimsolld has the same reason for not tracing it.
+    let assessed: Vec<_> = assessments
+        .iter()
+        .map(|found| (found.row, found.refusals.first().map(Refusal::to_string)))
+        .collect();
+    let assessed = assessed.iter().map(|(row, why)| (*row, why.as_deref()));
+    let found = why_unobserved(assessed, BackendSetting::Auto)
+        .map_or(found, |why| format!("{description}: {why}"));
     let change = format!(
         "{}; --backend {} can attach",
         refusal.change(),
@@ -76,7 +84,7 @@ mod tests {
     use super::*;
     use crate::doctor::Verdict;
     use plimsoll_flow::{Accelerator, RamBacking, RamMapping, VmId};
-    use plimsoll_trap::{BACKENDS, Refusal};
+    use plimsoll_trap::BACKENDS;
 
     fn vm(backings: &[RamBacking]) -> QemuVm {
         let ram = backings.iter().map(|backing| RamMapping {
@@ -127,6 +135,12 @@ mod tests {
         let others = all.iter().filter(|&&name| name != "write-scan");
         let writes = describe(&others.copied().collect::<Vec<_>>());
         assert_eq!(writes.verdict, Verdict::Limited);
+        let why = "no backend that gives a curve can observe it (trap, scan, first-touch, rwp, idle, damon: ";
+        assert!(
+            writes.found.starts_with(&format!("{description}: {why}")),
+            "{}",
+            writes.found
+        );
         let advice = writes.advice.unwrap();
         assert!(
             advice.ends_with("; --backend write-scan can attach"),

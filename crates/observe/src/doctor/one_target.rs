@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
-use plimsoll_trap::{Assessment, BackendRow, Refusal, Toucher, TraceConfig, TrapError};
+use plimsoll_trap::{
+    Assessment, BackendRow, BackendSetting, Refusal, Toucher, TraceConfig, TrapError,
+    why_unobserved,
+};
 use plimsoll_vm::Target;
 
 use super::{Chapter, Finding};
@@ -24,6 +27,8 @@ pub struct TargetAssessment {
     pub backends: Vec<BackendView>,
     /// What each backend observes, for those that can, and the cost of a touch.
     sees: Vec<String>,
+    /// Whether it is a VM, which plimsolld traces by itself.
+    is_vm: bool,
 }
 
 impl TargetAssessment {
@@ -47,10 +52,12 @@ impl TargetAssessment {
             title: format!("{target}: {description}"),
             backends,
             sees,
+            is_vm: target.vm().is_some(),
         })
     }
 
-    /// A line for each backend that can observe the target, and for each reason why one cannot.
+    /// A line for each backend that can observe the target, and for each reason why one cannot; and if plimsolld cannot trace a VM,
+    /// the reason that it gives.
     pub fn chapter(&self) -> Chapter {
         let mut findings = Vec::new();
         for (backend, sees) in self.backends.iter().zip(&self.sees) {
@@ -61,6 +68,16 @@ impl TargetAssessment {
             let refusals = backend.refusals.iter();
             findings
                 .extend(refusals.map(|refusal| Finding::no(name, &refusal.why, &refusal.change)));
+        }
+        let first = self.backends.iter().map(|view| {
+            let refusal = view.refusals.first();
+            let row = BackendRow::of(view.backend);
+            (row, refusal.map(|refusal| refusal.why.as_str()))
+        });
+        let first = first.filter(|_| self.is_vm);
+        if let Some(why) = why_unobserved(first, BackendSetting::Auto) {
+            let change = "change what keeps one of these backends from it, as above";
+            findings.push(Finding::no("plimsolld", why, change));
         }
         Chapter {
             title: self.title.clone(),
@@ -165,6 +182,7 @@ mod tests {
                 },
             ],
             sees: vec!["references".to_owned(), "writes".to_owned()],
+            is_vm: true,
         };
         let lines = assessment.chapter().findings;
         let lines: Vec<_> = lines
@@ -177,6 +195,12 @@ mod tests {
                 ("trap", Verdict::No, "private"),
                 ("trap", Verdict::No, "locked"),
                 ("write-scan", Verdict::Ok, "writes"),
+                (
+                    "plimsolld",
+                    Verdict::No,
+                    "no backend that gives a curve can observe it (trap: private); it can be observed by hand with \
+                     `attach --backend write-scan`, which shows writes only"
+                ),
             ]
         );
     }
