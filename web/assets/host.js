@@ -4,7 +4,7 @@
 import { scale, steps, whisker } from "./chart.js";
 import { proposalBanner } from "./decisions.js";
 import { h, s } from "./dom.js";
-import { accelerator, badge, meaning, ORDER, shape } from "./status.js";
+import { accelerator, badge, meaning, ORDER, shape, stopped } from "./status.js";
 import { app, askLose, update, wantTrend } from "./store.js";
 import { bytes, change, duration, MIB, margins, plural, size, times } from "./units.js";
 
@@ -517,6 +517,7 @@ function vmRow(vm) {
                 "span",
                 { class: "tags" },
                 accelerator(vm.accelerator),
+                stopped(vm.stopped),
                 vm.libvirt && h("span", { class: "tag plain" }, "libvirt"),
                 !vm.settings.managed &&
                     h("span", { class: "tag plain", title: "The daemon may not resize it" }, "unmanaged"),

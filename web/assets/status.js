@@ -69,3 +69,7 @@ export const accelerator = (name) =>
         : name
           ? h("span", { class: "tag plain" }, name)
           : null;
+
+/** That its CPUs do not run, and in which state of QEMU. */
+export const stopped = (state) =>
+    state ? h("span", { class: "tag", title: "Its CPUs do not run: what it uses is not observed meanwhile" }, state) : null;

@@ -18,7 +18,7 @@ import {
 import { h, s } from "./dom.js";
 import { heatPanel } from "./heatmap.js";
 import { workingSet } from "./host.js";
-import { accelerator, badge, shape } from "./status.js";
+import { accelerator, badge, shape, stopped } from "./status.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
 import { SOURCES, trustList } from "./trust.js";
 import { bytes, count, MIB, margins, moment, percent, perSecond, size, times } from "./units.js";
@@ -50,7 +50,7 @@ export function vmView() {
             "div",
             { class: "vm-head" },
             h("p", { class: "crumbs" }, h("a", { href: "#/host" }, "Host"), " / VM"),
-            h("h1", {}, summary.vm, " ", badge(summary.status), accelerator(summary.accelerator)),
+            h("h1", {}, summary.vm, " ", badge(summary.status), accelerator(summary.accelerator), stopped(summary.stopped)),
             h("p", { class: "why" }, summary.why),
         ),
         numbers(summary),

@@ -7,7 +7,9 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::VmId;
-use plimsoll_vm::{BlockReads, GuestStats, Listener, PeerSocket, Qmp, StatsClock, VmError};
+use plimsoll_vm::{
+    BlockReads, GuestStats, Listener, PeerSocket, Qmp, RunState, StatsClock, VmError,
+};
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::progress::{Absence, Part, Patience, Tracker};
@@ -79,6 +81,8 @@ pub struct Balloon {
     stats_clock: StatsClock,
     /// Reads of the VM's disks at the last query.
     blocks: Option<BlockReads>,
+    /// The state in which its vCPUs did not run at the last query.
+    stopped: Option<String>,
     /// End of the pause after a monitor that did not answer, and its error.
     quiet: Option<(Instant, String)>,
     /// Length of the next pause.
@@ -104,6 +108,7 @@ impl Balloon {
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
             blocks: None,
+            stopped: None,
             quiet: None,
             pause: QUIET.0,
         }
@@ -179,6 +184,19 @@ impl Balloon {
     fn exchange(&mut self) -> Result<Option<GuestStats>, Failure> {
         let deadline = Instant::now() + self.settings.timeout;
         let mut qmp = self.connect(deadline)?;
+        let guest = self.query_balloon(&mut qmp, deadline)?;
+        self.stopped = match qmp.within(deadline).status() {
+            Err(VmError::QmpRefused { .. }) => None,
+            state => stopped_state(state?),
+        };
+        Ok(guest)
+    }
+
+    fn query_balloon(
+        &mut self,
+        qmp: &mut Exchange,
+        deadline: Instant,
+    ) -> Result<Option<GuestStats>, Failure> {
         let ram = qmp.within(deadline).ram()?;
         self.max_bytes = self.checked_ram(ram.fixed_bytes + ram.virtio_mem_bytes)?;
         self.virtio_mem_bytes = ram.virtio_mem_bytes;
@@ -221,6 +239,19 @@ impl Balloon {
     }
 }
 
+/// The name of a state in which vCPUs do not run. QEMU's are short words of letters and hyphens.
+fn stopped_state(state: RunState) -> Option<String> {
+    let is_word = |name: &str| {
+        let mut letters = name.bytes();
+        name.len() <= 32 && letters.all(|letter| letter.is_ascii_lowercase() || letter == b'-')
+    };
+    match (state.running, is_word(&state.status)) {
+        (true, _) => None,
+        (false, true) => Some(state.status),
+        (false, false) => Some("stopped".to_owned()),
+    }
+}
+
 /// Why an exchange failed.
 enum Failure {
     Vm(VmError),
@@ -239,10 +270,11 @@ impl From<VmError> for Failure {
 
 impl MemoryPart for Balloon {
     fn poll(&mut self, failures: &mut Vec<ActuatorError>) -> Observation {
-        self.blocks = None;
+        (self.blocks, self.stopped) = (None, None);
         let observed = Observation::of_guest(self.query(), failures);
         Observation {
             blocks: self.blocks,
+            stopped: self.stopped.clone(),
             ..observed
         }
     }

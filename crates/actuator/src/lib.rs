@@ -89,6 +89,8 @@ pub struct Observation {
     pub disk: Option<DiskStat>,
     /// Reads of the disks that QEMU serves itself.
     pub blocks: Option<BlockReads>,
+    /// The state in which the VM's vCPUs do not run, such as `paused`; `None` while they run, or if that is not known.
+    pub stopped: Option<String>,
 }
 
 impl Observation {
@@ -138,6 +140,8 @@ pub struct MemoryStatus {
     pub disk: Option<DiskStat>,
     /// Reads of the disks that QEMU serves itself; `None` if there are none, or they were not queried.
     pub blocks: Option<BlockReads>,
+    /// The state in which its vCPUs do not run, such as `paused`; `None` while they run, or if that is not known.
+    pub stopped: Option<String>,
     /// Queries and changes that failed since the last poll.
     pub failures: Vec<ActuatorError>,
 }

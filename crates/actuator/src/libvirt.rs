@@ -186,6 +186,18 @@ fn value(domstats: &str, key: &str) -> Option<u64> {
     kib?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The state in which a VM does not run, by `domstats` (virDomainState of libvirt, named as QEMU does).
+fn stopped_state(domstats: &str) -> Option<&'static str> {
+    let mut lines = domstats.lines();
+    match lines.find_map(|line| line.trim_start().strip_prefix("state.state="))? {
+        "3" => Some("paused"),
+        "5" => Some("shutdown"),
+        "6" => Some("guest-panicked"),
+        "7" => Some("suspended"),
+        _ => None,
+    }
+}
+
 /// Names of the VMs of the system's libvirt by their processes, also while that does not run.
 pub fn libvirt_names() -> BTreeMap<u32, String> {
     let files = fs::read_dir(PID_FOLDER).into_iter().flatten().flatten();
@@ -290,8 +302,10 @@ pub struct Domain {
     absence: Option<Absence>,
     tracker: Tracker,
     stats_clock: StatsClock,
-    /// Time of the last query for its maximum and the reads of its disks.
+    /// Time of the last query for its state, its maximum and the reads of its disks.
     domstats_asked: Option<Instant>,
+    /// The state in which its vCPUs did not run at that time.
+    stopped: Option<&'static str>,
 }
 
 impl Domain {
@@ -311,6 +325,7 @@ impl Domain {
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
             domstats_asked: None,
+            stopped: None,
         }
     }
 
@@ -437,7 +452,9 @@ impl MemoryPart for Domain {
         if !self.domstats_asked.is_some_and(recent) {
             self.domstats_asked = Some(now);
             // Without an answer, the cost of a miss is one that was measured before, or assumed.
-            text = self.run(&["domstats", "--balloon", "--block"]).ok();
+            let domstats = ["domstats", "--state", "--balloon", "--block"];
+            text = self.run(&domstats).ok();
+            self.stopped = text.as_deref().and_then(stopped_state);
         }
         let text = text.as_deref();
         // RAM may have been plugged or unplugged; with virtio-mem without a change of the maximum.
@@ -454,6 +471,7 @@ impl MemoryPart for Domain {
         let observed = Observation::of_guest(self.query(), failures);
         Observation {
             blocks: text.and_then(BlockReads::of_virsh),
+            stopped: self.stopped.map(str::to_owned),
             ..observed
         }
     }

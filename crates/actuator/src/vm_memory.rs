@@ -69,6 +69,7 @@ impl VmMemory {
             guest,
             disk: cache.disk.or(direct.disk),
             blocks: direct.blocks,
+            stopped: direct.stopped,
             failures,
         }
     }

@@ -464,3 +464,30 @@ fn ram_that_its_process_has_not_mapped_is_not_believed() {
     assert!(matches!(error, ActuatorError::Claim { .. }), "{error}");
     assert_eq!(balloon.part().reserved_bytes, 16 * MIB);
 }
+
+#[test]
+fn a_vm_whose_processors_do_not_run_is_known_to_by_the_exchange_that_queries_its_balloon() {
+    let monitor = Monitor::new();
+    let mut balloon = balloon_of(&monitor);
+    let mut stopped = |state: Option<&'static str>| {
+        monitor.state().stopped = state;
+        let mut failures = Vec::new();
+        let observed = balloon.poll(&mut failures);
+        assert!(failures.is_empty(), "{failures:?}");
+        observed.stopped
+    };
+    assert_eq!(stopped(None), None);
+    for state in ["paused", "postmigrate", "io-error"] {
+        assert_eq!(stopped(Some(state)).as_deref(), Some(state));
+    }
+    assert_eq!(stopped(Some("\u{1b}[2J")).as_deref(), Some("stopped"));
+    assert_eq!(stopped(None), None);
+    // An old QEMU, or a monitor that does not tell.
+    monitor.state().quirk = Some((
+        "query-status",
+        Answer::Text(
+            "{\"error\": {\"class\": \"CommandNotFound\", \"desc\": \"no\"}, \"id\": 8}\n",
+        ),
+    ));
+    assert_eq!(stopped(Some("paused")), None);
+}

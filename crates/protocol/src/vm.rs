@@ -115,6 +115,9 @@ pub struct VmSummary {
     pub status: VmStatus,
     /// Why, in a sentence.
     pub why: String,
+    /// The state in which its vCPUs do not run, by QEMU's name, such as `paused`; absent while they run, or if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped: Option<String>,
     /// Its RAM at start: the maximum of its guest memory.
     pub ram_bytes: u64,
     /// Memory of its own: RAM less balloon.

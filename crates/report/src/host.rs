@@ -71,7 +71,7 @@ fn head(host: &HostView) -> String {
 fn vms_text(vms: &[VmSummary]) -> String {
     table!(vms, |vm| {
         Left "VM": name(&vm.vm),
-        Left "status": name_of(vm.status),
+        Left "status": status(vm),
         Right "size": size(vm.size_bytes),
         Right "of it cache": (vm.cache.is_some() || vm.cache_bytes > 0).then(|| size(vm.cache_bytes)),
         Right "target": vm.target_bytes.map(size),
@@ -139,6 +139,13 @@ fn some_of(names: &[String], count: u64) -> String {
     }
 }
 
+/// A VM's status, with the state in which its CPUs do not run.
+fn status(vm: &VmSummary) -> String {
+    let stopped = vm.stopped.iter().map(|state| printable(state));
+    let words = std::iter::once(name_of(vm.status)).chain(stopped);
+    words.collect::<Vec<_>>().join(", ")
+}
+
 /// The tracing backends that can observe a VM; empty if that is not known.
 fn backends(vm: &VmSummary) -> String {
     let able = vm.backends.iter().filter(|view| view.refusals.is_empty());
@@ -181,5 +188,32 @@ pub fn csv(host: &HostView) -> String {
         "path": line.group().map(|group| printable(&group.path)),
         "charged_bytes": line.group().and_then(|group| group.charged_bytes),
         "limit_bytes": line.group().and_then(|group| group.limit_bytes),
+        "stopped": line.vm().and_then(|vm| vm.stopped.as_deref()).map(printable),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::example;
+
+    #[test]
+    fn a_vm_that_is_paused_is_listed_as_that() {
+        let mut host = example::host();
+        let of = |host: &HostView, vm: &str| {
+            let text = text(host);
+            let line = text.lines().find(|line| line.starts_with(vm));
+            line.unwrap().to_owned()
+        };
+        let runs = of(&host, "web");
+        assert!(runs.contains(" safe "), "{runs}");
+        let web = host.vms.iter_mut().find(|vm| vm.vm == "web").unwrap();
+        web.stopped = Some("paused".to_owned());
+        let paused = of(&host, "web");
+        assert!(paused.contains(" safe, paused "), "{paused}");
+        let csv = csv(&host);
+        let mut lines = csv.lines();
+        assert!(lines.next().unwrap().ends_with(",stopped"), "{csv}");
+        assert!(lines.any(|line| line.starts_with("web,") && line.ends_with(",paused")));
+    }
 }

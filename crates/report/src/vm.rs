@@ -59,6 +59,9 @@ fn of_vm(vm: &VmSummary, now_unix_ms: u64) -> Sections {
     if vm.libvirt {
         kind.push_str(", managed by libvirt");
     }
+    if let Some(state) = &vm.stopped {
+        let _ = write!(kind, "; its CPUs do not run: {}", printable(state));
+    }
     let mut sections = Sections(format!(
         "VM {} (process {}), {kind}\n{}: {}\n",
         printable(&vm.vm),
@@ -420,6 +423,20 @@ mod tests {
         let tracing = text.split_once("\nTracing\n").unwrap().1;
         let tracing = tracing.split_once("\n\n").unwrap().0;
         assert_eq!(tracing, format!("  state         refused        {why}"));
+    }
+
+    #[test]
+    fn a_vm_that_is_paused_is_shown_as_that() {
+        let runs = shown("web", |_| {});
+        assert!(!runs.contains("do not run"), "{runs}");
+        let text = shown("web", |view| {
+            view.summary.stopped = Some("paused\u{7}".to_owned())
+        });
+        let head = text.lines().next().unwrap();
+        assert!(
+            head.ends_with("; its CPUs do not run: paused\u{fffd}"),
+            "{head}"
+        );
     }
 
     #[test]

@@ -505,6 +505,10 @@ fn lines(vm: &VmSummary) -> Vec<Line<'static>> {
             size(vm.settings.baseline_bytes)
         )),
     ];
+    if let Some(state) = &vm.stopped {
+        let stopped = format!("its CPUs do not run: {}", printable(state));
+        lines.push(Line::raw(stopped).yellow());
+    }
     if !vm.settings.managed {
         lines.push(Line::raw("not managed").yellow());
     }

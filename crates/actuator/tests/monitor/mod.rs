@@ -33,6 +33,8 @@ pub struct State {
     /// Plugged virtio-mem, which neither of the two others contains.
     pub virtio_mem_bytes: i64,
     pub actual_bytes: i64,
+    /// The state in which its processors do not run.
+    pub stopped: Option<&'static str>,
     /// Whether a balloon is there.
     pub device: bool,
     /// Time of the guest's last statistics; 0 for never.
@@ -63,6 +65,7 @@ impl Monitor {
             ram_bytes: 512 << 20,
             virtio_mem_bytes: 0,
             actual_bytes: 512 << 20,
+            stopped: None,
             device: true,
             told_unix_s: now_unix_s(),
             interval_s: 0,
@@ -196,6 +199,10 @@ impl State {
             "query-blockstats" => Ok(json!([
                 { "stats": { "rd_operations": 40, "rd_total_time_ns": 20_000_000 } },
             ])),
+            "query-status" => Ok(json!({
+                "running": self.stopped.is_none(),
+                "status": self.stopped.unwrap_or("running"),
+            })),
             "balloon" | "query-balloon" if !self.device => Err(no_balloon),
             "balloon" => Ok(json!({})),
             "query-balloon" => Ok(json!({ "actual": self.actual_bytes })),

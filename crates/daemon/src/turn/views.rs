@@ -70,6 +70,7 @@ impl<H: Host> Turns<H> {
             libvirt: vm.found.libvirt,
             status,
             why,
+            stopped: vm.status.stopped.clone(),
             ram_bytes: vm.ram_bytes(),
             direct_bytes: holding.direct_bytes,
             cache_bytes: holding.cache_bytes,

@@ -369,6 +369,7 @@ impl Guest {
             libvirt: false,
             status,
             why,
+            stopped: None,
             ram_bytes: bytes(RAM_MIB),
             direct_bytes: self.holding().direct_bytes,
             cache_bytes: self.holding().cache_bytes,

@@ -204,6 +204,8 @@ pub struct SimulatedVm {
     pub set_silence: Duration,
     /// Whether its monitor answers; a target that is set although it does not may arrive.
     pub answers: bool,
+    /// The state in which its vCPUs do not run.
+    pub stopped: Option<&'static str>,
     /// Whether the daemon of its disk answers.
     pub disk_answers: bool,
     /// Memory of processes that the guest, which has no swap, cannot give.
@@ -263,6 +265,7 @@ impl SimulatedVm {
             silence: Duration::ZERO,
             set_silence: Duration::ZERO,
             answers: true,
+            stopped: None,
             disk_answers: true,
             used_bytes: 16 << 20,
             reports: Reports::True,
@@ -849,6 +852,7 @@ impl MemoryPart for SimulatedPart {
             disk,
             guest,
             blocks,
+            stopped: vm.stopped.map(str::to_owned),
         }
     }
 

@@ -72,6 +72,30 @@ fn a_monitor_that_breaks_is_given_up_and_the_rest_goes_on() {
 }
 
 #[test]
+fn a_vm_that_is_paused_is_shown_as_that_until_it_goes_on() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    let host = rig.host.clone();
+    let stopped = |rig: &mut Rig| {
+        rig.pass(30);
+        let snapshot = rig.snapshot();
+        let vms = snapshot.host.vms.iter();
+        let stopped = vms.filter_map(|vm| Some((vm.vm.clone(), vm.stopped.clone()?)));
+        stopped.collect::<Vec<_>>()
+    };
+    assert_eq!(stopped(&mut rig), []);
+    host.change("web", |vm| vm.stopped = Some("paused"));
+    let web = || ("web".to_owned(), "paused".to_owned());
+    assert_eq!(stopped(&mut rig), [web()]);
+    // What a monitor does not answer is not known.
+    host.change("web", |vm| vm.answers = false);
+    assert_eq!(stopped(&mut rig), []);
+    host.change("web", |vm| vm.answers = true);
+    assert_eq!(stopped(&mut rig), [web()]);
+    host.change("web", |vm| vm.stopped = None);
+    assert_eq!(stopped(&mut rig), []);
+}
+
+#[test]
 fn a_vm_that_dies_in_the_middle_leaves_its_memory_to_nobody_by_mistake() {
     let mut rig = Rig::of_three(config(Mode::Act));
     rig.host

@@ -67,6 +67,7 @@ fn summary(vm: &str, status: VmStatus, why: &str, direct_mib: u64, cache_mib: u6
         libvirt: false,
         status,
         why: why.to_owned(),
+        stopped: None,
         ram_bytes: 512 * MIB,
         direct_bytes: direct_mib * MIB,
         cache_bytes: cache_mib * MIB,
@@ -150,6 +151,7 @@ fn vms() -> Vec<VmSummary> {
         ..trace()
     });
     hostile.balloon = None;
+    hostile.stopped = Some("paused\u{1b}[2J".to_owned());
     vec![hostile, mail, web]
 }
 
