@@ -201,27 +201,56 @@ function ranges(summary, curve) {
     return { least, most };
 }
 
+/** Misses over the baseline's that the chart shows at least and at most. */
+const RELATIVE_TOP = [1.6, 5];
+
+/** What a VM's bound is compared with, by size: its misses over the baseline's, if its only bound is on their rise. */
+function drawn({ view }, { settings, relative }, curve) {
+    const { max_loss, max_misses_per_second: most, max_stall } = settings;
+    const known = view.relative_points ?? [];
+    if (max_loss !== null && most === null && max_stall === null && known.length > 0) {
+        const highest = 1.15 * Math.max(1 + max_loss, relative?.high ?? 0);
+        return {
+            points: known,
+            valueOf: (point) => point.expected,
+            lowOf: (point) => point.low,
+            highOf: (point) => point.high,
+            bound: 1 + max_loss,
+            top: Math.min(Math.max(highest, RELATIVE_TOP[0]), RELATIVE_TOP[1]),
+            name: "misses over the baseline's",
+            text: times,
+        };
+    }
+    const isRated = curve.points.some((point) => point.misses_per_second !== undefined);
+    const valueOf = (point) => (isRated ? point.misses_per_second : point.miss_ratio);
+    const base = stepAt(curve.points, settings.baseline_bytes / curve.page_bytes);
+    return {
+        points: curve.points,
+        valueOf,
+        lowOf: (point) => (isRated ? point.misses_low_per_second : point.low),
+        highOf: (point) => (isRated ? point.misses_high_per_second : point.high),
+        bound: base && max_loss !== null ? valueOf(base) * (1 + max_loss) : null,
+        top: null,
+        name: isRated ? "misses a second" : "misses, share of references",
+        text: isRated ? perSecond : percent,
+    };
+}
+
 function curveChart(vm, summary, curve) {
     const width = widthOf("curve");
     const { left, right, bottom, height } = CURVE;
     const { settings } = summary;
     const { least, most } = ranges(summary, curve);
     const x = scale([vm.log ? least : 0, most], [left, width - right], vm.log);
-    const visible = curve.points
+    const { points, valueOf, lowOf, highOf, bound, name, text, ...fixed } = drawn(vm, summary, curve);
+    const visible = points
         .map((point) => [Math.max(point.size_pages * curve.page_bytes, x.from[0]), point])
         .filter(([at], index, all) => at <= most && !(index + 1 < all.length && all[index + 1][0] <= x.from[0]));
-    const at = (value) => stepAt(curve.points, value / curve.page_bytes);
-    const base = at(settings.baseline_bytes);
-    const isRated = curve.points.some((point) => point.misses_per_second !== undefined);
-    const valueOf = (point) => (isRated ? point.misses_per_second : point.miss_ratio);
-    const lowOf = (point) => (isRated ? point.misses_low_per_second : point.low);
-    const highOf = (point) => (isRated ? point.misses_high_per_second : point.high);
-    const bound = base && settings.max_loss !== null ? valueOf(base) * (1 + settings.max_loss) : null;
+    const at = (value) => stepAt(points, value / curve.page_bytes);
     // The knee matters, not the first references at the smallest sizes: cut well above the promise.
-    const highest = Math.max(...visible.map(([, point]) => highOf(point)), 1e-6);
-    const top = isRated ? highest * 1.05 : Math.min(1, highest * 1.05);
+    const highest = Math.max(...visible.map(([, point]) => highOf(point)), 1e-6) * 1.05;
+    const top = fixed.top ?? (text === percent ? Math.min(1, highest) : highest);
 
-    const misses = isRated ? "misses a second" : width > 500 ? "misses, share of references" : "misses";
     const char = 6.7;
     const marks = MARKS.map(([name, word, of]) => ({ name, value: of(summary), text: `${word} ${bytes(of(summary))}` }))
         .filter(({ value }) => value !== null && value !== undefined && value >= x.from[0] && value <= most)
@@ -249,17 +278,17 @@ function curveChart(vm, summary, curve) {
             viewBox: `0 0 ${width} ${height}`,
             height,
             role: "group",
-            "aria-label": `Miss ratio of ${summary.vm} at every size`,
+            "aria-label": `Misses of ${summary.vm} at every size`,
             class: "curve",
         },
         sizeAxis(x, plotBottom, plotTop, Math.max(3, Math.floor(width / 110)), vm.log),
-        axisY(numberTicks(top, 5), y, left, width - right, isRated ? perSecond : percent),
+        axisY(numberTicks(top, 5), y, left, width - right, text),
         s(
             "text",
             { class: "axis-name", x: width - right, y: height - 5, "text-anchor": "end" },
             "memory, its own and its cache",
         ),
-        s("text", { class: "axis-name", x: 4, y: plotTop - 8 }, misses),
+        s("text", { class: "axis-name", x: 4, y: plotTop - 8 }, width > 500 || text === perSecond ? name : "misses"),
         outside(x, settings, plotTop, plotBottom),
         bound !== null &&
             bound <= top &&
@@ -275,24 +304,33 @@ function curveChart(vm, summary, curve) {
                         : `limit: ≤ ${times(1 + settings.max_loss)}`,
                 ),
             ),
-        s("path", {
-            class: "curve-band",
-            d: stepArea(
-                visible.map(([value, point]) => [value, lowOf(point), Math.min(highOf(point), top)]),
-                x,
-                y,
-                most,
-            ),
-        }),
-        s("path", {
-            class: "curve-line",
-            d: steps(
-                visible.map(([value, point]) => [value, Math.min(valueOf(point), top)]),
-                x,
-                y,
-                most,
-            ),
-        }),
+        s(
+            "clipPath",
+            { id: "curve-clip" },
+            s("rect", { x: left, y: plotTop, width: width - right - left, height: plotBottom - plotTop }),
+        ),
+        s(
+            "g",
+            { "clip-path": "url(#curve-clip)" },
+            s("path", {
+                class: "curve-band",
+                d: stepArea(
+                    visible.map(([value, point]) => [value, lowOf(point), highOf(point)]),
+                    x,
+                    y,
+                    most,
+                ),
+            }),
+            s("path", {
+                class: "curve-line",
+                d: steps(
+                    visible.map(([value, point]) => [value, valueOf(point)]),
+                    x,
+                    y,
+                    most,
+                ),
+            }),
+        ),
         marks.map((mark) =>
             s(
                 "g",

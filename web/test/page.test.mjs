@@ -230,6 +230,52 @@ test("a VM's page shows the numbers of the API", async () => {
     assert.equal(await page.locator("#fact-claims").textContent(), String(vm.refused_claims));
 });
 
+test("a bound on the rise of misses stands beside what it is compared with, and one on their number beside misses a second", async () => {
+    const vm = await board.api("/v1/vms/search");
+    const at = (size) => vm.relative_points.findLast((point) => point.size_pages * vm.curve.page_bytes <= size);
+    assert.deepEqual({ ...at(vm.size_bytes), size_pages: undefined }, { ...vm.relative, size_pages: undefined });
+    const name = page.locator(".curve .axis-name").last();
+    const bandAtNow = async () => {
+        const d = await page.locator(".curve-band").getAttribute("d");
+        const now = await page.locator(".mark.now line").getAttribute("x1");
+        return page.evaluate(
+            ([d, now]) => {
+                const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+                path.setAttribute("d", d);
+                const svg = document.querySelector("svg.curve");
+                svg.append(path);
+                const inside = [];
+                for (let y = 0; y < 340; y += 0.25) {
+                    const point = svg.createSVGPoint();
+                    point.x = Number(now) + 1;
+                    point.y = y;
+                    if (path.isPointInFill(point)) inside.push(y);
+                }
+                path.remove();
+                return [inside.at(-1), inside[0]];
+            },
+            [d, now],
+        );
+    };
+    await open("vm/search");
+    await page.locator(".curve-line").waitFor();
+    assert.equal(await name.textContent(), "misses over the baseline's");
+    assert.match(await page.locator(".bound-line text").textContent(), /1\.25×/);
+    const bound = Number(await page.locator(".bound-line line").getAttribute("y1"));
+    const bottom = 300;
+    const [low, high] = (await bandAtNow()).map((y) => ((bottom - y) / (bottom - bound)) * (1 + vm.settings.max_loss));
+    assert.ok(Math.abs(low - vm.relative.low) < 0.01, `${low} ${vm.relative.low}`);
+    assert.ok(Math.abs(high - vm.relative.high) < 0.01, `${high} ${vm.relative.high}`);
+
+    const settings = { ...vm.settings, max_misses_per_second: 20 };
+    const numbered = (summary) => (summary.vm === "search" ? { ...summary, settings } : summary);
+    await rewrite("/v1/host", (host) => ({ ...host, vms: host.vms.map(numbered) }));
+    await page.goto("about:blank");
+    await open("vm/search");
+    await page.locator(".curve-line").waitFor();
+    assert.equal(await name.textContent(), "misses, share of references");
+});
+
 test("the handle is dragged, and tells what the API predicts there", async () => {
     await open("vm/search");
     const knob = page.locator("#handle .knob");

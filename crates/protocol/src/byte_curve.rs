@@ -4,7 +4,7 @@ use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_policy::{Rules, relative};
 
 use crate::curve_json::{CurveJson, CurveJsonError};
-use crate::vm::Relative;
+use crate::vm::{Relative, RelativePoint};
 
 /// A curve whose sizes are bytes.
 #[derive(Debug, Clone)]
@@ -39,6 +39,19 @@ impl ByteCurve {
         let [size, baseline] =
             [bytes, baseline_bytes].map(|bytes| PageCount::from_bytes(bytes, self.page_size));
         relative(&self.misses, baseline, size, &Rules::new(baseline))
+    }
+
+    /// [`relative`](Self::relative) at each size of the curve at which it is known.
+    pub fn relative_points(&self, baseline_bytes: u64) -> Vec<RelativePoint> {
+        let sizes = self.misses.points().iter().map(|point| point.size);
+        let points = sizes.filter_map(|size| {
+            let relative = self.relative(size.to_bytes(self.page_size), baseline_bytes)?;
+            Some(RelativePoint {
+                size_pages: size.0,
+                relative,
+            })
+        });
+        points.collect()
     }
 
     /// The size at which the curve ends.
@@ -102,6 +115,14 @@ mod tests {
         assert_eq!(curve.relative(0, 2 << 20), None);
         assert_eq!(curve.relative(0, 0).unwrap().expected, 1.0);
         assert_eq!(curve.end_bytes(), 4 << 20);
+        // At the curve's sizes, of which the first is below the baseline.
+        let points = curve.relative_points(2 << 20);
+        let points: Vec<_> = points
+            .iter()
+            .map(|point| (point.size_pages, Some(point.relative)))
+            .collect();
+        let [first, last] = [1, 4].map(|mib| curve.relative(mib << 20, 2 << 20));
+        assert_eq!(points, [(256, first), (1024, last)]);
     }
 
     #[test]

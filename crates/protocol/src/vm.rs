@@ -422,6 +422,20 @@ pub struct VmView {
     pub summary: VmSummary,
     /// Its curve; `null` while unknown.
     pub curve: Option<CurveJson>,
+    /// Predicted misses at the curve's sizes over those at its baseline, by which `max_loss` is kept; absent while unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub relative_points: Vec<RelativePoint>,
+}
+
+/// Predicted misses at a size over those at the baseline.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct RelativePoint {
+    /// Size in pages from which they hold.
+    pub size_pages: u64,
+    /// The quotient, with the limits of its band.
+    #[serde(flatten)]
+    pub relative: Relative,
 }
 
 /// A point in the history of a VM, or of a control group, which has neither cache nor target.

@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::State;
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::answer::{Acknowledgement, ProposalView, VmsView};
+use plimsoll_protocol::byte_curve::ByteCurve;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
 use plimsoll_protocol::group::{GroupView, GroupsView};
@@ -61,10 +62,15 @@ pub(super) async fn vm(
     Params(NoParams {}): Params<NoParams>,
 ) -> Answer<VmView> {
     let snapshot = desk.shared.snapshot();
+    let summary = find(&snapshot, &vm)?.clone();
+    let curve = snapshot.curves.get(&vm).cloned();
+    let baseline = summary.settings.baseline_bytes;
+    let known = (curve.as_ref()).and_then(|json| ByteCurve::new(json).ok());
     Ok(Json(VmView {
         schema: SCHEMA,
-        summary: find(&snapshot, &vm)?.clone(),
-        curve: snapshot.curves.get(&vm).cloned(),
+        summary,
+        curve,
+        relative_points: known.map_or_else(Vec::new, |curve| curve.relative_points(baseline)),
     }))
 }
 

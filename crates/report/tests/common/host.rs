@@ -293,6 +293,7 @@ pub fn vm(name: &str) -> Option<VmView> {
     Some(VmView {
         schema: SCHEMA,
         curve: summary.curve_source.map(|_| curve(name)),
+        relative_points: Vec::new(),
         summary,
     })
 }
