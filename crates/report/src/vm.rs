@@ -430,7 +430,7 @@ mod tests {
         let runs = shown("web", |_| {});
         assert!(!runs.contains("do not run"), "{runs}");
         let text = shown("web", |view| {
-            view.summary.stopped = Some("paused\u{7}".to_owned())
+            view.summary.stopped = Some("paused\u{7}".to_owned());
         });
         let head = text.lines().next().unwrap();
         assert!(
