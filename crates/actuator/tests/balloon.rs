@@ -466,7 +466,7 @@ fn ram_that_its_process_has_not_mapped_is_not_believed() {
 }
 
 #[test]
-fn a_vm_whose_processors_do_not_run_is_known_to_by_the_exchange_that_queries_its_balloon() {
+fn the_query_of_the_balloon_also_shows_whether_the_processors_run() {
     let monitor = Monitor::new();
     let mut balloon = balloon_of(&monitor);
     let mut stopped = |state: Option<&'static str>| {
