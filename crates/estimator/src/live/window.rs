@@ -356,11 +356,12 @@ fn curve_of(
 /// Reads the working set from a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].
 ///
 /// If the curve does not fall that far, the working set is at least the
-/// curve's largest size at which misses are expected.
+/// curve's largest size at which misses are expected; if none are at any, its largest size.
 #[must_use]
 pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
     let is_missing = |point: &&CurvePoint| point.misses.is_none_or(|misses| misses.expected > 0.0);
     let last = curve.points().iter().rev().find(is_missing);
+    let last = last.or(curve.points().last());
     let last = last.map_or(PageCount(0), |point| point.size);
     match curve.size_for(WorkingSet::MISS_RATIO) {
         Some(size) => WorkingSet {

@@ -250,7 +250,7 @@ impl FirstTouchCurve {
             Some(other) => widened(&curve, &other)?,
             None => curve,
         };
-        up_to_all(&curve, PageCount(self.population))
+        up_to_all(curve, PageCount(self.population))
     }
 }
 
@@ -535,10 +535,13 @@ fn widened(curve: &MissRatioCurve, other: &MissRatioCurve) -> Option<MissRatioCu
 
 /// The curve up to a memory of all pages with contents, which misses none of them. Its ratio remains as far as it was
 /// observed: relative to the misses of such a memory there would be no bound.
-fn up_to_all(curve: &MissRatioCurve, population: PageCount) -> Option<MissRatioCurve> {
+fn up_to_all(curve: MissRatioCurve, population: PageCount) -> Option<MissRatioCurve> {
     let mut points = curve.points().to_vec();
     let last = *points.last()?;
-    points.pop_if(|last| last.size >= population);
+    if last.size >= population {
+        // So many were touched that the working set may be all of them.
+        return Some(curve);
+    }
     points.push(CurvePoint {
         size: population,
         low: 0.0,
