@@ -239,7 +239,7 @@ impl Balloon {
     }
 }
 
-/// The name of a state in which vCPUs do not run. QEMU's are short words of letters and hyphens.
+/// The name of a state in which vCPUs do not run. QEMU's are short, in lowercase with hyphens.
 fn stopped_state(state: RunState) -> Option<String> {
     let is_word = |name: &str| {
         let mut letters = name.bytes();

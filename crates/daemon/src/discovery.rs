@@ -121,12 +121,8 @@ impl Processes for HostProcesses {
         for assessment in &mut assessments {
             assessment.refusals.retain(lasts);
         }
-        let first = assessments.iter().map(|found| {
-            let refusal = found.refusals.first();
-            (found.row, refusal.map(Refusal::to_string))
-        });
-        let first: Vec<_> = first.collect();
-        let first = first.iter().map(|(row, why)| (*row, why.as_deref()));
+        let first = (assessments.iter())
+            .map(|found| (found.row, found.refusals.first().map(Refusal::to_string)));
         let why_unobserved = why_unobserved(first, self.config.trace.backend);
         // Nor is what the host's kernel lacks.
         let lacks = |refusal: &Refusal| matches!(refusal, Refusal::NoIdleTracking { .. });

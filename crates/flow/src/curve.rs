@@ -79,6 +79,12 @@ impl CurvePoint {
             misses: None,
         }
     }
+
+    /// Whether it surely has no misses per second.
+    #[must_use]
+    pub fn misses_nothing(&self) -> bool {
+        self.misses.is_some_and(|misses| misses.high == 0.0)
+    }
 }
 
 /// The independent parts of the error of the logarithm of a point's misses, in thousandths.
@@ -350,8 +356,7 @@ impl MissRatioCurve {
     fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
         let over = |ratio: f64, divisor: f64| ratio.max(least) / divisor.max(least);
         let (point, divisor) = (self.at(size), self.at(baseline));
-        let misses_nothing = point.misses.is_some_and(|misses| misses.high == 0.0);
-        if size == baseline || (size < baseline && misses_nothing) {
+        if size == baseline || (size < baseline && point.misses_nothing()) {
             return (1.0, 1.0);
         }
         let mut low = over(point.low, divisor.high);

@@ -225,8 +225,8 @@ impl BackendRow {
 ///
 /// `setting` allows one backend, or those that give a curve of all accesses. The sentence has what is in the way of each of them,
 /// and which of the others can be chosen by hand; if none can, what is in the way of all.
-pub fn why_unobserved<'a>(
-    assessed: impl Iterator<Item = (&'static BackendRow, Option<&'a str>)>,
+pub fn why_unobserved(
+    assessed: impl Iterator<Item = (&'static BackendRow, Option<String>)>,
     setting: BackendSetting,
 ) -> Option<String> {
     let is_allowed = |row: &BackendRow| match setting {
@@ -254,7 +254,7 @@ pub fn why_unobserved<'a>(
         (false, BackendSetting::Method(_)) => ("the chosen backend cannot observe it", allowed),
     };
     // Backends with one reason stand together.
-    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
     for (row, obstacle) in refused {
         let reason = obstacle.unwrap_or_default();
         match reasons.iter_mut().find(|(other, _)| *other == reason) {
@@ -367,7 +367,8 @@ mod tests {
                     true => "its RAM is private",
                     false => "the kernel has none",
                 };
-                (row, (!able.contains(&row.name())).then_some(obstacle))
+                let is_able = able.contains(&row.name());
+                (row, (!is_able).then(|| obstacle.to_owned()))
             });
             why_unobserved(assessed, setting)
         };

@@ -338,6 +338,9 @@ fn points_of(
     is_rated: bool,
     touches: u64,
 ) -> Option<MissRatioCurve> {
+    if touches == 0 {
+        return None;
+    }
     let differences = [0, 1].map(|kind: usize| {
         let values = steps
             .iter()
@@ -368,8 +371,7 @@ fn points_of(
             misses: is_rated.then_some(misses),
         }
     });
-    let curve = MissRatioCurve::new(points.collect(), touches).ok();
-    let curve = curve.filter(|_| touches > 0)?;
+    let curve = MissRatioCurve::new(points.collect(), touches).ok()?;
     let known = steps
         .iter()
         .rposition(|(_, [ratio, _])| ratio.is_resolved() && ratio.expected > last[0]);

@@ -360,8 +360,8 @@ fn curve_of(
 #[must_use]
 pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
     let is_missing = |point: &&CurvePoint| point.misses.is_none_or(|misses| misses.expected > 0.0);
-    let last = curve.points().iter().rev().find(is_missing);
-    let last = last.or(curve.points().last());
+    let points = curve.points();
+    let last = points.iter().rfind(is_missing).or(points.last());
     let last = last.map_or(PageCount(0), |point| point.size);
     match curve.size_for(WorkingSet::MISS_RATIO) {
         Some(size) => WorkingSet {

@@ -64,11 +64,9 @@ fn describe(vm: &QemuVm, assessments: &[Assessment]) -> Finding {
         return Finding::no(subject, found, refusal.change());
     }
     // Where those that can attach give no curve, plimsolld has the same reason for not tracing it.
-    let assessed: Vec<_> = assessments
+    let assessed = assessments
         .iter()
-        .map(|found| (found.row, found.refusals.first().map(Refusal::to_string)))
-        .collect();
-    let assessed = assessed.iter().map(|(row, why)| (*row, why.as_deref()));
+        .map(|found| (found.row, found.refusals.first().map(Refusal::to_string)));
     let found = why_unobserved(assessed, BackendSetting::Auto)
         .map_or(found, |why| format!("{description}: {why}"));
     let change = format!(

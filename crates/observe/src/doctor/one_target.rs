@@ -72,7 +72,7 @@ impl TargetAssessment {
         let first = self.backends.iter().map(|view| {
             let refusal = view.refusals.first();
             let row = BackendRow::of(view.backend);
-            (row, refusal.map(|refusal| refusal.why.as_str()))
+            (row, refusal.map(|refusal| refusal.why.clone()))
         });
         let first = first.filter(|_| self.is_vm);
         if let Some(why) = why_unobserved(first, BackendSetting::Auto) {

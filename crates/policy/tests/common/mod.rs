@@ -1,10 +1,11 @@
 //! Demands for tests.
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use std::cmp::Ordering;
+
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, VmId};
 use plimsoll_policy::{Bound, Demand, Rules};
 use proptest::prelude::*;
-use std::cmp::Ordering;
 
 pub const MIB: u64 = 256;
 

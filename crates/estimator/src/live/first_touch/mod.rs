@@ -18,7 +18,8 @@
 //! in that time, or at the upper limit of that number for one of the two minimum times, because sizes that may be reached sooner have misses that are
 //! not resolved, and its misses a second there are the rate of these references,
 //! in pages of 4 KiB. The curve ends at the pages touched within the longest time observed; beyond, what remains may miss or
-//! not, and the band reaches down to 0. A memory of all pages with contents misses none of them. A VM that does not touch as many pages has a curve of one point (`seldom`).
+//! not, and the band reaches down to 0. A memory of all pages with contents misses none of
+//! them. A VM that touches fewer pages than are resolved has a curve of one point (`seldom`).
 //!
 //! **Band.** The samples are weighted at random (the Bayesian bootstrap of \[Rubin81\]), those armed in the same stretch
 //! of time alike because they see the same phase of the VM, and the mixture's weights are estimated again. A fall for which no touch is evidence is limited by the rule of three: had touches been as
@@ -47,6 +48,7 @@ use plimsoll_flow::{
 
 use super::{LiveEstimator, LiveInput, LiveOptions, LiveWindow};
 use crate::parts::log_errors::{WEIGHTINGS, log_errors, log_share};
+use crate::parts::steps::NORMAL;
 use cells::{Cells, Time};
 use mixture::{Component, Mixture};
 use phase::Phase;
@@ -73,7 +75,7 @@ const BLOCKS: usize = 16;
 const WEIGHTING_ROUNDS: u32 = 25;
 /// Half-width of a 95 % band in standard deviations of the weightings: the normal distribution's, times a factor that
 /// was measured, for which components there are is an estimate too.
-const DEVIATIONS: f64 = 1.96 * 1.75;
+const DEVIATIONS: f64 = NORMAL * 1.75;
 /// Factor of the upper half of the band if samples were withdrawn because of a burst: nothing is drawn until the budget has
 /// paid for it, so that times with many misses have fewer samples. Measured on the CloudPhysics trace.
 const INTERRUPTED: f64 = 1.6;
@@ -235,8 +237,7 @@ impl FirstTouchCurve {
         let samples: Vec<_> = self.since_change().map(of).collect();
         let busy = self.busy();
         let now = self.ends.back()?.vm;
-        let shape = Shape::at_even_speed(&samples).filter(|(shape, _)| shape.is_resolved);
-        let curve = if let Some((shape, speed)) = shape {
+        let curve = if let Some((shape, speed)) = Shape::at_even_speed(&samples) {
             let interrupted = phase::were_withdrawn(self.samples(), now);
             let upper = if interrupted { INTERRUPTED } else { 1.0 };
             shape.curve(self.population, busy * speed, upper)?
@@ -309,8 +310,6 @@ struct Shape {
     /// By step: the slope that could have remained unnoticed from there on.
     unnoticed: Vec<f64>,
     touches: u64,
-    /// Whether there are enough touches, and as many pages are touched in the longest time observed as the resolution needs.
-    is_resolved: bool,
 }
 
 /// The distribution at one time.
@@ -324,9 +323,13 @@ struct Step {
 
 impl Shape {
     /// The distribution in the time of a VM whose speed is always the same, by samples with the times at which they
-    /// were armed, and the mean speed; `None` if nothing was touched.
+    /// were armed, and the mean speed; `None` with fewer touches, or pages touched in all the time observed, than the resolution
+    /// needs.
     fn at_even_speed(samples: &[(f64, Time)]) -> Option<(Self, f64)> {
         let mut times: Vec<Time> = samples.iter().map(|&(_, time)| time).collect();
+        if (touches(&times) as f64) < RESOLUTION_TOUCHES {
+            return None;
+        }
         let mut cells = Cells::new(&times)?;
         let mut mixture = Mixture::fit(&cells);
         let mut mean = 1.0;
@@ -353,12 +356,12 @@ impl Shape {
         }
         let mut order: Vec<usize> = (0..samples.len()).collect();
         order.sort_by(|&one, &other| samples[one].0.total_cmp(&samples[other].0));
-        Some((Self::new(&times, &order, &cells, mixture), mean))
+        Some((Self::new(&times, &order, &cells, mixture)?, mean))
     }
 
     /// `order` has the samples in the order in which they were armed.
-    fn new(times: &[Time], order: &[usize], cells: &Cells, mut mixture: Mixture) -> Self {
-        let touches = times.iter().filter(|time| time.upto.is_some()).count();
+    fn new(times: &[Time], order: &[usize], cells: &Cells, mut mixture: Mixture) -> Option<Self> {
+        let touches = touches(times);
         let grid = grid(cells, &mixture);
         let fitted = mixture.weights.clone();
         mixture.loosen(cells);
@@ -394,17 +397,15 @@ impl Shape {
         let reached = steps[resolved].share;
         let mut reached_by_others = others.iter().map(|steps| steps[resolved].share);
         let share_min = resolution_share.max(reached + deviation(&mut reached_by_others, reached));
-        let reaching = (resolved..=last).find(|&at| steps[at].share >= share_min);
-        let first = reaching.unwrap_or(last);
+        let first = (resolved..=last).find(|&at| steps[at].share >= share_min)?;
         let others = others.iter().map(|steps| steps[first..].to_vec()).collect();
         let unnoticed = unnoticed(times, &grid[first..], &steps[first..]);
-        Self {
+        Some(Self {
             steps: steps[first..].to_vec(),
             others,
             unnoticed,
-            touches: touches as u64,
-            is_resolved: reaching.is_some() && touches as f64 >= RESOLUTION_TOUCHES,
-        }
+            touches,
+        })
     }
 
     /// The curve of a VM that takes `busy` seconds of CPU time a second; the upper half of its band is `upper` times as wide as
@@ -494,6 +495,11 @@ impl Shape {
     }
 }
 
+/// Number of times that end with a touch.
+fn touches(times: &[Time]) -> u64 {
+    times.iter().filter(|time| time.upto.is_some()).count() as u64
+}
+
 /// Half-width of the band around a mean, by the values of the weightings.
 fn deviation(values: &mut dyn Iterator<Item = f64>, mean: f64) -> f64 {
     let squares: f64 = values.map(|value| (value - mean).powi(2)).sum();
@@ -533,8 +539,8 @@ fn widened(curve: &MissRatioCurve, other: &MissRatioCurve) -> Option<MissRatioCu
     MissRatioCurve::new(points.collect(), curve.references()).ok()
 }
 
-/// The curve up to a memory of all pages with contents, which misses none of them. Its ratio remains as far as it was
-/// observed: relative to the misses of such a memory there would be no bound.
+/// The curve up to a memory of all pages with contents, which misses none of them, unless it ends there. Its ratio remains
+/// that of the largest size observed: relative to the misses of such a memory there would be no bound.
 fn up_to_all(curve: MissRatioCurve, population: PageCount) -> Option<MissRatioCurve> {
     let mut points = curve.points().to_vec();
     let last = *points.last()?;

@@ -12,7 +12,8 @@
 use plimsoll_flow::{CurvePoint, MissRatioCurve, MissesPerSecond, PageCount, Whole as _};
 
 use super::cells::Time;
-use super::{RESOLUTION_SHARE, RULE_OF_THREE};
+use super::{RESOLUTION_SHARE, RULE_OF_THREE, touches};
+use crate::parts::steps::NORMAL;
 
 /// The curve of a VM with `population` pages that takes `busy` seconds of CPU time a second; `None` if no sample waited.
 pub(super) fn curve(times: &[Time], population: u64, busy: f64) -> Option<MissRatioCurve> {
@@ -51,11 +52,10 @@ pub(super) fn curve(times: &[Time], population: u64, busy: f64) -> Option<MissRa
         high: 1.0,
         misses: Some(misses.scaled(population as f64 * busy)),
     };
-    let touches = times.iter().filter(|time| time.upto.is_some()).count();
-    MissRatioCurve::new(vec![point], touches as u64).ok()
+    MissRatioCurve::new(vec![point], touches(times)).ok()
 }
 
 /// The upper limit of the mean of a Poisson distribution of which a number was drawn: for 0 the rule of three.
 fn count_max(count: f64) -> f64 {
-    count + 1.96 * count.sqrt() + RULE_OF_THREE
+    count + NORMAL * count.sqrt() + RULE_OF_THREE
 }
