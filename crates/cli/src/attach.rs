@@ -147,6 +147,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     };
     let (curve, curves) = (observer.curve(), observer.curves());
+    let set = observer.working_set();
     let compared = curves.as_ref();
     match ended {
         // What was seen stands; there is nothing to detach from.
@@ -155,7 +156,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         None => drop(observer),
     }
     if failure.is_none() || report.totals.periods > 0 {
-        named(report.end(format, curve.as_ref(), compared, rows))?;
+        named(report.end(format, curve.as_ref(), set, compared, rows))?;
     }
     if picture {
         match curve {

@@ -115,7 +115,7 @@ pub struct Observer {
     /// Name of the VM.
     pub vm: VmId,
     backend: Box<dyn Backend>,
-    yields: Yield,
+    row: &'static BackendRow,
     options: ObserverOptions,
     /// `None` if the backend's observations yield no curve.
     estimator: Option<Box<dyn LiveEstimator>>,
@@ -126,6 +126,8 @@ pub struct Observer {
     is_open_ended: bool,
     /// Whether uses of page cache by `read(2)` are not seen.
     is_cache_hidden: bool,
+    /// Whether any page of a sample was of such page cache.
+    has_hidden_cache: bool,
     vcpus: VcpuShare,
     heat: Option<Heat>,
     /// `None` if tracing never rests.
@@ -262,7 +264,7 @@ impl Observer {
     ) -> Result<Self, ObserveError> {
         let (row, target) = (BackendRow::of(method), target.into());
         let backend = Box::new(Follower::attach(&target, row, config)?);
-        let mut observer = Self::of(target.id(), row.yields, backend, options);
+        let mut observer = Self::of(target.id(), row, backend, options);
         if let Target::Vm(vm) = &target {
             observer.vcpus = VcpuShare::of(vm);
             let rests = config.intermittent && row.gives_curve();
@@ -273,17 +275,23 @@ impl Observer {
         Ok(observer)
     }
 
-    fn of(vm: VmId, yields: Yield, backend: Box<dyn Backend>, options: &ObserverOptions) -> Self {
+    fn of(
+        vm: VmId,
+        row: &'static BackendRow,
+        backend: Box<dyn Backend>,
+        options: &ObserverOptions,
+    ) -> Self {
         let mut observer = Self {
             vm,
             backend,
-            yields,
+            row,
             options: *options,
             estimator: None,
             compared: None,
             has_reach: options.reach.is_some(),
             is_open_ended: false,
             is_cache_hidden: false,
+            has_hidden_cache: false,
             vcpus: VcpuShare::default(),
             heat: None,
             intermittence: None,
@@ -300,7 +308,7 @@ impl Observer {
             ram,
             reach: options.reach,
         };
-        let chosen = match self.yields {
+        let chosen = match self.row.yields {
             Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
             Yield::Stream => Some(live::SHARDS),
             Yield::Scans => Some(live::SCANS),
@@ -436,8 +444,9 @@ impl Observer {
             let other = compared.other.close_window(&window);
             compared.curves(curve.clone(), other)
         });
+        self.has_hidden_cache |= self.is_cache_hidden && period.scans.cache_pages > 0;
         let mut working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
-        if self.is_cache_hidden && period.scans.cache_pages > 0 {
+        if self.has_hidden_cache {
             working_set = working_set.and_then(without_hidden_cache);
         }
         let working_set_band = curve.as_ref().and_then(working_set_band);
@@ -449,7 +458,7 @@ impl Observer {
             curve
         };
         self.vcpus.end(
-            match self.yields {
+            match self.row.yields {
                 Yield::FirstTouches => self.options.reach.unwrap_or(FIRST_TOUCHES_REACH),
                 _ => self.options.reach.unwrap_or_default(),
             },
@@ -468,10 +477,20 @@ impl Observer {
         })
     }
 
+    /// The working set by the curve of all periods so far; `None` without one, or if only an upper bound is known and uses of page cache
+    /// are missing.
+    pub fn working_set(&self) -> Option<WorkingSet> {
+        let set = read_from(&self.curve()?, self.row);
+        if self.has_hidden_cache {
+            return without_hidden_cache(set);
+        }
+        Some(set)
+    }
+
     /// The curve of all periods so far, weighted by their lengths; `None` if no page was used twice.
     pub fn curve(&self) -> Option<MissRatioCurve> {
         let curve = until_lowest(self.estimator.as_ref()?.curve()?, self.is_open_ended);
-        Some(curve.with_vcpus(match self.yields {
+        Some(curve.with_vcpus(match self.row.yields {
             Yield::FirstTouches => self.vcpus.recent(),
             _ => self.vcpus.whole(),
         }))
@@ -631,6 +650,27 @@ pub fn working_set_band(curve: &MissRatioCurve) -> Option<(PageCount, Option<Pag
     Some((first(|point| point.low)?, first(|point| point.high)))
 }
 
+/// The working set by a curve of a backend.
+fn read_from(curve: &MissRatioCurve, backend: &BackendRow) -> WorkingSet {
+    let set = working_set(curve);
+    let is_first = |size| {
+        curve
+            .points()
+            .first()
+            .is_none_or(|first| first.size >= size)
+    };
+    let bound = match backend.yields {
+        // Pages that are only read need memory too.
+        _ if !backend.sees_reads => WorkingSetBound::AtLeast,
+        // A control group needs memory beside its page cache.
+        Yield::Stream => WorkingSetBound::AtLeast,
+        // A curve begins at the smallest size that its touches resolve.
+        Yield::FirstTouches if is_first(set.size) => WorkingSetBound::AtMost,
+        _ => set.bound,
+    };
+    WorkingSet { bound, ..set }
+}
+
 /// The working set of a period: read from its curve; without one, from the pages touched.
 fn working_set_of(
     period: &Period,
@@ -649,12 +689,10 @@ fn working_set_of(
         return None;
     }
     let touched = PageCount(period.distinct_pages * u64::from(period.scale));
-    let (size, bound) = match (backend.yields, curve.map(working_set)) {
-        // Pages that are only read need memory too.
-        (_, set) if !backend.sees_reads => (set.map_or(touched, |set| set.size), AtLeast),
-        // A control group needs memory beside its page cache.
-        (Yield::Stream, set) => (set.map_or(touched, |set| set.size), AtLeast),
-        (Yield::References, Some(set)) => (set.size, set.bound),
+    let set = curve.map(|curve| read_from(curve, backend));
+    let (size, bound) = match (backend.yields, set) {
+        (_, None) if !backend.sees_reads => (touched, AtLeast),
+        (Yield::Stream, None) => (touched, AtLeast),
         // All touched pages fit into the hot set, below which nothing is resolved.
         (Yield::References, None) => {
             let hot_set_pages = u64::from(period.traps.hot_set_pages);
@@ -671,11 +709,8 @@ fn working_set_of(
             (set.size, bound)
         }
         (Yield::Scans | Yield::FirstTouches, None) => return None,
-        // A curve begins at the smallest size that its touches resolve.
-        (Yield::FirstTouches, Some(set)) => {
-            let first = curve.and_then(|curve| curve.points().first());
-            let is_resolved = first.is_some_and(|first| first.size < set.size);
-            (set.size, if is_resolved { set.bound } else { AtMost })
+        (Yield::References | Yield::Stream | Yield::FirstTouches, Some(set)) => {
+            (set.size, set.bound)
         }
         (Yield::Sample, _) => {
             let share = period.distinct_pages as f64 / period.tracked_pages as f64;

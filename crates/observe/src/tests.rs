@@ -92,8 +92,8 @@ fn observer(method: TraceMethod, options: &ObserverOptions) -> Observer {
         batch: 50,
         failing: false,
     };
-    let yields = BackendRow::of(method).yields;
-    Observer::of(VmId("a".into()), yields, Box::new(replay), options)
+    let row = BackendRow::of(method);
+    Observer::of(VmId("a".into()), row, Box::new(replay), options)
 }
 
 fn observe(observer: &mut Observer) -> ObservedPeriod {
@@ -152,9 +152,31 @@ fn a_working_set_below_the_resolution_is_an_upper_bound() {
         failing: false,
     };
     let options = ObserverOptions::default();
-    let mut observer = Observer::of(VmId("a".into()), Yield::Scans, Box::new(replay), &options);
+    let row = BackendRow::of(replay.method);
+    let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
     let set = observe(&mut observer).working_set.unwrap();
     assert_eq!(set.bound, WorkingSetBound::AtMost);
+}
+
+/// A page of the cache in one period is in the group in later ones too, also if no sampled page was.
+#[test]
+fn without_the_uses_of_page_cache_there_is_no_upper_bound() {
+    let replay = Replay {
+        method: TraceMethod::AccessedPageScans,
+        pages: 40,
+        batch: 40,
+        failing: false,
+    };
+    let options = ObserverOptions::default();
+    let row = BackendRow::of(replay.method);
+    let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
+    observer.is_cache_hidden = true;
+    let known = observe(&mut observer).working_set.map(|set| set.bound);
+    assert_eq!(known, Some(WorkingSetBound::AtMost));
+    observer.has_hidden_cache = true;
+    assert_eq!(observe(&mut observer).working_set, None);
+    let known = observer.working_set().map(|set| set.bound);
+    assert_eq!(known, Some(WorkingSetBound::AtLeast));
 }
 
 #[test]
@@ -190,12 +212,8 @@ fn a_period_that_fails_leaves_nothing_in_the_curve() {
         failing: true,
     };
     let options = ObserverOptions::default();
-    let mut observer = Observer::of(
-        VmId("a".into()),
-        Yield::References,
-        Box::new(replay),
-        &options,
-    );
+    let row = BackendRow::of(replay.method);
+    let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
     assert!(observer.period(&AtomicBool::new(false)).is_err());
     assert!(observer.curve().is_none());
     observer.detach().unwrap();

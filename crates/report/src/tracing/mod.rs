@@ -112,7 +112,7 @@ impl<'a> TracingReport<'a> {
     /// Whether a period without a working set shows that no memory was used.
     fn is_idle(&self, period: &Period) -> bool {
         let touches = period.references() + period.distinct_pages;
-        let is_hidden = self.is_cache_hidden && period.scans.cache_pages > 0;
+        let is_hidden = self.is_cache_hidden && self.totals.has_cache;
         !is_hidden && self.backend.sees_reads && period.tracked_pages > 0 && touches == 0
     }
 
@@ -338,6 +338,7 @@ impl<'a> TracingReport<'a> {
         &self,
         format: Format,
         chosen: Option<&MissRatioCurve>,
+        set: Option<WorkingSet>,
         compared: Option<&Curves>,
         rows: &mut dyn Write,
     ) -> anyhow::Result<()> {
@@ -351,7 +352,7 @@ impl<'a> TracingReport<'a> {
             Format::Table | Format::Svg | Format::Png => {
                 self.costs(rows)?;
                 match chosen {
-                    Some(curve) => self.curve_table(curve, compared, rows)?,
+                    Some(curve) => self.curve_table(curve, set, compared, rows)?,
                     None => writeln!(rows, "\nNo curve: {}.", self.no_curve())?,
                 }
                 if let Some(distance) = distance {
@@ -457,6 +458,7 @@ impl<'a> TracingReport<'a> {
     fn curve_table(
         &self,
         curve: &MissRatioCurve,
+        set: Option<WorkingSet>,
         compared: Option<&Curves>,
         rows: &mut dyn Write,
     ) -> std::io::Result<()> {
@@ -496,14 +498,14 @@ impl<'a> TracingReport<'a> {
                 self.what_is_counted()
             )?;
         }
-        let set = curve.size_for(WorkingSet::MISS_RATIO);
         match set {
-            Some(set) => writeln!(
+            None => writeln!(rows, "\nThe working set over the whole run is unknown."),
+            Some(set) if curve.size_for(WorkingSet::MISS_RATIO).is_some() => writeln!(
                 rows,
                 "\nWorking set over the whole run: {} (5 % misses).",
-                size(set)
+                working_set(Some(set), false)
             ),
-            None => writeln!(rows, "\nMore than 5 % miss at every size that was seen."),
+            Some(_) => writeln!(rows, "\nMore than 5 % miss at every size that was seen."),
         }
     }
 
