@@ -151,11 +151,11 @@ def test_names_and_contents_of_files_are_as_they_are(folder):
     with pytest.raises(errors.TraceOpenError) as caught:
         pm.read_trace(name)
     assert str(caught.value).startswith(f"cannot open '{name}': ")
-    (folder / name).write_text("key, --size\nx,1\n")
+    (folder / name).write_text("key,of --size\nx,1\n")
     with pytest.raises(errors.TraceError) as caught:
         pm.Estimator("lru").update(pm.read_trace(name))
     assert str(caught.value) == (
-        f"{name}, line 1: expected a column 'page' (or another, by page_column or key_column), found 'key, --size'"
+        f"{name}, line 1: expected a column 'page' (or another, by page_column or key_column), found 'key,of --size'"
     )
     with pytest.raises(errors.TraceError) as caught:
         pm.read_trace(name, device="1")

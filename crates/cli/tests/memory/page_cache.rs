@@ -97,8 +97,8 @@ reads web/a a uniform
 reads web/b b uniform
 reads other c uniform
 $b sleep 3
-curve both web --period 3s --periods 3 --budget 10%
-curve one web/b --period 3s --periods 3 --budget 10%
+curve both web --period 3s --periods 3 --budget 30%
+curve one web/b --period 3s --periods 3 --budget 30%
 attach cgroup:web/b --period 2s --periods 2
 attach 1 --backend page-cache
 $b mkdir /cg/removed
