@@ -70,8 +70,7 @@ impl GuestNeed {
         own_bytes: u64,
         swap_bytes: u64,
     ) -> MissRatioCurve {
-        let used = curve.points().last().map(|point| point.size);
-        let used_bytes = used.map_or(0, |used| used.to_bytes(PageSize::FOUR_KIB));
+        let used_bytes = curve.touched_size().to_bytes(PageSize::FOUR_KIB);
         let idle = self.idle_bytes(own_bytes, used_bytes, swap_bytes);
         let [least, most] = [idle.start(), idle.end()]
             .map(|bytes| PageCount::from_bytes(*bytes, PageSize::FOUR_KIB));
@@ -140,6 +139,8 @@ fn faults_per_second(before: &GuestStats, after: &GuestStats) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_flow::{CurvePoint, MissesPerSecond};
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -239,6 +240,37 @@ mod tests {
         assert_eq!(idle_mib(256, (1 << 40, 1 << 40), 195, 0), (0, 0));
         assert_eq!(idle_mib(256, (0, 1 << 40), 195, 0), (61, 61));
         assert_eq!(idle_mib(256, (0, 0), 1000, 0), (0, 0));
+    }
+
+    /// Also if the curve ends with the size of all pages with contents, idle ones among them.
+    #[test]
+    fn pages_with_contents_that_were_not_touched_count_as_idle() {
+        let mib = |mib: u64| PageCount::from_bytes(mib * MIB, PageSize::FOUR_KIB);
+        let point = |size_mib, expected: f64| CurvePoint {
+            size: mib(size_mib),
+            miss_ratio: 0.5,
+            low: 0.0,
+            high: 1.0,
+            misses: Some(MissesPerSecond {
+                low: expected,
+                expected,
+                high: expected,
+            }),
+        };
+        let stats = GuestStats {
+            free_bytes: Some(56 * MIB),
+            ..report(8, 112, 0)
+        };
+        let need = GuestNeed::of(&stats, 512 * MIB).unwrap();
+        for points in [
+            vec![point(100, 9.0)],
+            vec![point(100, 9.0), point(456, 0.0)],
+        ] {
+            let curve = MissRatioCurve::new(points, 10).unwrap();
+            let curve = need.in_vm_sizes(curve, 512 * MIB, 0);
+            assert_eq!(curve.touched_size(), mib(456));
+            assert_eq!(curve.uncertain(), mib(56));
+        }
     }
 
     #[test]

@@ -85,6 +85,12 @@ impl CurvePoint {
     pub fn misses_nothing(&self) -> bool {
         self.misses.is_some_and(|misses| misses.high == 0.0)
     }
+
+    /// Whether it is the size of all pages with contents, with which a curve of first touches ends: it misses nothing, but its ratio
+    /// remains that of the point before.
+    fn is_of_all_pages(&self) -> bool {
+        self.misses_nothing() && self.high > 0.0
+    }
 }
 
 /// The independent parts of the error of the logarithm of a point's misses, in thousandths.
@@ -401,12 +407,16 @@ impl MissRatioCurve {
     }
 
     /// Returns the curve of a memory that also holds pages which this one does not show: `most` of them, so that its
-    /// sizes are larger by that, or fewer, down to `least`, for which its band reaches down.
+    /// sizes are larger by that, or fewer, down to `least`, for which its band reaches down. The size of all pages, with which a
+    /// curve of first touches ends, has these already.
     ///
     /// `least` above `most` counts as `most`.
     #[must_use]
     pub fn shifted(mut self, least: PageCount, most: PageCount) -> Self {
         let uncertain = most.0.saturating_sub(least.0);
+        let all = (self.points.len() > 1)
+            .then(|| self.points.pop_if(|last| last.is_of_all_pages()))
+            .flatten();
         // Of the sizes at which a point holds, the largest has the lowest limit.
         let lowest: Vec<_> = (1..self.points.len())
             .map(|next| {
@@ -424,6 +434,12 @@ impl MissRatioCurve {
             point.size.0 = point.size.0.saturating_add(most.0);
         }
         self.points.dedup_by_key(|point| point.size);
+        let touched = self.touched_size();
+        self.points.extend(all.map(|all| CurvePoint {
+            size: all.size.max(PageCount(touched.0.saturating_add(1))),
+            ..all
+        }));
+        self.points.dedup_by_key(|point| point.size);
         self.log_errors.truncate(self.points.len());
         self.uncertain.0 = self.uncertain.0.saturating_add(uncertain);
         self
@@ -433,6 +449,14 @@ impl MissRatioCurve {
     #[must_use]
     pub fn points(&self) -> &[CurvePoint] {
         &self.points
+    }
+
+    /// The size of the pages that were touched while it was observed: that of the last point, or of the one before that of all
+    /// pages.
+    #[must_use]
+    pub fn touched_size(&self) -> PageCount {
+        let touched = self.points.iter().rfind(|point| !point.is_of_all_pages());
+        touched.unwrap_or(&self.points[0]).size
     }
 
     /// Number of references behind the curve; for a sampled curve, those in the sample.
@@ -967,6 +991,38 @@ mod tests {
         assert!(shifted.at(size).low >= rated.at(PageCount(377)).miss_ratio);
         let huge = rated.shifted(PageCount(0), PageCount(u64::MAX));
         assert_eq!(huge.points().len(), 1);
+    }
+
+    #[test]
+    fn the_size_of_all_pages_has_what_a_curve_is_shifted_by() {
+        let touched = curve(&[(16, 0.9), (100, 0.25)]).with_references_per_second(1000.0);
+        let all = |size| CurvePoint {
+            size: PageCount(size),
+            low: 0.0,
+            misses: Some(MissesPerSecond {
+                low: 0.0,
+                expected: 0.0,
+                high: 0.0,
+            }),
+            ..touched.points()[1]
+        };
+        let ends = |all_pages, further| {
+            let points = [touched.points(), &[all(all_pages)]].concat();
+            let curve = touched.with_points(points).unwrap();
+            assert_eq!(curve.touched_size(), PageCount(100));
+            let shifted = curve.shifted(PageCount(0), PageCount(further));
+            let last = shifted.points().last().unwrap().size.0;
+            assert!(
+                shifted
+                    .misses_per_second(PageCount(100 + further))
+                    .unwrap()
+                    .low
+                    > 0.0
+            );
+            (shifted.touched_size().0, last)
+        };
+        assert_eq!(ends(500, 300), (400, 500));
+        assert_eq!(ends(300, 300), (400, 401));
     }
 
     #[test]

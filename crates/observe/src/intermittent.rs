@@ -136,8 +136,8 @@ fn width_if_alike(last: &MissRatioCurve, now: &MissRatioCurve) -> Option<f64> {
         width += point.high - point.low;
         count += 1.0;
     }
-    let reach = |curve: &MissRatioCurve| curve.points().last().map_or(0, |point| point.size.0);
-    let grew = reach(now) as f64 > reach(last) as f64 * (1.0 + GROWS);
+    let touched = |curve: &MissRatioCurve| curve.touched_size().0 as f64;
+    let grew = touched(now) > touched(last) * (1.0 + GROWS);
     (!grew).then_some(width / count)
 }
 

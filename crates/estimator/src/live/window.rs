@@ -46,8 +46,7 @@
 use std::fmt;
 
 use plimsoll_flow::{
-    CurveError, CurvePoint, MissRatioCurve, PageCount, PageNumber, Whole as _, WorkingSet,
-    WorkingSetBound,
+    CurveError, MissRatioCurve, PageNumber, Whole as _, WorkingSet, WorkingSetBound,
 };
 
 use crate::curve::aet::reuse_times::{Tail, steps_of_tail};
@@ -356,20 +355,16 @@ fn curve_of(
 /// Reads the working set from a curve: the smallest size that misses at most [`WorkingSet::MISS_RATIO`].
 ///
 /// If the curve does not fall that far, the working set is at least the
-/// curve's largest size at which misses are expected; if none are at any, its largest size.
+/// size of the pages touched.
 #[must_use]
 pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
-    let is_missing = |point: &&CurvePoint| point.misses.is_none_or(|misses| misses.expected > 0.0);
-    let points = curve.points();
-    let last = points.iter().rfind(is_missing).or(points.last());
-    let last = last.map_or(PageCount(0), |point| point.size);
     match curve.size_for(WorkingSet::MISS_RATIO) {
         Some(size) => WorkingSet {
             size,
             bound: WorkingSetBound::Estimate,
         },
         None => WorkingSet {
-            size: last,
+            size: curve.touched_size(),
             bound: WorkingSetBound::AtLeast,
         },
     }
@@ -377,6 +372,8 @@ pub fn working_set(curve: &MissRatioCurve) -> WorkingSet {
 
 #[cfg(test)]
 mod tests {
+    use plimsoll_flow::PageCount;
+
     use super::*;
     use crate::curve::lru::ExactLru;
     use crate::parts::streams::{Random, curve_of, cycle, uniform, zipf};
