@@ -96,7 +96,7 @@ class Vm:
     current: Size | None = None
     min: Size = 0
     max: Size | None = None
-    shares: int = 1
+    shares: int = 100
     max_loss: Share | None = None
     max_misses: Share | None = None
     working_set: Size | None = None

@@ -154,7 +154,7 @@ fn limits_of_a_vm_hold_and_a_step_is_not_passed() {
 #[test]
 fn esx_divides_what_is_idle_by_shares_if_it_knows_of_it() {
     let desk = Desk::new();
-    let line = format!("{ALL} --max-loss 25% --vm web:shares=3");
+    let line = format!("{ALL} --max-loss 25% --vm web:shares=300");
     let alike = targets_mib(&desk.plan(&format!("{ALL} --max-loss 25% --policy esx")));
     assert_eq!(alike, [392, 572, 572]);
     let by_curves = targets_mib(&desk.plan(&format!("{line} --policy esx")));

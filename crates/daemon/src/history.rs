@@ -123,7 +123,7 @@ impl ResizeMark {
     pub fn next(self, process: ProcessId, baseline_bytes: u64, from: Holding, to: Holding) -> Self {
         let above = |holding: Holding| holding.bytes().saturating_sub(baseline_bytes);
         // Another process has what it was started with.
-        let others_above_bytes = match self.process == Some(process) {
+        let others_above_bytes = match self.process.is_none_or(|its| its == process) {
             true => self.kept_above_bytes(process, above(from)),
             false => 0,
         };

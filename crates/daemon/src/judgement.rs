@@ -2,6 +2,8 @@
 //!
 //! Not here: when counts are taken, and what follows from a broken promise (`turn/check`, `turn/relief`).
 
+use std::time::Duration;
+
 use plimsoll_flow::MissesPerSecond;
 use plimsoll_policy::{Bound, PredictionUnit, Relative};
 use plimsoll_protocol::decision::{Check, MissesCheck, StallCheck, Step, Verdict};
@@ -192,9 +194,12 @@ pub fn guard(
     check
 }
 
-/// Whether counts show how much the VM misses, for each of its bounds.
-pub fn is_measured(check: &Check) -> bool {
-    let number = |misses: &MissesCheck| misses.measured_per_second.is_some();
+/// Whether counts of so long show how much the VM misses, for each of its bounds: those of an idle VM do not.
+pub fn is_measured(check: &Check, length: Duration) -> bool {
+    let number = |misses: &MissesCheck| {
+        let count = misses.measured_per_second.unwrap_or(0.0) * length.as_secs_f64();
+        count >= COUNT_MIN as f64
+    };
     (check.bound.is_none() || check.measured.is_some()) && check.misses.as_ref().is_none_or(number)
 }
 

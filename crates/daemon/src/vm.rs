@@ -8,7 +8,7 @@ use plimsoll_actuator::{
 };
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::with_causes;
-use plimsoll_policy::Bound;
+use plimsoll_policy::{Bound, Demand};
 use plimsoll_protocol::decision::{Step, Verdict};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, MissCost, Promise, Settings};
@@ -34,8 +34,6 @@ pub struct GroupShare {
 
 /// Default minimum of a VM's memory, as a share of its baseline, and in bytes.
 const MIN: (u64, u64) = (4, 64 << 20);
-/// Default weight of a VM.
-const SHARES: u32 = 100;
 /// What remains to QEMU of the limit of its control group: in bytes, and as a share of the VM's RAM, as for page tables.
 const QEMU_OWN: (u64, u64) = (128 << 20, 64);
 /// Floors are rounded up to this, and follow a fall only if it is at least the VM's slack.
@@ -301,6 +299,13 @@ impl Vm {
         self.is_spared || self.counts.is_empty()
     }
 
+    /// Its baseline, as far as it is within its limits.
+    pub fn whole_bytes(&self) -> u64 {
+        let settings = self.settings();
+        let most = settings.baseline_bytes.min(settings.max_bytes);
+        most.max(settings.min_bytes)
+    }
+
     /// Its size, as far as it is within its baseline and its limits.
     pub fn own_bytes(&self) -> u64 {
         let settings = self.settings();
@@ -338,12 +343,21 @@ impl Vm {
         let from = now
             .checked_sub(length)
             .filter(|at| *at >= unchecked.since)?;
-        let counted = self.misses_between(from, now);
-        let check = judgement::judge(&unchecked.promise, unchecked.before, counted, tolerance);
-        if check.verdict == Verdict::Broken {
-            return Some((check.why, missing));
+        let check = |from, to| {
+            let counted = self.misses_between(from, to);
+            judgement::judge(&unchecked.promise, unchecked.before, counted, tolerance)
+        };
+        let whole = check(from, now);
+        if whole.verdict == Verdict::Broken {
+            return Some((whole.why, missing));
         }
-        if judgement::is_measured(&check) {
+        // Of a VM that has just begun to work a part of the time shows little.
+        let half = from + length / 2;
+        let is_kept = |from, to| {
+            let check = check(from, to);
+            check.verdict != Verdict::Broken && judgement::is_measured(&check, length / 2)
+        };
+        if is_kept(from, half) && is_kept(half, now) {
             self.keeps_promise();
             self.unchecked = None;
         }
@@ -392,7 +406,7 @@ impl Vm {
             min_bytes: change.min_bytes.or(self.rule.min_bytes).unwrap_or(min),
             max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),
             baseline_bytes,
-            shares: change.shares.or(self.rule.shares).unwrap_or(SHARES),
+            shares: change.shares.or(self.rule.shares).unwrap_or(Demand::SHARES),
             promise: change
                 .promise()
                 .or(self.rule.promise)

@@ -23,10 +23,15 @@ pub struct Demand {
     pub ceiling: PageCount,
     /// What it is promised about its misses.
     pub bound: Bound,
-    /// Its weight in proportional sharing, 1 or more.
+    /// Its weight in proportional sharing, 1 or more; [`SHARES`](Self::SHARES) where nobody chose one.
     pub shares: u32,
     /// Its sampled working set, which only policies with [`from_working_sets`](crate::PolicyRow::from_working_sets) use.
     pub working_set: Option<PageCount>,
+}
+
+impl Demand {
+    /// The default weight.
+    pub const SHARES: u32 = 100;
 }
 
 /// Bounds on a VM's misses; all that are given hold. Each is finite and 0.0 or more.

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use plimsoll_policy::registry::{OptionError, PRESETS, SEARCHES};
 use plimsoll_policy::{
-    GivenOptions, POLICIES, Policy, PolicyError, Prediction, PredictionUnit, Rules,
+    Demand, GivenOptions, POLICIES, Policy, PolicyError, Prediction, PredictionUnit, Rules,
 };
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanError, PlanInputs, PlanJson, RulesJson};
@@ -62,7 +62,7 @@ pub struct Args {
     /// Random seed of simulated annealing [default: 0]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Settings of one VM; keys are min, max, shares, max-loss, max-misses, baseline, current, working-set
+    /// Settings of one VM; keys are min, max, shares (100 by default), max-loss, max-misses, baseline, current, working-set
     #[arg(long, value_name = "NAME:KEY=VALUE,...")]
     vm: Vec<VmOption>,
     /// Replay these recorded inputs of a decision; - is standard input
@@ -237,7 +237,7 @@ impl Args {
             }
             .map(Share::get),
             max_misses_per_second: option.max_misses.map(PerSecond::get),
-            shares: option.shares.map_or(1, Into::into),
+            shares: option.shares.map_or(Demand::SHARES, Into::into),
             working_set_bytes: bytes(option.working_set),
         })
     }

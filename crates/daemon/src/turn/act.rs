@@ -335,6 +335,14 @@ impl<H: Host> Turns<H> {
                         cache_bytes: step.from.cache_bytes,
                     },
                 };
+                // What its balloon takes does not come back to the host.
+                let to = match vm.is_resizable() {
+                    true => to,
+                    false => Holding {
+                        direct_bytes: to.direct_bytes.max(from.direct_bytes),
+                        ..to
+                    },
+                };
                 let same = to.direct_bytes.abs_diff(from.direct_bytes) < SAME_BYTES
                     && to.cache_bytes.abs_diff(from.cache_bytes) < SAME_BYTES;
                 (!same).then(|| (step.vm.clone(), from, to))

@@ -107,7 +107,8 @@ impl<H: Host> Turns<H> {
         let Some(mut active) = self.active.take() else {
             return;
         };
-        let length = self.before_length(now.duration_since(since));
+        let after = now.duration_since(since);
+        let length = self.before_length(after);
         let before = active.began.checked_sub(length).unwrap_or(active.began);
         let checks: Vec<Check> = active
             .promises
@@ -138,13 +139,16 @@ impl<H: Host> Turns<H> {
             if told.is_some() {
                 vm.spare(self.config.cooldown, now);
             } else if check.verdict == Verdict::Kept
-                && is_measured(check)
+                && is_measured(check, after)
                 && gave(&active.decision.steps, vm).is_some()
             {
                 vm.keeps_promise();
             }
             // Of a broken one, the rollback may get nothing.
-            if told.is_none() && is_measured(check) && gave(&active.decision.steps, vm).is_some() {
+            if told.is_none()
+                && is_measured(check, after)
+                && gave(&active.decision.steps, vm).is_some()
+            {
                 vm.unchecked = None;
             }
             vm.broken = told;

@@ -473,7 +473,7 @@ impl<H: Host> Turns<H> {
         let set = vm.seen.working_set.as_ref()?;
         let settings = vm.settings();
         let wanted = u64::whole(bytes(set.size) as f64 * (1.0 + SELF_BALLOON_ROOM));
-        let most = settings.baseline_bytes.max(settings.min_bytes);
+        let most = vm.whole_bytes();
         let wanted = wanted.min(most);
         let wanted = wanted.max(vm.kept_bytes());
         let whole = wanted.checked_next_multiple_of(self.config.unit_bytes.max(1));

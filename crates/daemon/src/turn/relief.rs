@@ -162,7 +162,8 @@ impl<H: Host> Turns<H> {
         let above = |(name, vm): (&String, &Vm)| {
             let settings = vm.settings();
             let has = vm.status.holding();
-            let above = has.bytes().saturating_sub(settings.baseline_bytes);
+            let kept = settings.baseline_bytes.max(settings.min_bytes);
+            let above = has.bytes().saturating_sub(kept);
             let may_give = self.may_relieve(name, vm) && vm.is_resizable();
             (may_give && above >= SAME_BYTES)
                 .then(|| (name.clone(), has, above.min(has.direct_bytes)))
@@ -179,7 +180,7 @@ impl<H: Host> Turns<H> {
                 continue;
             };
             let from = vm.status.holding();
-            let whole = vm.settings().baseline_bytes.min(vm.own_most_bytes());
+            let whole = vm.whole_bytes().min(vm.own_most_bytes());
             let missing = whole.saturating_sub(from.direct_bytes);
             let wanted = (*wanted_bytes).min(missing);
             let of_cache = from
@@ -227,7 +228,7 @@ fn is_squeezed(vm: &Vm) -> bool {
     let has = vm.status.direct.actual_bytes;
     vm.is_known()
         && vm.can_grow()
-        && has.saturating_add(SAME_BYTES) < vm.settings().baseline_bytes.min(vm.own_most_bytes())
+        && has.saturating_add(SAME_BYTES) < vm.whole_bytes().min(vm.own_most_bytes())
 }
 
 #[cfg(test)]

@@ -120,6 +120,28 @@ fn an_idle_vm_that_misses_since_it_gave_memory_gets_it_back() {
 }
 
 #[test]
+fn an_idle_vm_that_is_promised_a_number_of_misses_gets_memory_back_when_it_works() {
+    let mut rig = Rig::new(config_with_idle());
+    add_idle(&rig);
+    rig.add(201, "search", search());
+    rig.host.change("idle", |vm| {
+        // What was seen of it does not show what it needs when it works.
+        vm.claimed = Some(vm.truth.clone());
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.001)]);
+        vm.references_per_second = 0;
+        vm.counts = Counts::Faults;
+    });
+    rig.until("it gives", |rig| rig.mib("idle") < 200);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert_eq!(rig.newest().state, State::Kept);
+    rig.pass(30);
+    assert!(rig.mib("idle") < 200);
+    rig.host.change("idle", |vm| vm.references_per_second = 400);
+    rig.pass(60);
+    assert_eq!(rig.mib("idle"), 512);
+}
+
+#[test]
 fn a_vm_whose_misses_nobody_counts_gives_nothing() {
     let mut config = config(Mode::Act);
     config.vms.push(VmRule {

@@ -9,7 +9,7 @@ use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Mode, StepState};
 use plimsoll_protocol::vm::{Promise, VmStatus};
 
-use crate::rig::{MIB, Rig, config, curve, search, web};
+use crate::rig::{MIB, Rig, config, curve, scan, search, web};
 use crate::simulated::{BalloonBehaviour, Counts, Lie, Reports, Statistic};
 
 /// Waits until the newest allocation has ended, and returns it.
@@ -188,6 +188,34 @@ fn a_guest_that_runs_short_after_a_move_gets_memory_back_at_once() {
     }
     assert!(rig.mib("scan") > had + 200, "{}", rig.mib("scan"));
     assert!(rig.host.most_bytes() <= 1536 * MIB);
+}
+
+#[test]
+fn a_guest_that_runs_short_takes_nothing_from_the_smallest_size_of_others() {
+    let mut config = config(Mode::Act);
+    let web_rule = VmRule {
+        min_bytes: Some(700 * MIB),
+        baseline_bytes: Some(256 * MIB),
+        ..VmRule::for_name("web")
+    };
+    config.vms.insert(0, web_rule);
+    let mut rig = Rig::new(config);
+    rig.add(100, "web", web());
+    rig.add(101, "scan", scan());
+    rig.until("it divides", |rig| {
+        rig.mib("scan") < 200 && rig.mib("web") > 800
+    });
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let had = rig.mib("scan");
+    for _ in 0..20 {
+        rig.host.change("scan", |vm| {
+            let more = vm.available_bytes().saturating_sub(20 * MIB);
+            vm.allocate(more);
+        });
+        rig.pass(10);
+        assert!(rig.mib("web") >= 700, "{}", rig.mib("web"));
+    }
+    assert!(rig.mib("scan") > had + 50, "{had} {}", rig.mib("scan"));
 }
 
 /// Whether `scan`, which has little left, gets memory back as it allocates.

@@ -426,6 +426,19 @@ fn a_vm_that_somebody_else_raised_above_its_baseline_keeps_that_when_the_daemon_
             assert_eq!(rig.mib(name), expected(name), "{name} of {raised}");
         }
     }
+    // Before the first decision about it.
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.pass(1);
+    raise(&rig, "search", 1000);
+    rig.until("it is resized", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|newest| newest.state.has_ended()) && rig.mib("search") != 1000
+    });
+    let has = rig.mib("search");
+    assert!((600..1000).contains(&has), "{has}");
+    rig.turns.begin_return(rig.now);
+    rig.pass(20);
+    assert_eq!(rig.mib("search"), has);
     // The next decision takes some of it.
     let mut rig = ended();
     raise(&rig, "search", 1000);
