@@ -319,6 +319,16 @@ impl Config {
         merged
     }
 
+    /// Whether a key of rules, where it is given, differs in `new`.
+    fn rules_differ<T: PartialEq>(&self, new: &Self, key: impl Fn(&VmRule) -> Option<T>) -> bool {
+        let given = |config: &Self| -> Vec<_> {
+            let rules = config.vms.iter();
+            let given = rules.map(|rule| Some((rule.name.clone(), rule.uuid.clone(), key(rule)?)));
+            given.flatten().collect()
+        };
+        given(self) != given(new)
+    }
+
     /// The keys that differ in `new` and take effect only after a restart.
     pub fn changes_needing_restart(&self, new: &Self) -> Vec<&'static str> {
         let (serve, then) = (&self.serve, &new.serve);
@@ -353,6 +363,14 @@ impl Config {
             ("store.socket", self.store != new.store),
             ("hosts.users", self.users != new.users),
             ("[groups]", self.groups != new.groups),
+            (
+                "vm.disk_admin",
+                self.rules_differ(new, |rule| rule.disk_admin.clone()),
+            ),
+            (
+                "vm.allow_namespaced",
+                self.rules_differ(new, |rule| rule.allow_namespaced),
+            ),
         ];
         let changed = keys.into_iter().filter(|(_, differs)| *differs);
         changed.map(|(key, _)| key).collect()

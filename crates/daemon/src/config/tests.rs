@@ -217,7 +217,9 @@ fn every_key_is_taken() {
             "libvirt.uri",
             "store.socket",
             "hosts.users",
-            "[groups]"
+            "[groups]",
+            "vm.disk_admin",
+            "vm.allow_namespaced"
         ]
     );
     assert!(config.changes_needing_restart(&config).is_empty());

@@ -124,22 +124,26 @@ pub(super) struct Optional<K, const AUTO: bool>(PhantomData<K>);
 pub(super) type OrNone<K> = Optional<K, false>;
 pub(super) type OrAuto<K> = Optional<K, true>;
 
+impl<K, const AUTO: bool> Optional<K, AUTO> {
+    const WORD: &str = if AUTO { "auto" } else { "none" };
+}
+
 impl<K: Kind, const AUTO: bool> Kind for Optional<K, AUTO> {
     type Value = Option<K::Value>;
 
     fn expected() -> String {
-        K::expected()
+        format!("{}, or \"{}\"", K::expected(), Self::WORD)
     }
 
     fn of(written: &RawValue) -> Option<Self::Value> {
         match written.text() {
-            Some(word) if word == (if AUTO { "auto" } else { "none" }) => Some(None),
+            Some(word) if word == Self::WORD => Some(None),
             _ => K::of(written).map(Some),
         }
     }
 
     fn refusal(written: &RawValue) -> String {
-        K::refusal(written)
+        format!("{}, or \"{}\"", K::refusal(written), Self::WORD)
     }
 }
 
@@ -278,7 +282,18 @@ impl<const MIN_MS: u64, const MAX_MS: u64> Kind for Time<MIN_MS, MAX_MS> {
 
     fn expected() -> String {
         let (min, max) = (in_largest_unit(MIN_MS), in_largest_unit(MAX_MS));
-        format!("a time from {min} to {max}, such as \"500ms\", \"30s\", \"5m\" or \"2h\"")
+        let examples = [500, 30_000, 2 * 3_600_000, 48 * 3_600_000];
+        let accepted = examples
+            .into_iter()
+            .filter(|ms| (MIN_MS..=MAX_MS).contains(ms));
+        let accepted = accepted
+            .take(2)
+            .map(|ms| format!("\"{}\"", in_largest_unit(ms)));
+        let accepted: Vec<String> = accepted.collect();
+        format!(
+            "a time from {min} to {max}, such as {}",
+            accepted.join(" or ")
+        )
     }
 
     fn of(written: &RawValue) -> Option<Duration> {
