@@ -482,7 +482,7 @@ function groupsPanel({ groups }) {
     );
 }
 
-const BOUNDS = { estimate: "≈ ", at_least: "≥ ", at_most: "≤ " };
+export const BOUNDS = { estimate: "≈ ", at_least: "≥ ", at_most: "≤ " };
 
 /** A working set, with the sign of its bound. */
 export const workingSet = (view) =>

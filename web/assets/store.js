@@ -337,6 +337,7 @@ function addToTrends(host) {
             cache_bytes: vm.cache_bytes,
             target_bytes: vm.target_bytes,
             working_set_bytes: vm.working_set?.bytes ?? null,
+            working_set_bound: vm.working_set?.bound ?? null,
         });
         while (samples.length > 2 * TREND_POINTS || samples[0].unix_ms < host.now_unix_ms - HOUR_MS) samples.shift();
     }

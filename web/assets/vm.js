@@ -17,7 +17,7 @@ import {
 } from "./chart.js";
 import { h, s } from "./dom.js";
 import { heatPanel } from "./heatmap.js";
-import { workingSet } from "./host.js";
+import { BOUNDS, workingSet } from "./host.js";
 import { accelerator, badge, shape, stopped } from "./status.js";
 import { app, askWhatIf, loadVm, nowUnixMs, RANGES, setVm, update } from "./store.js";
 import { SOURCES, trustList } from "./trust.js";
@@ -600,7 +600,7 @@ function timeChart(vm, samples) {
             role: "application",
             "aria-roledescription": "chart",
             tabindex: 0,
-            "aria-label": `Size, working set and target over ${vm.range}. Last: size ${bytes(last.direct_bytes + last.cache_bytes)}, working set ${bytes(last.working_set_bytes)}. Arrow keys step through the samples`,
+            "aria-label": `Size, working set and target over ${vm.range}. Last: size ${bytes(last.direct_bytes + last.cache_bytes)}, working set ${usedAt(last)}. Arrow keys step through the samples`,
             onpointermove: nearest,
             onpointerleave: () => {
                 vm.point = null;
@@ -640,6 +640,9 @@ function timeChart(vm, samples) {
     );
 }
 
+/** The working set of a sample, with the sign of a bound. */
+const usedAt = (sample) => `${BOUNDS[sample.working_set_bound] ?? ""}${bytes(sample.working_set_bytes)}`;
+
 function timeReadout(vm, samples) {
     const sample = vm.point === null ? null : samples[vm.point];
     return h(
@@ -651,7 +654,7 @@ function timeReadout(vm, samples) {
             sample
                 ? [
                       h("b", {}, moment(sample.unix_ms, samples.at(-1).unix_ms)),
-                      `: ${bytes(sample.direct_bytes)} own, ${bytes(sample.cache_bytes)} cache, working set ${bytes(sample.working_set_bytes)}, target ${bytes(sample.target_bytes)}, misses ${times(sample.relative)}`,
+                      `: ${bytes(sample.direct_bytes)} own, ${bytes(sample.cache_bytes)} cache, working set ${usedAt(sample)}, target ${bytes(sample.target_bytes)}, misses ${times(sample.relative)}`,
                       sample.misses_per_second === null ? "" : `, ${count(sample.misses_per_second)} disk misses/s`,
                       sample.lost ? `, ${count(sample.lost)} references lost` : "",
                   ]

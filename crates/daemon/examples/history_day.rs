@@ -6,6 +6,7 @@
 use std::time::{Duration, Instant};
 
 use plimsoll_daemon::history::{History, Limits, TurnRecord};
+use plimsoll_flow::WorkingSetBound;
 use plimsoll_protocol::curve_json::{CurveJson, PointJson};
 use plimsoll_protocol::decision::{
     Decision, HoldingView, Initiator, Kind, Mode, State, Step, StepState,
@@ -116,6 +117,7 @@ impl Noise {
             cache_bytes: 256 << 20,
             target_bytes: Some(5 << 28),
             working_set_bytes: Some(self.next() >> 34),
+            working_set_bound: Some(WorkingSetBound::Estimate),
             relative: Some(self.share()),
             misses_per_second: Some(self.share() * 1000.0),
             overhead_ratio: Some(self.share() / 100.0),

@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use plimsoll_flow::{Accelerator, TraceMethod};
+use plimsoll_flow::{Accelerator, TraceMethod, WorkingSetBound};
 use plimsoll_policy::Bound;
 pub use plimsoll_policy::Relative;
 
@@ -452,6 +452,10 @@ pub struct Sample {
     pub target_bytes: Option<u64>,
     /// Its working set.
     pub working_set_bytes: Option<u64>,
+    /// Whether that is a bound; `null` without one, or from a daemon of an earlier version. A mean of which a part is a bound is such a
+    /// bound.
+    #[serde(default)]
+    pub working_set_bound: Option<WorkingSetBound>,
     /// Predicted misses at its size over those at its baseline.
     pub relative: Option<f64>,
     /// Misses a second, measured at its disk.

@@ -1,11 +1,12 @@
 //! Working sets, sizes and misses of VMs and control groups over time.
 
 use anyhow::ensure;
+use plimsoll_flow::WorkingSetBound;
 use plimsoll_output::{csv_table, json_lines, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, Series, SeriesStyle, Unit};
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
-use crate::words::{known, local_time, maybe_size, name, percent, ratio, size};
+use crate::words::{known, local_time, name, percent, ratio, size};
 
 /// The pasts of VMs and control groups.
 #[derive(Debug)]
@@ -22,7 +23,7 @@ impl Figure for Histories {
             text.push('\n');
             text.push_str(&table!(&history.samples, |sample| {
                 Left "time": local_time(sample.unix_ms),
-                Right "uses": maybe_size(sample.working_set_bytes),
+                Right "uses": uses(sample),
                 Right "size": size(had(sample)),
                 Right "own": size(sample.direct_bytes),
                 Right "cache": size(sample.cache_bytes),
@@ -45,6 +46,7 @@ impl Figure for Histories {
             "vm": printable(vm),
             "unix_ms": at.unix_ms,
             "working_set_bytes": at.working_set_bytes,
+            "working_set_bound": at.working_set_bound.map(WorkingSetBound::name),
             "direct_bytes": at.direct_bytes,
             "cache_bytes": at.cache_bytes,
             "target_bytes": at.target_bytes,
@@ -105,6 +107,14 @@ impl Figure for Histories {
         let y = Axis::new("Memory", Unit::Bytes);
         Ok(Chart::new(title, subtitle, [x, y], series).to_svg())
     }
+}
+
+/// Its working set, with the sign of a bound.
+fn uses(sample: &Sample) -> String {
+    let sign = sample.working_set_bound.map_or("", WorkingSetBound::sign);
+    known(sample.working_set_bytes, |bytes| {
+        format!("{sign}{}", size(bytes))
+    })
 }
 
 fn had(sample: &Sample) -> u64 {

@@ -1,6 +1,6 @@
 //! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
-use plimsoll_flow::{LogErrors, Whole as _};
+use plimsoll_flow::{LogErrors, Whole as _, WorkingSetBound};
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
@@ -28,40 +28,102 @@ impl Turn {
 
 /// A sample as it is stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct StoredSample(#[serde(with = "SampleForm")] pub(super) Sample);
+#[serde(from = "SampleForm", into = "SampleForm")]
+pub(super) struct StoredSample(pub(super) Sample);
 
 /// The fields of a stored [`Sample`].
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Sample")]
 struct SampleForm {
     unix_ms: u64,
     direct_bytes: u64,
     cache_bytes: u64,
     target_bytes: Option<u64>,
-    working_set_bytes: Option<u64>,
+    /// The working set in bytes, with its bound in the highest two bits, which earlier versions left 0.
+    working_set: Option<u64>,
     relative: Option<f64>,
     misses_per_second: Option<f64>,
     overhead_ratio: Option<f64>,
     lost: u64,
 }
 
+/// The bounds by their number in a [`SampleForm`], from 1 on. Of a mean it is the first that a part has.
+const BOUNDS: [WorkingSetBound; 3] = [
+    WorkingSetBound::AtLeast,
+    WorkingSetBound::AtMost,
+    WorkingSetBound::Estimate,
+];
+/// Place of that number, and the largest working set below it.
+const BOUND_SHIFT: u32 = 62;
+const WORKING_SET_MAX: u64 = (1 << BOUND_SHIFT) - 1;
+
+impl From<SampleForm> for StoredSample {
+    fn from(form: SampleForm) -> Self {
+        let number = |set: u64| (set >> BOUND_SHIFT) as usize;
+        let bound = |set| BOUNDS.get(number(set).checked_sub(1)?).copied();
+        Self(Sample {
+            unix_ms: form.unix_ms,
+            direct_bytes: form.direct_bytes,
+            cache_bytes: form.cache_bytes,
+            target_bytes: form.target_bytes,
+            working_set_bytes: form.working_set.map(|set| set & WORKING_SET_MAX),
+            working_set_bound: form.working_set.and_then(bound),
+            relative: form.relative,
+            misses_per_second: form.misses_per_second,
+            overhead_ratio: form.overhead_ratio,
+            lost: form.lost,
+        })
+    }
+}
+
+impl From<StoredSample> for SampleForm {
+    fn from(StoredSample(sample): StoredSample) -> Self {
+        let is_its = |bound: &WorkingSetBound| sample.working_set_bound == Some(*bound);
+        let number = BOUNDS.iter().position(is_its).map_or(0, |at| at as u64 + 1);
+        let with_bound = |bytes: u64| bytes.min(WORKING_SET_MAX) | number << BOUND_SHIFT;
+        Self {
+            unix_ms: sample.unix_ms,
+            direct_bytes: sample.direct_bytes,
+            cache_bytes: sample.cache_bytes,
+            target_bytes: sample.target_bytes,
+            working_set: sample.working_set_bytes.map(with_bound),
+            relative: sample.relative,
+            misses_per_second: sample.misses_per_second,
+            overhead_ratio: sample.overhead_ratio,
+            lost: sample.lost,
+        }
+    }
+}
+
 /// Combines several points in ascending time: sizes are the last, measurements the mean, losses the sum.
 pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
     let last = samples.last()?;
-    let mean = |of: fn(&Sample) -> Option<f64>| {
+    let mean = |of: &dyn Fn(&Sample) -> Option<f64>| {
         let (sum, count) = samples
             .iter()
             .filter_map(of)
             .fold((0.0, 0_u32), |(sum, count), value| (sum + value, count + 1));
         (count > 0).then(|| sum / f64::from(count))
     };
-    let used = mean(|sample| sample.working_set_bytes.map(|bytes| bytes as f64));
+    let has = |bound: &WorkingSetBound| {
+        let is_its = |sample: &Sample| sample.working_set_bound == Some(*bound);
+        samples.iter().any(is_its)
+    };
+    let bound = BOUNDS.into_iter().find(has);
+    // A mean of lower and upper bounds would be neither.
+    let is_left_out = |of: Option<WorkingSetBound>| {
+        bound == Some(WorkingSetBound::AtLeast) && of == Some(WorkingSetBound::AtMost)
+    };
+    let used = mean(&|sample| {
+        let bytes = sample.working_set_bytes.map(|bytes| bytes as f64);
+        bytes.filter(|_| !is_left_out(sample.working_set_bound))
+    });
     let lost = samples.iter().map(|sample| sample.lost);
     Some(Sample {
         working_set_bytes: used.map(|bytes| u64::whole(bytes.round())),
-        relative: mean(|sample| sample.relative),
-        misses_per_second: mean(|sample| sample.misses_per_second),
-        overhead_ratio: mean(|sample| sample.overhead_ratio),
+        working_set_bound: bound.filter(|_| used.is_some()),
+        relative: mean(&|sample| sample.relative),
+        misses_per_second: mean(&|sample| sample.misses_per_second),
+        overhead_ratio: mean(&|sample| sample.overhead_ratio),
         lost: lost.fold(0, u64::saturating_add),
         ..*last
     })

@@ -1,4 +1,4 @@
-use plimsoll_flow::LOG_ERRORS;
+use plimsoll_flow::{LOG_ERRORS, WorkingSetBound};
 use plimsoll_skip::{Lack, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -10,7 +10,7 @@ use plimsoll_protocol::decision::{
 use plimsoll_protocol::plan::PlanInputs;
 use tempfile::TempDir;
 
-use super::form::Curve;
+use super::form::{Curve, StoredSample, together};
 use super::*;
 
 const LIMITS: Limits = Limits {
@@ -847,4 +847,40 @@ impl Drop for SmallDisk<'_> {
 fn run(command: &str, arguments: &[&str], path: &Path) -> bool {
     let output = Command::new(command).args(arguments).arg(path).output();
     output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn the_bound_of_a_working_set_is_kept_and_a_mean_of_bounds_is_one() {
+    use WorkingSetBound::{AtLeast, AtMost, Estimate};
+    let of = |bytes, bound| Sample {
+        working_set_bytes: Some(bytes),
+        working_set_bound: bound,
+        ..sample(1, 8)
+    };
+    for bound in [None, Some(AtLeast), Some(AtMost), Some(Estimate)] {
+        for bytes in [0, 12, (1 << 62) - 1] {
+            let stored = StoredSample(of(bytes, bound));
+            let packed = postcard::to_stdvec(&stored).unwrap();
+            assert_eq!(
+                postcard::from_bytes::<StoredSample>(&packed).unwrap(),
+                stored
+            );
+        }
+    }
+    let mean = |parts: &[(u64, Option<WorkingSetBound>)]| {
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|(bytes, bound)| of(*bytes, *bound))
+            .collect();
+        let mean = together(&parts).unwrap();
+        (mean.working_set_bytes.unwrap(), mean.working_set_bound)
+    };
+    assert_eq!(mean(&[(2, None), (4, None)]), (3, None));
+    assert_eq!(mean(&[(2, Some(Estimate)), (4, None)]), (3, Some(Estimate)));
+    assert_eq!(
+        mean(&[(2, Some(Estimate)), (4, Some(AtMost))]),
+        (3, Some(AtMost))
+    );
+    let mixed = [(2, Some(Estimate)), (90, Some(AtMost)), (4, Some(AtLeast))];
+    assert_eq!(mean(&mixed), (3, Some(AtLeast)));
 }

@@ -127,6 +127,7 @@ impl Group {
             unix_ms,
             direct_bytes: self.found.listed.charged_bytes.unwrap_or(0),
             working_set_bytes: self.seen.working_set.map(|set| bytes(set.size)),
+            working_set_bound: self.seen.working_set.map(|set| set.bound),
             overhead_ratio: (self.seen.trace.as_ref()).map(|trace| trace.overhead_ratio),
             lost,
             ..Sample::default()

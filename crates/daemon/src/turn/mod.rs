@@ -371,6 +371,7 @@ impl<H: Host> Turns<H> {
                     cache_bytes: holding.cache_bytes,
                     target_bytes: vm.target_bytes,
                     working_set_bytes: vm.seen.working_set.map(|set| bytes(set.size)),
+                    working_set_bound: vm.seen.working_set.map(|set| set.bound),
                     relative: relatives[index].map(|relative| relative.expected),
                     misses_per_second: vm.misses_per_second(),
                     overhead_ratio: vm.seen.trace.as_ref().map(|trace| trace.overhead_ratio),

@@ -617,6 +617,7 @@ fn record(history: &History, unix_ms: u64, moment: u64, curves: &BTreeMap<String
                 direct_bytes: guest.holding().direct_bytes,
                 cache_bytes: guest.holding().cache_bytes,
                 working_set_bytes: known.then(|| bytes(guest.working_set_mib) + wave * MIB),
+                working_set_bound: known.then_some(WorkingSetBound::Estimate),
                 relative: relative.map(|relative| relative.expected),
                 misses_per_second: known.then_some(120.0),
                 overhead_ratio: known.then_some(0.0098),

@@ -271,6 +271,9 @@ impl Day<'_> {
                 Cell::Text(&vm.vm),
                 uuid(vm),
                 optional(sample.working_set_bytes)?,
+                sample
+                    .working_set_bound
+                    .map_or(Cell::Null, |bound| Cell::Text(bound.name())),
                 whole(sample.direct_bytes)?,
                 whole(sample.cache_bytes)?,
                 optional(sample.target_bytes)?,

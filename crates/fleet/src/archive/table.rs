@@ -49,6 +49,7 @@ pub(super) const WORKING_SETS: &Columns = &[
     "REQUIRED BYTE_ARRAY vm (STRING)",
     "OPTIONAL BYTE_ARRAY uuid (STRING)",
     "OPTIONAL INT64 working_set_bytes",
+    "OPTIONAL BYTE_ARRAY working_set_bound (STRING)",
     "REQUIRED INT64 direct_bytes",
     "REQUIRED INT64 cache_bytes",
     "OPTIONAL INT64 target_bytes",

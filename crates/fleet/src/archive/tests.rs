@@ -87,7 +87,7 @@ fn curves(of: &[Value]) -> Value {
 
 fn sample(unix_ms: u64, working_set_bytes: Option<u64>) -> Value {
     json!({"unix_ms": unix_ms, "direct_bytes": 512, "cache_bytes": 0, "target_bytes": null,
-        "working_set_bytes": working_set_bytes, "relative": 1.25, "misses_per_second": null, "overhead_ratio": 0.01, "lost": 3})
+        "working_set_bytes": working_set_bytes, "working_set_bound": working_set_bytes.map(|_| "at_least"), "relative": 1.25, "misses_per_second": null, "overhead_ratio": 0.01, "lost": 3})
 }
 
 fn collected((target, demands): &(&str, HostDemands)) -> CollectedHost {
@@ -173,7 +173,7 @@ fn tables_have_the_curves_with_their_bands_and_the_working_sets() {
     assert_eq!(
         found[0][1..],
         [
-            "web", UUID, "300", "512", "0", "null", "null", "1.25", "0.01", "3"
+            "web", UUID, "300", "at_least", "512", "0", "null", "null", "1.25", "0.01", "3"
         ]
     );
     assert_eq!((found.len(), found[1][3].as_str()), (2, "null"));

@@ -303,6 +303,10 @@ pub fn history(vm: &str) -> HistoryView {
         unix_ms: NOW_UNIX_MS - (30 - minute) * 60_000,
         direct_bytes: 512 * MIB,
         working_set_bytes: (minute > 2).then_some((100 + minute * 3) * MIB),
+        working_set_bound: (minute > 2).then_some(match minute {
+            10..20 => WorkingSetBound::AtLeast,
+            _ => WorkingSetBound::Estimate,
+        }),
         relative: Some(1.0 + minute as f64 / 500.0),
         overhead_ratio: Some(0.0098),
         ..Sample::default()
