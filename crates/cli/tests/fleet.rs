@@ -325,6 +325,13 @@ fn a_plan_becomes_the_commands_of_each_platform() {
     let last: serde_json::Value = serde_json::from_str(kubevirt.lines().nth(1).unwrap()).unwrap();
     let spec = serde_json::json!({"vmiName": hostile, "addedNodeSelector": {"kubernetes.io/hostname": "h3"}});
     assert_eq!((kubevirt.lines().count(), &last["spec"]), (3, &spec));
+    // Whose target must give memory first.
+    let mut full = step("web", Some(UUID), "h1", "h2");
+    full["shrink_first_bytes"] = 1.into();
+    for script in ["virsh", "proxmox", "kubevirt"] {
+        let said = translated(script, &vms, &serde_json::json!([full]));
+        assert_eq!(said, Some((false, String::new())), "{script}");
+    }
     // KubeVirt's own names of domains.
     let moves = serde_json::json!([{"vm": "prod_db", "uuid": null, "from": "h1", "to": "h2"}]);
     let (_, kubevirt) = translated("kubevirt", &vms, &moves).unwrap();

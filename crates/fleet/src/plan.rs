@@ -46,17 +46,25 @@ pub fn plan(
         }
     };
     let order = order::order(&vms_alone, &placement.host_of, reason);
+    let mut held_bytes = vec![0_u64; fleet.hosts.len()];
+    for vm in &fleet.vms {
+        held_bytes[vm.host] += vm.size_bytes;
+    }
     let moves: Vec<VmMove> = order
         .moves
         .iter()
         .map(|step| {
             let vm = &fleet.vms[step.vm];
+            held_bytes[step.from] -= vm.size_bytes;
+            held_bytes[step.to] += vm.size_bytes;
             VmMove {
                 vm: vm.name.clone(),
                 uuid: vm.uuid.clone(),
                 from: fleet.hosts[step.from].name.clone(),
                 to: fleet.hosts[step.to].name.clone(),
                 size_bytes: vm.size_bytes,
+                shrink_first_bytes: held_bytes[step.to]
+                    .saturating_sub(fleet.hosts[step.to].memory_bytes()),
                 copy_s: bandwidth.map(|bandwidth| vm.size_bytes as f64 / bandwidth),
                 reason: step.reason,
             }

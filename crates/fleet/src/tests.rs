@@ -183,6 +183,34 @@ fn a_vm_that_has_no_memory_yet_is_on_its_own_host() {
 }
 
 #[test]
+fn a_move_says_what_the_vms_of_its_target_must_give_before() {
+    let mut three = fleet(&[16, 16], &[(1, [4, 4]), (1, [4, 4]), (0, [2, 2])]);
+    for (vm, gib) in three.vms.iter_mut().zip([8, 6, 8]) {
+        vm.size_bytes = gib * GIB;
+    }
+    let found = plan(
+        &three,
+        &Rules::default(),
+        aim(Goal::FewestHosts, false),
+        None,
+    )
+    .unwrap();
+    let [step] = &found.moves[..] else {
+        panic!("{found:?}");
+    };
+    assert_eq!((&*step.vm, step.shrink_first_bytes), ("vm-2", 6 * GIB));
+    three.vms[0].size_bytes = 2 * GIB;
+    let found = plan(
+        &three,
+        &Rules::default(),
+        aim(Goal::FewestHosts, false),
+        None,
+    )
+    .unwrap();
+    assert_eq!(found.moves[0].shrink_first_bytes, 0);
+}
+
+#[test]
 fn a_host_is_relieved_by_the_fewest_bytes() {
     // 3 GiB too many: the VM of 4 alone does it.
     let fleet = fleet(&[16, 16], &[(0, [10, 10]), (0, [5, 5]), (0, [4, 4])]);

@@ -178,7 +178,7 @@ pub struct PlacementJson {
     pub hosts_used: BoundedCount,
     /// Bytes of VMs to be moved, and what must be moved at least.
     pub moved_bytes: BoundedBytes,
-    /// The moves, in an order in which each target has room when it comes.
+    /// The moves, in an order in which each target has room for what its VMs need when it comes.
     pub moves: Vec<VmMove>,
     /// So many of them, the last, wait for each other: no order was found in which each target has room and rules are kept.
     #[serde(default)]
@@ -224,6 +224,10 @@ pub struct VmMove {
     pub to: String,
     /// Its size, which is copied.
     pub size_bytes: u64,
+    /// By how much the VMs that its new host then has, itself among them, exceed that host's memory for VMs with the sizes that they
+    /// have now: so much they must give before.
+    #[serde(default)]
+    pub shrink_first_bytes: u64,
     /// The least time that copying takes; `null` without a bandwidth.
     pub copy_s: Option<f64>,
     /// Why.

@@ -94,6 +94,7 @@ fn table(plan: &PlacementJson) -> String {
         Left "FROM": printable(&step.from),
         Left "TO": printable(&step.to),
         Right "SIZE": size(step.size_bytes),
+        Right "SHRINK FIRST": (step.shrink_first_bytes > 0).then(|| size(step.shrink_first_bytes)),
         Right "COPYING": step.copy_s.map(duration),
         Left "WHY": match step.reason {
             MoveReason::Relief => "its host is short, or a rule requires it",
