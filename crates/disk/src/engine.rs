@@ -349,8 +349,11 @@ impl Engine {
             Err(error) => {
                 let pauses = self.failed(disk, &error);
                 let over = match (&outstanding, pauses) {
-                    (Outstanding::WriteBack { blocks, .. }, true) if blocks.len() == 1 => {
-                        self.halt(disk);
+                    (Outstanding::WriteBack { blocks, .. }, pauses) if blocks.len() == 1 => {
+                        match pauses {
+                            true => self.halt(blocks[0]),
+                            false => self.no_longer_halts(blocks[0]),
+                        }
                         Some((outstanding, buffer))
                     }
                     (_, true) => self.hold(submission, disk, outstanding, buffer),

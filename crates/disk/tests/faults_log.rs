@@ -263,12 +263,16 @@ fn recovery_needs_no_room_for_a_second_log() {
         for block in 0..1000 {
             write(&mut disk, block, round);
         }
+        // Nor for another header, if the file system is full by then.
+        let rest = small.path().join("rest");
         process.kill();
+        let _ = fs::write(&rest, vec![1; 20 << 20]);
         process.restart();
         disk.reconnect().unwrap();
         for block in 0..1000 {
             assert_eq!(read(&mut disk, block), round);
         }
+        fs::remove_file(&rest).unwrap();
     }
     process.kill();
     // With other sizes, too.

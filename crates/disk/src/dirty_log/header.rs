@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -64,6 +65,16 @@ pub(super) enum Found {
     },
     /// Something else; the reason.
     Foreign(String),
+}
+
+/// Allocates both copies of a header and a page more of each, so that one can be replaced while the file system is full.
+pub(super) fn allocate(file: &File, head: &Head) -> io::Result<()> {
+    let header_bytes = (AT_JSON + serde_json::to_vec(head)?.len() + PAGE_BYTES) as u64;
+    for copy in 0..2 {
+        let bytes = header_bytes.min(COPY_BYTES);
+        rustix::fs::fallocate(file, FallocateFlags::empty(), copy * COPY_BYTES, bytes)?;
+    }
+    Ok(())
 }
 
 /// Writes the header of this number.

@@ -210,10 +210,14 @@ fn make(file: &File, layout: Layout, head: &Head) -> io::Result<()> {
     file.set_len(0)?;
     // Allocate all of it now: a file system that is full later must not turn a guest's write into an error.
     let bytes = layout.file_bytes() - HEAD_BYTES;
-    rustix::fs::fallocate(file, FallocateFlags::empty(), HEAD_BYTES, bytes).inspect_err(|_| {
-        // The error is the one to report.
-        let _ = file.set_len(0);
-    })?;
+    let allocated = rustix::fs::fallocate(file, FallocateFlags::empty(), HEAD_BYTES, bytes);
+    let allocated = allocated.map_err(io::Error::from);
+    allocated
+        .and_then(|()| header::allocate(file, head))
+        .inspect_err(|_| {
+            // The error is the one to report.
+            let _ = file.set_len(0);
+        })?;
     write_marks(file, &head.disks)?;
     header::write(file, head, layout.slots, 0)
 }

@@ -7,12 +7,12 @@
 //! If [`WriteErrorAction`] asks for it, and a guest is there, the VM is to be paused instead: a write that failed is not
 //! answered but submitted again until it succeeds, and flushes wait for blocks that fail.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::time::Duration;
 
 use super::{Engine, Outstanding};
-use crate::{Action, Buffer, DiskNumber, Submission, SubmissionId, WriteErrorAction};
+use crate::{Action, Buffer, DiskNumber, Location, Submission, SubmissionId, WriteErrorAction};
 
 /// Shortest and longest interval at which writes that failed are repeated.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -45,8 +45,8 @@ pub(super) struct Failures {
     held: Vec<HeldOrder>,
     /// Orders that were held before.
     repeated: HashSet<SubmissionId>,
-    /// Disks whose write-backs failed so that the VM is to be paused.
-    halted: HashSet<DiskNumber>,
+    /// Blocks that could not be written, so that the VM is to be paused.
+    halted: BTreeSet<Location>,
     retry_at: Duration,
     wait: Duration,
     /// Whether something that had failed has succeeded, or something else failed, since the last repetition.
@@ -129,18 +129,27 @@ impl Engine {
     }
 
     /// A block alone could not be written, and the VM is to be paused for it.
-    pub(super) fn halt(&mut self, disk: DiskNumber) {
-        self.failures.halted.insert(disk);
+    pub(super) fn halt(&mut self, block: Location) {
+        self.failures.halted.insert(block);
+    }
+
+    /// A block was written, is not needed, or fails so that the VM is not paused for it. If no other block of its disk halts the VM,
+    /// the disk's flushes do not wait for what cannot be written.
+    pub(super) fn no_longer_halts(&mut self, block: Location) {
+        let disk = block.disk();
+        let was_halted = self.failures.halted.remove(&block);
+        if was_halted && !self.is_halted(disk) && self.dirty.failed(disk) > 0 {
+            self.fail_flushes(disk);
+        }
     }
 
     pub(super) fn is_halted(&self, disk: DiskNumber) -> bool {
-        self.failures.halted.contains(&disk)
+        let mut blocks = self.failures.halted.range(Location::new(disk, 0)..);
+        blocks.next().is_some_and(|block| block.disk() == disk)
     }
 
     /// Repeats what failed, if it is time.
     pub(super) fn repeat(&mut self) {
-        let dirty = &self.dirty;
-        self.failures.halted.retain(|disk| dirty.failed(*disk) > 0);
         let failures = &mut self.failures;
         if self.now < failures.retry_at && !failures.news {
             return;
@@ -171,7 +180,7 @@ impl Engine {
             return;
         }
         self.failures.attended.remove(&disk);
-        self.failures.halted.remove(&disk);
+        self.failures.halted.retain(|block| block.disk() != disk);
         let (given_up, held) = std::mem::take(&mut self.failures.held)
             .into_iter()
             .partition(|order| order.disk == disk);

@@ -515,6 +515,57 @@ fn a_vm_halts_for_a_dirty_block_until_it_is_written() {
 }
 
 #[test]
+fn a_vm_halts_for_blocks_without_space_and_not_for_others_that_fail() {
+    let setup = || {
+        let mut guest = Guest::new(EngineOptions {
+            write_error: WriteErrorAction::NoSpace,
+            ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
+        });
+        guest.engine.attend(DISK, true);
+        guest.write(1, 1);
+        guest.write(9, 1);
+        guest.submit(Operation::Flush);
+        let orders = guest.orders();
+        assert_eq!(Guest::transfers(&orders), [(1, 1), (9, 1)]);
+        (guest, orders)
+    };
+    let full = || Err(io::ErrorKind::StorageFull.into());
+    let broken = || Err(io::Error::other("broken"));
+    let has_failed = |guest: &mut Guest| {
+        assert!(!guest.engine.wants_pause());
+        let flush = guest.completed().pop().unwrap();
+        assert_eq!(flush, (3, Status::IoError));
+    };
+    // The same block then fails in another way.
+    let (mut guest, mut orders) = setup();
+    guest.carry_out(orders.remove(1), Ok(()));
+    guest.carry_out(orders.remove(0), full());
+    guest.turn(1000);
+    assert!(guest.engine.wants_pause());
+    let order = guest.orders().remove(0);
+    guest.carry_out(order, broken());
+    has_failed(&mut guest);
+    // It is written, or discarded, and another one fails.
+    for is_discarded in [false, true] {
+        let (mut guest, mut orders) = setup();
+        guest.carry_out(orders.remove(1), broken());
+        guest.carry_out(orders.remove(0), full());
+        assert!(guest.engine.wants_pause());
+        if is_discarded {
+            let (offset, bytes) = (PAGE_BYTES as u64, PAGE_BYTES as u64);
+            guest.submit(Operation::Discard(vec![ByteRange { offset, bytes }]));
+        } else {
+            guest.turn(1000);
+            let order = guest.orders().remove(0);
+            guest.carry_out(order, Ok(()));
+        }
+        assert!(!guest.engine.wants_pause());
+        let completed = guest.completed();
+        assert!(completed.contains(&(3, Status::IoError)), "{completed:?}");
+    }
+}
+
+#[test]
 fn pages_are_read_into_the_cache_4096_at_a_time() {
     let mut guest = Guest::new(options(CacheMode::FromStorage, WriteMode::Through, 0));
     guest.read(0, 4097);

@@ -118,7 +118,11 @@ impl Engine {
             if had_failed == ok {
                 self.failures.has_news();
             }
-            if self.dirty.finish(location, ok, self.now) == WriteBackResult::StillDirty {
+            let result = self.dirty.finish(location, ok, self.now);
+            if !self.dirty.has_failed(location) {
+                self.no_longer_halts(location);
+            }
+            if result == WriteBackResult::StillDirty {
                 continue;
             }
             self.stats.written_back_blocks += 1;

@@ -175,9 +175,16 @@ pub(super) fn recover(
         return Ok(found);
     }
     // With the times that the images have now.
+    let aside = left.set_aside().cloned();
     let log = left
         .finish(&identities(storages)?, &kept)
-        .map_err(DiskError::DirtyLog)?;
+        .map_err(|error| {
+            // The next start is to find it, and to say that it is set aside.
+            if let Some(aside) = aside.filter(|aside| aside.pages == aside.of_pages) {
+                let _ = fs::rename(&aside.now, &aside.log);
+            }
+            DiskError::DirtyLog(error)
+        })?;
     if nothing {
         log.close().map_err(failed)?;
     } else {
@@ -271,8 +278,8 @@ impl ImageTimes {
 /// The disks that failed to sync, in the state directory: what the kernel dropped stays lost whoever serves the disk.
 pub(super) struct Unsynced {
     path: PathBuf,
-    /// How many disks the file names.
-    recorded: usize,
+    /// The disks that the file names.
+    recorded: HashSet<DiskNumber>,
 }
 
 /// The file of [`Unsynced`].
@@ -312,25 +319,26 @@ impl Unsynced {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        let recorded = disks.len();
+        let recorded = disks.iter().copied().collect();
         Ok((Self { path, recorded }, disks))
     }
 
     /// Records these disks, if they are others than before.
     ///
     /// # Errors
-    /// If the file cannot be written: a restart then forgets them.
+    /// If the file cannot be written: a restart then forgets them, unless a later call succeeds.
     pub(super) fn record(
         &mut self,
         disks: &HashSet<DiskNumber>,
         storages: &[Storage],
     ) -> io::Result<()> {
-        if disks.len() == self.recorded {
+        if *disks == self.recorded {
             return Ok(());
         }
-        self.recorded = disks.len();
         if disks.is_empty() {
-            return fs::remove_file(&self.path);
+            fs::remove_file(&self.path)?;
+            self.recorded.clear();
+            return Ok(());
         }
         let images = identities(storages).map_err(io::Error::other)?;
         let file = UnsyncedFile {
@@ -342,6 +350,8 @@ impl Unsynced {
         };
         let beside = self.path.with_extension("new");
         fs::write(&beside, serde_json::to_vec(&file)?)?;
-        fs::rename(&beside, &self.path)
+        fs::rename(&beside, &self.path)?;
+        self.recorded.clone_from(disks);
+        Ok(())
     }
 }
