@@ -57,6 +57,12 @@ impl ProcessId {
         Some(Self { pid, start_ticks })
     }
 
+    /// Identifies the process that listens at the other end.
+    pub(crate) fn listening(stream: &UnixStream) -> Option<Self> {
+        let peer = getsockopt(stream, PeerCredentials).ok()?;
+        Self::of_pid(u32::try_from(peer.pid()).ok()?)
+    }
+
     /// Number of its threads, and size of its mapped address space in bytes; `None` if it has ended. While both stay, it is unlikely
     /// that memory or virtual CPUs came or went, and this is one small read.
     pub fn extent(self) -> Option<[u64; 2]> {

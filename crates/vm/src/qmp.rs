@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::identity::{PeerSocket, connect_within};
+use crate::identity::{PeerSocket, ProcessId, connect_within};
 use crate::{BlockReads, GuestStats, Vcpu, VmError};
 
 /// Maximum length of a line; QEMU's longest answers (its own schema) stay under 1 MiB.
@@ -70,6 +70,11 @@ pub struct VmRam {
     reason = "commands have the errors of `execute`, documented at the type"
 )]
 impl Qmp {
+    /// The process that listens at the socket, if it can be seen.
+    pub fn listener(&self) -> Option<ProcessId> {
+        ProcessId::listening(&self.stream)
+    }
+
     /// Connects and completes the negotiation within `timeout`, which is also the time limit of every later command.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use plimsoll_disk::{DiskStats, MachineStats, boot_id};
-use plimsoll_vm::{Qmp, VmError};
+use plimsoll_vm::{ProcessId, Qmp, VmError};
 
 /// Why RAM cannot be accessed.
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
@@ -95,9 +95,11 @@ pub(super) fn counts(disk: &DiskStats) -> String {
 #[derive(Debug)]
 pub(super) struct Pause {
     monitors: Vec<PathBuf>,
-    /// Says to the next daemon that the VM was paused by this one.
+    /// Says to the next daemon in which boot, and which process of, the VM was paused by this one.
     marker: Option<PathBuf>,
     paused: bool,
+    /// The process that was paused, if it is known.
+    process: Option<ProcessId>,
     try_at: Option<Instant>,
 }
 
@@ -105,12 +107,14 @@ impl Pause {
     /// For the VM of these monitors; an earlier daemon with the same state directory may have paused it.
     pub(super) fn new(monitors: &[PathBuf], state: Option<&Path>) -> Self {
         let marker = state.map(|state| state.join("paused"));
-        let mark = marker
-            .as_ref()
-            .and_then(|path| fs::read_to_string(path).ok());
+        let mark = marker.as_ref().map(fs::read_to_string);
+        let mark = mark.and_then(Result::ok).unwrap_or_default();
+        let mut words = mark.split_whitespace();
+        let boot = words.next();
         Self {
             monitors: monitors.to_owned(),
-            paused: mark.is_some() && mark == boot_id().ok(),
+            paused: boot.is_some() && boot == boot_id().ok().as_deref(),
+            process: words.next().and_then(|process| process.parse().ok()),
             marker,
             try_at: None,
         }
@@ -119,6 +123,10 @@ impl Pause {
     /// Pauses or resumes the VM if the machine asks for it; returns a line to print.
     pub(super) fn follow(&mut self, stats: &MachineStats, now: Instant) -> Option<String> {
         let wants = stats.engine.wants_pause;
+        // Another process is another VM, which is not to be resumed.
+        if self.paused && self.process.is_some_and(|process| !process.is_there()) {
+            self.forget();
+        }
         if wants == self.paused || self.try_at.is_some_and(|at| now < at) {
             return None;
         }
@@ -153,9 +161,11 @@ impl Pause {
         if !monitor.status()?.running {
             return Ok(false);
         }
+        self.process = monitor.listener();
         if let (Some(marker), Ok(boot)) = (&self.marker, boot_id()) {
+            let process = self.process.map_or(String::new(), |its| its.to_string());
             // Without it the next daemon does not resume the VM.
-            let _ = fs::write(marker, boot);
+            let _ = fs::write(marker, format!("{boot}\n{process}"));
         }
         // Whether or not it is answered: QEMU stops the virtual CPUs, then waits for the requests in flight, and answers
         // nothing until they have ended.
@@ -166,12 +176,17 @@ impl Pause {
 
     fn resume(&mut self, monitor: &mut Qmp) -> Result<bool, VmError> {
         monitor.cont()?;
+        self.forget();
+        Ok(true)
+    }
+
+    /// The VM is not paused.
+    fn forget(&mut self) {
         if let Some(marker) = &self.marker {
             // At worst the next daemon resumes a VM that runs.
             let _ = fs::remove_file(marker);
         }
-        self.paused = false;
-        Ok(true)
+        (self.paused, self.process) = (false, None);
     }
 }
 
@@ -179,6 +194,7 @@ impl Pause {
 mod tests {
     use std::io::{BufRead as _, BufReader, Write as _};
     use std::os::unix::net::UnixListener;
+    use std::process::Command;
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
@@ -259,6 +275,28 @@ mod tests {
         stats.engine.wants_pause = false;
         assert_eq!(pause.follow(&stats, now + MONITOR_RETRY), None);
         assert!(received.try_recv().is_err());
+    }
+
+    #[test]
+    fn another_vm_than_the_one_that_was_paused_is_not_resumed() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let received = monitor(&socket, true);
+        let mut ended = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = ProcessId::of_pid(ended.id()).unwrap();
+        let marker = folder.path().join("paused");
+        fs::write(&marker, format!("{}\n{process}", boot_id().unwrap())).unwrap();
+        let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
+        ended.kill().unwrap();
+        ended.wait().unwrap();
+        let mut stats = MachineStats::default();
+        assert_eq!(pause.follow(&stats, Instant::now()), None);
+        assert!(!marker.exists());
+        assert!(received.try_recv().is_err());
+        // But paused itself.
+        stats.engine.wants_pause = true;
+        let line = pause.follow(&stats, Instant::now()).unwrap();
+        assert_eq!(line, "disk: the VM is paused");
     }
 
     #[test]

@@ -227,6 +227,14 @@ impl VictimCache for HcacheClient {
     }
 
     fn close(&mut self, pool: u32) -> io::Result<()> {
+        // Several targets of a guest may have opened one shared pool, which it has until the last of them closes it.
+        if let Ok(link) = self.open_link()
+            && let Some(id) = link.pools.get(&pool).copied()
+            && link.pools.values().filter(|other| **other == id).count() > 1
+        {
+            link.pools.remove(&pool);
+            return Ok(());
+        }
         // If the server cannot be reached, the end of the connection closes the pool.
         let closed = self.with(pool, Connection::destroy_pool);
         if let Ok(link) = self.open_link() {

@@ -128,6 +128,12 @@ fn pages_come_back_until_they_are_taken_or_flushed() {
     behind.flush_pool(shared).unwrap();
     assert_eq!(found(&mut other, same, begin, 200), []);
 
+    // Of two that opened one shared pool, one closes it.
+    let twice = opened(&mut behind, PoolRequest::Shared { key: 7 });
+    behind.close(twice).unwrap();
+    put(&mut behind, shared, [1]);
+    assert_eq!(found(&mut behind, shared, 1, 1), [(0, 1)]);
+
     put(&mut behind, private, [1]);
     behind.close(private).unwrap();
     assert!(behind.put(private, 1, &[0; 4096]).is_err());
