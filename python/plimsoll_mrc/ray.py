@@ -4,7 +4,7 @@ Each slice of the trace is a task that reads it where it runs and returns a part
 estimator samples; further tasks merge neighbours, a few at a time. Partial states depend on their slice alone, so Ray may
 run a task again when a worker dies, and the curve is still that of the estimator itself, to the last bit.
 
-Needs `pip install plimsoll-mrc[ray]`.
+Needs the extra `ray` of the package.
 """
 
 from __future__ import annotations

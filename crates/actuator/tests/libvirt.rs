@@ -165,6 +165,10 @@ fn a_vm_of_libvirt_gives_memory_and_takes_it_back() {
     assert_eq!(period(), "1");
     memory.want_statistics(false).unwrap();
     assert_eq!(period(), "3");
+    for (command, state) in [("suspend", Some("paused")), ("resume", None)] {
+        assert!(virsh(&[command, &running.name]));
+        until(&mut memory, &|status| status.stopped.as_deref() == state);
+    }
     let error = memory.set_direct(193 * MIB).unwrap_err();
     assert!(matches!(error, ActuatorError::Target { .. }), "{error}");
     drop(running);

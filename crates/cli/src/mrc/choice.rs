@@ -48,7 +48,7 @@ pub struct EstimatorArgs {
     estimator: Choice,
     #[command(flatten)]
     options: OptionArgs,
-    /// Record the counters of counter-stacks in this file, for later curves of any --window
+    /// Record the counters of counter-stacks in this file, for later curves of any --window that begins and ends with an interval
     #[arg(long, value_name = "FILE")]
     stream: Option<PathBuf>,
 }

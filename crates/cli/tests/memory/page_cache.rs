@@ -102,8 +102,9 @@ curve one web/b --period 3s --periods 3 --budget 30%
 attach cgroup:web/b --period 2s --periods 2
 attach 1 --backend page-cache
 $b mkdir /cg/removed
-($b sleep 15; $b rmdir /cg/removed) &
-attach cgroup:removed --backend page-cache --period 1s --periods 60
+(until $b grep -q '^ *1 ' /tmp/removed; do $b sleep 1; done; $b rmdir /cg/removed) &
+attach cgroup:removed --backend page-cache --period 1s --periods 60 > /tmp/removed
+$b cat /tmp/removed
 "
         );
         let Some(lines) = run(kernel, version, &script) else {
