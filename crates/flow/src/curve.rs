@@ -93,6 +93,9 @@ impl CurvePoint {
     }
 }
 
+/// Ratio below which differences are not told apart where a curve is [thinned](MissRatioCurve::thinned).
+pub const RATIO_MIN: f64 = 1e-4;
+
 /// The independent parts of the error of the logarithm of a point's misses, in thousandths.
 ///
 /// The Euclidean distance of two points is the half-width of the 95 % band of the logarithm of the quotient of their misses:
@@ -647,31 +650,48 @@ impl MissRatioCurve {
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
     ///
     /// The first and the last point are kept, and of those between, the ones at
-    /// even distances along the curve, counting size and ratio alike. Flat parts take
-    /// few points, cliffs take many. A point's upper limits are also those of the points left out after it, so that no
-    /// size keeps a bound that it does not keep on this curve.
+    /// even distances along the curve, counting size, ratio, and the ratio's logarithm down to [`RATIO_MIN`] alike. Flat parts take
+    /// few points, cliffs take many. A point's upper limits are also those of the points left out after it. So no size keeps a bound on
+    /// its misses that it does not keep on this curve; on a bound relative to those at a baseline, see
+    /// [`thinned_around`](Self::thinned_around).
     #[must_use]
     pub fn thinned(&self, points: usize) -> Self {
+        self.thinned_around(points, &[])
+    }
+
+    /// [`thinned`](Self::thinned) with the points that hold at these sizes, such as a baseline: misses over those at one of them are
+    /// not smaller than on this curve.
+    #[must_use]
+    pub fn thinned_around(&self, points: usize, sizes: &[PageCount]) -> Self {
         let budget = points.max(2);
         if self.points.len() <= budget {
             return self.clone();
         }
+        let needed = sizes.iter().map(|size| self.points_upto(*size));
+        let needed: Vec<usize> = needed.filter_map(|after| after.checked_sub(1)).collect();
+        let budget = budget.saturating_sub(needed.len()).max(2);
         let (first, last) = (self.points[0], self.points[self.points.len() - 1]);
         let width = (last.size.0 - first.size.0) as f64;
         let height = (first.miss_ratio - last.miss_ratio).max(f64::MIN_POSITIVE);
+        let log = |point: &CurvePoint| point.miss_ratio.max(RATIO_MIN).ln();
+        let log_height = (log(&first) - log(&last)).max(f64::MIN_POSITIVE);
         let travelled = |point: &CurvePoint| {
             (point.size.0 - first.size.0) as f64 / width
                 + (first.miss_ratio - point.miss_ratio) / height
+                + (log(&first) - log(point)) / log_height
         };
-        let step = 2.0 / (budget - 1) as f64;
+        let step = 3.0 / (budget - 1) as f64;
         let mut kept = vec![first];
         let mut next = step;
-        for pair in self.points[1..].windows(2) {
+        let mut chosen = 1;
+        for (at, pair) in (1..).zip(self.points[1..].windows(2)) {
             // Of the points within one step, the last is kept: it has
             // the value at which the curve arrives.
-            if travelled(&pair[1]) >= next && kept.len() < budget - 1 {
+            let is_next = travelled(&pair[1]) >= next && chosen < budget - 1;
+            if is_next || needed.contains(&at) {
                 kept.push(pair[0]);
                 next = next.max(travelled(&pair[0])) + step;
+                chosen += usize::from(is_next);
             }
         }
         kept.push(last);
@@ -833,6 +853,30 @@ mod tests {
         }
         let raised = thin.points().iter().filter(|point| point.high == 0.9);
         assert_eq!(raised.count(), 1);
+    }
+
+    #[test]
+    fn misses_over_those_at_a_size_that_is_kept_are_not_smaller_on_a_thinned_curve() {
+        // Its ratio falls most where it is small.
+        let points: Vec<_> = (0..5000)
+            .map(|size| (size, 0.9 * 0.998_f64.powi(i32::try_from(size).unwrap())))
+            .collect();
+        let whole = curve(&points);
+        for baseline in (10..5000).step_by(61).map(PageCount) {
+            let thin = whole.thinned_around(200, &[baseline]);
+            assert!(thin.points().len() <= 200);
+            for size in (0..5000).step_by(7).map(PageCount) {
+                let [of, by] =
+                    [&whole, &thin].map(|curve| *curve.quotient_band(size, baseline, 1e-3).end());
+                assert!(by >= of, "{by} of {of} at {size} over {baseline}");
+            }
+        }
+        // Without it by little.
+        let thin = whole.thinned(1000);
+        for size in (0..5000).map(PageCount) {
+            let [of, by] = [&whole, &thin].map(|curve| curve.miss_ratio(size).max(1e-3));
+            assert!(by / of < 1.03, "{by} of {of} at {size}");
+        }
     }
 
     #[test]

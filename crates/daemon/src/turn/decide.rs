@@ -98,7 +98,7 @@ impl<H: Host> Turns<H> {
             };
             Demand {
                 vm: VmId(name.clone()),
-                curve: curve.map(|known| recorded(&known.curve)),
+                curve: curve.map(|known| recorded(&known.curve, pages(settings.baseline_bytes))),
                 baseline: pages(settings.baseline_bytes),
                 current: pages(holding.bytes()),
                 floor: pages(floor),
@@ -588,9 +588,13 @@ pub(super) fn used(set: WorkingSet, holding: Holding) -> PageCount {
 }
 
 /// A curve as used in decisions and recorded with them: few points and digits, to limit the space of a year of
-/// decisions. The rounding error is far smaller than a confidence band.
-pub(super) fn recorded(curve: &MissRatioCurve) -> MissRatioCurve {
-    let thinned = curve.thinned(RECORDED_POINTS);
+/// decisions. The rounding error is far smaller than a confidence band; misses are compared with those at the baseline, where the
+/// curve is as it was, also if its sizes are uncertain.
+pub(super) fn recorded(curve: &MissRatioCurve, baseline: PageCount) -> MissRatioCurve {
+    let uncertain = curve.uncertain().0;
+    let further = (0..=4).map(|part| uncertain / 4 * part);
+    let sizes = further.map(|further| PageCount(baseline.0.saturating_add(further)));
+    let thinned = curve.thinned_around(RECORDED_POINTS, &sizes.collect::<Vec<_>>());
     let rounded = |ratio: f64| (ratio * RECORDED_STEPS).round() / RECORDED_STEPS;
     let rounded_misses = |misses: f64| (misses * 1000.0).round() / 1000.0;
     let points = thinned.points().iter().map(|point| CurvePoint {
