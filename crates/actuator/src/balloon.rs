@@ -239,6 +239,13 @@ impl Balloon {
     }
 }
 
+impl Balloon {
+    /// A page, and what it does not get: virtio-mem.
+    fn min_bytes(&self) -> u64 {
+        PAGE_BYTES.saturating_add(self.virtio_mem_bytes)
+    }
+}
+
 /// The name of a state in which vCPUs do not run. QEMU's are short, in lowercase with hyphens.
 fn stopped_state(state: RunState) -> Option<String> {
     let is_word = |name: &str| {
@@ -281,7 +288,11 @@ impl MemoryPart for Balloon {
 
     fn part(&self) -> Part {
         let max_bytes = Some(self.max_bytes);
-        self.tracker.part(max_bytes, self.absence, Instant::now())
+        let part = self.tracker.part(max_bytes, self.absence, Instant::now());
+        Part {
+            min_bytes: self.min_bytes(),
+            ..part
+        }
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
@@ -305,12 +316,12 @@ impl MemoryPart for Balloon {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes - target_bytes % PAGE_BYTES;
         let max_bytes = self.max_bytes;
-        let least_bytes = PAGE_BYTES.saturating_add(self.virtio_mem_bytes);
-        if !(least_bytes..=max_bytes).contains(&target_bytes) {
+        let min_bytes = self.min_bytes();
+        if !(min_bytes..=max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),
                 target_bytes,
-                why: format!("expected {least_bytes} to {max_bytes}, its RAM"),
+                why: format!("expected {min_bytes} to {max_bytes}, its RAM"),
             });
         }
         self.stats_interval.target_is_set();

@@ -478,7 +478,11 @@ impl MemoryPart for Domain {
 
     fn part(&self) -> Part {
         let max_bytes = Some(self.max_bytes);
-        self.tracker.part(max_bytes, self.absence, Instant::now())
+        let part = self.tracker.part(max_bytes, self.absence, Instant::now());
+        Part {
+            min_bytes: self.devices.plugged_bytes.saturating_add(4096),
+            ..part
+        }
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {
@@ -499,7 +503,7 @@ impl MemoryPart for Domain {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes / 4096 * 4096;
         let plugged = self.devices.plugged_bytes;
-        let least = plugged.saturating_add(4096);
+        let least = self.part().min_bytes;
         if !(least..=self.max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),

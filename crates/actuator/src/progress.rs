@@ -90,6 +90,8 @@ pub struct Part {
     pub reserved_bytes: u64,
     /// Its maximum, such as the VM's RAM; `None` if that is not known.
     pub max_bytes: Option<u64>,
+    /// The size below which it cannot be set, such as that of plugged virtio-mem, which a balloon does not get.
+    pub min_bytes: u64,
     /// Progress towards the target.
     pub progress: Progress,
     /// Age of the last successful query, in ms; `None` if there was none.
@@ -265,6 +267,7 @@ impl Tracker {
             in_doubt: self.in_doubt_bytes.is_some(),
             reserved_bytes: actual_bytes.max(promised),
             max_bytes,
+            min_bytes: 0,
             progress,
             age_ms: self
                 .seen

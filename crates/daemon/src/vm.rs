@@ -280,14 +280,15 @@ impl Vm {
     }
 
     /// The size below which a plan does not take memory from it: its own memory if that cannot be changed, otherwise
-    /// what its guest cannot give, but no more than its baseline, so that no report of a guest makes the limits of all
-    /// exceed the memory.
+    /// what its balloon does not get, and what its guest cannot give, but of that no more than its baseline, so that no report of a
+    /// guest makes the limits of all exceed the memory.
     pub fn kept_bytes(&self) -> u64 {
         let has = self.status.direct.actual_bytes;
         match self.is_resizable() {
             true => self
                 .floor_bytes
                 .min(self.settings().baseline_bytes)
+                .max(self.status.direct.min_bytes)
                 .min(has),
             false => has,
         }

@@ -184,6 +184,8 @@ pub struct SimulatedVm {
     pub ram_bytes: u64,
     /// Memory of its own.
     pub direct_bytes: u64,
+    /// The part of it that its balloon does not get.
+    pub plugged_bytes: u64,
     /// Capacity of its cache; `None` if it has none.
     pub cache_bytes: Option<u64>,
     /// How long its cache takes to reach a target.
@@ -255,6 +257,7 @@ impl SimulatedVm {
             boot_ram_bytes: ram_bytes,
             ram_bytes,
             direct_bytes: ram_bytes,
+            plugged_bytes: 0,
             cache_bytes: None,
             cache_lag_ms: 0,
             cache_target: None,
@@ -858,7 +861,11 @@ impl MemoryPart for SimulatedPart {
 
     fn part(&self) -> Part {
         let now = self.host.now();
-        self.tracker.part(self.max_bytes, self.absence, now)
+        let vm = (!self.is_cache).then(|| self.host.vm(&self.vm.0)).flatten();
+        Part {
+            min_bytes: vm.map_or(0, |vm| vm.plugged_bytes + 4096),
+            ..self.tracker.part(self.max_bytes, self.absence, now)
+        }
     }
 
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
@@ -883,7 +890,7 @@ impl MemoryPart for SimulatedPart {
             return Err(error);
         }
         if self.max_bytes.is_some_and(|most| target_bytes > most)
-            || target_bytes == 0 && !self.is_cache
+            || target_bytes <= vm.plugged_bytes && !self.is_cache
         {
             return Err(ActuatorError::Target {
                 what: self.name(),

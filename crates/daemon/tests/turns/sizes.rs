@@ -754,7 +754,8 @@ fn vms_get_back_what_they_had_also_if_that_is_more_than_was_to_be_allocated() {
         rig.until("it ends", |rig| rig.newest().state.has_ended());
         rig.host.set_available((1 << 30) + spare * MIB);
         rig.turns.begin_return(rig.now);
-        rig.pass(60);
+        // Before the next cooldown ends: this one goes on to decide.
+        rig.pass(30);
         let has = held(&rig);
         assert!(has + 16 >= returned && has <= returned + 16, "{has}");
     }
@@ -787,5 +788,17 @@ fn vms_get_back_what_they_had_when_the_daemon_ends_in_the_middle_of_a_move() {
         let vm = rig.host.vm(vm).unwrap();
         let cache = vm.cache_bytes.unwrap();
         assert_eq!((vm.direct_bytes / MIB, cache / MIB), (508, 4));
+    }
+}
+
+#[test]
+fn no_plan_takes_what_a_balloon_does_not_get() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| vm.plugged_bytes = 400 * MIB);
+    rig.pass(900);
+    let has = rig.mib("scan");
+    assert!((401..440).contains(&has), "{has}");
+    for decision in rig.decisions() {
+        assert_eq!(decision.state, State::Kept, "{decision:?}");
     }
 }
