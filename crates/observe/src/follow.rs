@@ -246,6 +246,10 @@ impl Follower {
                 TrapError::Interrupted(Refusal::MemoryTransfer { why })
             });
         }
+        if let TrapError::Interrupted(_) = error {
+            // First, so that the VM can continue.
+            self.backend = None;
+        }
         // While such a thread ends the first one, into which calls are injected, that cannot be traced.
         let is_of_thread = matches!(
             error,

@@ -33,7 +33,17 @@ impl VcpuShare {
 
     /// Begins a period.
     pub fn begin(&mut self) {
-        let ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
+        let mut ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
+        if ran.is_none()
+            && let Some(vm) = self.vm.as_mut().filter(|vm| !vm.vcpus.is_empty())
+            && let Ok(now) = QemuVm::of_pid(vm.pid)
+            && now.process() == vm.process()
+        {
+            // One was unplugged: what the others run is another share.
+            *vm = now;
+            ran = vm.vcpu_time();
+            self.newest.clear();
+        }
         self.began = ran.map(|ran| (Instant::now(), ran));
     }
 

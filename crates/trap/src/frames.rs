@@ -239,10 +239,10 @@ pub fn ranges_of_memory() -> io::Result<Vec<std::ops::Range<u64>>> {
 pub fn parse_iomem(text: &str) -> Vec<std::ops::Range<u64>> {
     let mut ranges: Vec<std::ops::Range<u64>> = Vec::new();
     for line in text.lines() {
-        // Lines of what lies within are indented.
-        let range = line
-            .split_once(" : ")
-            .filter(|(_, name)| *name == "System RAM");
+        // Lines of what lies within are indented, among them memory that a driver added; what lies within memory is not counted twice.
+        let is_memory = |name: &str| name == "System RAM" || name.starts_with("System RAM (");
+        let range = line.trim_start().split_once(" : ");
+        let range = range.filter(|(_, name)| is_memory(name));
         let range = range.and_then(|(range, _)| range.split_once('-'));
         let Some((first, last)) = range else { continue };
         let address = |text| u64::from_str_radix(text, 16).ok();
@@ -343,12 +343,16 @@ mod tests {
   01f00000-01ffffff : System RAM
 fee00000-fee00fff : Local APIC
 100000000-1ffffffff : System RAM
+200000000-27fffffff : virtio0
+  200000000-20fffffff : System RAM (virtio_mem)
+280000000-2ffffffff : dax0.0
+  280000000-2ffffffff : System RAM (kmem)
 00000000-00000000 : System RAM
 ";
-        assert_eq!(
-            parse_iomem(text),
-            [1..0x9f, 0x100..0x2_0000, 0x10_0000..0x20_0000]
-        );
+        let virtio_mem = 0x20_0000..0x21_0000;
+        let kmem = 0x28_0000..0x30_0000;
+        let own = [1..0x9f, 0x100..0x2_0000, 0x10_0000..0x20_0000];
+        assert_eq!(parse_iomem(text), [&own[..], &[virtio_mem, kmem]].concat());
     }
 
     proptest! {

@@ -34,6 +34,8 @@ const KDAMONDS: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 const CLAIM: &str = "/run/plimsoll/damon";
 /// Prefix of the names of DAMON's threads.
 const THREAD: &str = "kdamond";
+/// The process that is the parent of the kernel's threads.
+const KERNEL_THREADS: &str = "2";
 /// The address that nobody can touch: below the least that can be mapped, and in physical memory the firmware's.
 const UNTOUCHABLE: u64 = PAGE_BYTES;
 /// Tries while another command or reader of the interface has it locked, and the pause between two.
@@ -165,8 +167,16 @@ impl Files {
         let mut processes =
             listing.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         processes.find(|pid| {
-            let name = fs::read_to_string(self.proc.join(format!("{pid}/comm")));
-            name.is_ok_and(|name| name.starts_with(THREAD))
+            // Any process may have that name, but only the kernel's threads have this parent.
+            let stat =
+                fs::read_to_string(self.proc.join(format!("{pid}/stat"))).unwrap_or_default();
+            let named = stat
+                .split_once('(')
+                .and_then(|(_, rest)| rest.rsplit_once(')'));
+            named.is_some_and(|(name, rest)| {
+                let parent = rest.split_ascii_whitespace().nth(1);
+                name.starts_with(THREAD) && parent == Some(KERNEL_THREADS)
+            })
         })
     }
 }
@@ -701,9 +711,10 @@ mod tests {
     #[test]
     fn a_damon_of_the_kernels_modules_is_refused_too() {
         let host = Host::new();
-        host.set("../proc/1/comm", "init\n");
+        host.set("../proc/1/stat", "1 (init) S 0 1 1\n");
+        host.set("../proc/77/stat", "77 (kdamond) 2 2) S 1 77 77\n");
         assert!(Kdamond::take_from(host.files()).is_ok());
-        host.set("../proc/78/comm", "kdamond.0\n");
+        host.set("../proc/78/stat", "78 (kdamond.0) S 2 0 0\n");
         let refusal = Kdamond::take_from(host.files()).unwrap_err().to_string();
         assert!(
             refusal.contains("module of the kernel (kdamond, process 78)"),

@@ -292,9 +292,13 @@ impl TargetPages {
 
     /// Prepares for another period. Fails if the process has ended.
     pub fn renew(&mut self) -> Result<(), TrapError> {
-        if let Self::Process(pages) = self {
-            pages.process.check_alive()?;
-            pages.pagemap = ProcessPages::pagemap(&pages.process)?;
+        match self {
+            Self::Process(pages) => {
+                pages.process.check_alive()?;
+                pages.pagemap = ProcessPages::pagemap(&pages.process)?;
+            }
+            // The host may have got more.
+            Self::Group(pages) => pages.memory = memory_of_host()?,
         }
         Ok(())
     }
