@@ -350,7 +350,9 @@ fn too_many_clients_and_pools_are_refused_and_the_bound_holds() {
         }
         assert!(pools < 1 << 20);
     };
-    assert!(matches!(error, Error::TooManyPools(_)), "{error:?}");
+    // Its own maximum, or that of a store of this capacity.
+    let is_maximum = matches!(error, Error::TooManyPools(_) | Error::NoPoolLeft { .. });
+    assert!(is_maximum, "{error:?}");
     assert!(store.stats().used_bytes <= 8 * MIB);
     drop((clients, last));
     fill(&client, pool, 0..16 * PAGES_IN_MIB);
@@ -758,6 +760,38 @@ fn no_group_takes_the_pools_of_others() {
     }
     // A tenth for each, and what the first did not leave.
     assert_eq!(counts, [4096 - 4 * 409, 409, 409, 409, 409]);
+}
+
+#[test]
+fn pools_without_pages_take_little_from_others() {
+    let store = Store::new(StoreOptions {
+        shards: 8,
+        ..StoreOptions::new(12 * MIB)
+    });
+    let store = store.unwrap();
+    store.set_groups(2);
+    let of_group = |group| ClientOptions {
+        group,
+        ..ClientOptions::new("of a group")
+    };
+    let (victim, pool) = client(&store, of_group(1));
+    fill(&victim, pool, 0..4000);
+    let before = stats_of(&store, victim.id()).used_bytes;
+    let mut clients = Vec::new();
+    let error = 'all: loop {
+        clients.push(store.create_client(of_group(2)).unwrap());
+        for _ in 0..32 {
+            if let Err(error) = clients.last().unwrap().create_pool(PoolOptions::private()) {
+                break 'all error;
+            }
+        }
+        assert!(clients.len() < 64);
+    };
+    assert!(matches!(error, Error::NoPoolLeft { .. }), "{error}");
+    let after = stats_of(&store, victim.id()).used_bytes;
+    assert!(after as f64 > before as f64 * 0.8, "{after} of {before}");
+    // Nor are others kept out.
+    client(&store, of_group(1));
 }
 
 #[test]

@@ -9,12 +9,20 @@ use crate::shard::Pool;
 use crate::sync::{Arc, lock};
 use crate::{ClientId, ClientOptions, Counters, Error, PoolId, PoolOptions};
 
+/// The part of the capacity that pools may take for themselves, without their pages.
+const POOLS_CAPACITY_SHARE: u64 = 8;
+/// The number of pools that there may be however small the capacity is.
+const POOLS_MIN: u64 = 16;
+/// What a pool takes in a shard: itself, its place in the list, a member, and its counts on lines of their own.
+const POOL_SHARD_BYTES: usize = size_of::<Pool>() + 192;
+
 impl Inner {
     pub(super) fn create_pool(
         &self,
         account: &Arc<Account>,
         options: PoolOptions,
     ) -> Result<PoolId, Error> {
+        let most = self.most_pools();
         let mut registry = lock(&self.registry);
         let shared = options.kind.is_shared();
         let existing = registry.pools.iter().find_map(|(id, pool)| {
@@ -36,14 +44,14 @@ impl Inner {
             self.retarget(&mut registry);
             return Ok(id);
         }
-        let share = registry.pool_share(account.group);
+        let share = registry.pool_share(account.group, most);
         let is_allowed = share.available > 0;
         let id = is_allowed.then(|| registry.next_pool()).flatten();
         let id = id.ok_or(Error::NoPoolLeft {
             group: account.group,
             own: share.own,
             free: share.free,
-            most: POOLS.into(),
+            most,
         })?;
         let domain = if shared {
             registry.next_number()
@@ -88,6 +96,13 @@ impl Inner {
         registry.pools.insert(id, record);
         self.retarget(&mut registry);
         Ok(id)
+    }
+
+    /// How many pools there may be: their own memory, in every shard and taken off everybody's capacity, is bounded.
+    fn most_pools(&self) -> u64 {
+        let pool_bytes = (self.shards.len() * POOL_SHARD_BYTES) as u64;
+        let of_capacity = lock(&self.bound).target_bytes / POOLS_CAPACITY_SHARE;
+        (of_capacity / pool_bytes).clamp(POOLS_MIN, POOLS.into())
     }
 
     pub(super) fn leave_pool(&self, account: &Arc<Account>, id: PoolId) -> Result<(), Error> {

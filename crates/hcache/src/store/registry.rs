@@ -139,10 +139,10 @@ impl Registry {
         }
     }
 
-    /// What a group of clients has of the pools.
-    pub(super) fn pool_share(&self, group: u64) -> Share {
+    /// What a group of clients has of the pools, of which there may be so many.
+    pub(super) fn pool_share(&self, group: u64, most: u64) -> Share {
         let held = self.pools.values().map(|pool| (pool.account.group, 1));
-        Share::of(group, self.groups, POOLS.into(), held)
+        Share::of(group, self.groups, most, held)
     }
 
     /// A number for a pool: its slot, and how often the slot was used, modulo a million.

@@ -170,7 +170,10 @@ impl HcacheClient {
 
     fn judge<T>(&mut self, done: Result<T, Error>) -> io::Result<T> {
         done.map_err(|error| {
-            let of_the_pool = matches!(error, Error::NoSuchPool(_) | Error::TooManyPools);
+            let of_the_pool = matches!(
+                error,
+                Error::NoSuchPool(_) | Error::TooManyPools | Error::Bad(Status::Failed)
+            );
             if !of_the_pool {
                 self.rest();
             }

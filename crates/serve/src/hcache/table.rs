@@ -15,6 +15,9 @@ const CURVE_LINES: u64 = 16;
 
 /// The report as lines. With an earlier one, puts and gets are rates a second since then, and hits those since then.
 pub fn text(report: &Report, earlier: Option<&Report>, curves: bool) -> String {
+    // A store that was restarted since counts anew.
+    let age = report.store.stats.age_seconds;
+    let earlier = earlier.filter(|earlier| earlier.store.stats.age_seconds <= age);
     let mut text = String::new();
     store(report, earlier, &mut text);
     clients(report, earlier, &mut text);
@@ -208,7 +211,7 @@ fn curve(json: &CurveJson, text: &mut String) {
     }
 }
 
-/// The counts since `earlier`, or since the start of a store that was restarted in between.
+/// The counts since `earlier`, or since the start.
 fn since(now: &Counters, earlier: Option<&Counters>) -> Counters {
     let Some(earlier) = earlier else { return *now };
     Counters {
@@ -247,6 +250,14 @@ shared pool  clients   target     used  pages  hit %
 ";
         assert_eq!(text(&example(), None, false), expected);
         assert!(expected.lines().all(|line| line.chars().count() <= 100));
+    }
+
+    #[test]
+    fn a_store_that_was_restarted_counts_from_its_start() {
+        let (mut earlier, now) = (example(), example());
+        earlier.store.stats.age_seconds += 60.0;
+        earlier.clients.pop();
+        assert_eq!(text(&now, Some(&earlier), false), text(&now, None, false));
     }
 
     #[test]
