@@ -20,7 +20,7 @@ import yaml
 # The oldest version that the chart permits, and the newest with schemas.
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 # Kinds of the Prometheus operator, which Kubernetes has no schema of: the fields that we use, of its API reference.
-MONITOR = {"jobLabel", "selector", "namespaceSelector", "attachMetadata", "endpoints"}
+MONITOR = {"selector", "namespaceSelector", "attachMetadata", "endpoints"}
 ENDPOINT = {"port", "path", "scheme", "interval", "scrapeTimeout", "authorization", "tlsConfig", "relabelings"}
 
 manifests, root, program, unit = (pathlib.Path(word) for word in sys.argv[1:])

@@ -270,7 +270,7 @@ fn check(demands: &HostDemands) -> Result<(), String> {
         return Err(format!("schema {}, not {SCHEMA}", demands.schema));
     }
     let nonsense = |what: String| Err(format!("nonsense: {what}"));
-    if demands.total_bytes > BYTES_MAX || demands.processors == Some(0) {
+    if !(1..=BYTES_MAX).contains(&demands.total_bytes) || demands.processors == Some(0) {
         let processors = demands.processors;
         let processors = processors.map_or("unknown".to_owned(), |count| count.to_string());
         let bytes = demands.total_bytes;

@@ -1,6 +1,7 @@
 //! `plimsoll explain`: decisions about a VM, with reasons and results.
 
 use std::io::Write;
+use std::num::NonZeroUsize;
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::client::Client;
@@ -10,6 +11,9 @@ use plimsoll_report::decision::{csv, text};
 use super::{Daemon, QueryArgs};
 use plimsoll_output::{TextFormat, printable};
 
+/// Decisions of a request after the first.
+const PAGE: usize = 100;
+
 /// Explain decisions about a VM: reasons, predictions and measured results, newest first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -17,8 +21,8 @@ pub struct Args {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
     /// Maximum number of decisions
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    limit: usize,
+    #[arg(long, value_name = "N", default_value = "10")]
+    limit: NonZeroUsize,
     #[command(flatten)]
     look: QueryArgs,
 }
@@ -26,7 +30,17 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
-    decisions.truncate(args.limit);
+    let limit = args.limit.get();
+    // The first answer has the newest.
+    while let Some(last) = decisions.last().filter(|_| decisions.len() < limit) {
+        let before = Some(last.id);
+        let page = daemon.ask(|client| client.decisions(Some(&args.vm), before, Some(PAGE)))?;
+        if page.is_empty() {
+            break;
+        }
+        decisions.extend(page);
+    }
+    decisions.truncate(limit);
     let of_vm = |decision: &Decision| text(decision, Some(&args.vm));
     let sentences = match &*decisions {
         [] => format!("No decision has touched {} yet.\n", printable(&args.vm)),

@@ -9,6 +9,7 @@ use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::fleet::{
     HostDemands, INTERVAL_MIN_MS, INTERVALS_MAX, VmDemands, are_intervals_accepted,
 };
+use plimsoll_protocol::request::RefusalKind;
 use plimsoll_protocol::vm::{MissCost, Promise, Settings};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,6 +17,7 @@ use utoipa::IntoParams;
 use super::params::{Params, bad};
 use super::{Answer, ApiState, beside};
 use crate::demand::Needs;
+use crate::shared::RequestRefusal;
 use crate::vm::bytes;
 
 /// Default length of an interval, and of all of them.
@@ -58,6 +60,11 @@ pub(super) async fn demands(
             needs.over_time(&curves, since_unix_ms, interval_ms)
         };
         let snapshot = desk.shared.snapshot();
+        if snapshot.host.turn == 0 {
+            // Its VMs are not found yet: it must not be taken for a host without any.
+            let starting = "the daemon has just started and has not looked for VMs yet; try again";
+            return Err(RequestRefusal::new(RefusalKind::Busy, starting));
+        }
         let mut vms: Vec<VmDemands> = Vec::new();
         for summary in &snapshot.host.vms {
             let needs = Needs::of(summary);

@@ -98,7 +98,11 @@ pub(super) async fn heatmap(
     let snapshot = desk.shared.snapshot();
     find(&snapshot, &vm)?;
     let heat = snapshot.heat.get(&vm).map(|heat| (**heat).clone());
-    let missing = || not_found(format!("there is no heatmap of {vm:?}: it has no tracer"));
+    let missing = || {
+        not_found(format!(
+            "there is no heatmap of {vm:?}: nothing was recorded yet, or it is not traced"
+        ))
+    };
     heat.map(Json).ok_or_else(missing)
 }
 

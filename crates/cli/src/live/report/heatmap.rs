@@ -2,9 +2,10 @@
 
 use std::io::Write;
 
-use plimsoll_output::{OutputArgs, bail_usage};
+use plimsoll_output::{OutputArgs, bail_usage, printable};
 use plimsoll_plot::Figure as _;
 use plimsoll_protocol::client::Client;
+use plimsoll_protocol::request::RefusalKind;
 use plimsoll_report::heatmap::Heatmaps;
 
 use super::VmArgs;
@@ -24,7 +25,20 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         bail_usage!("a picture shows one VM: give its name");
     }
     let daemon = args.of.daemon()?;
-    let names = args.of.names(&daemon)?;
-    let maps = names.iter().map(|vm| daemon.ask_of(vm, Client::heatmap));
-    Heatmaps(maps.collect::<anyhow::Result<_>>()?).write(&args.output, out)
+    let mut maps = Vec::new();
+    if let Some(vm) = &args.of.vm {
+        maps.push(daemon.ask_of(vm, Client::heatmap)?);
+    } else {
+        for vm in args.of.names(&daemon)? {
+            let map = daemon.ask(|client| match client.heatmap(&vm) {
+                Err(error) if error.refusal_kind() == Some(RefusalKind::NotFound) => Ok(Err(error)),
+                found => found.map(Ok),
+            })?;
+            match map {
+                Ok(map) => maps.push(map),
+                Err(error) => eprintln!("plimsoll: {}", printable(&error.to_string())),
+            }
+        }
+    }
+    Heatmaps(maps).write(&args.output, out)
 }
