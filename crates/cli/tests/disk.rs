@@ -468,12 +468,14 @@ struct Run {
 }
 
 impl Run {
-    /// Of a copy of the program, `@/plimsoll`.
-    fn new(complaints: impl Into<Stdio>) -> Self {
+    /// Of a copy of the program, `@/plimsoll`; what it says goes to `complaints`, or to `@/said`.
+    fn new(complaints: Option<File>) -> Self {
         let folder = images();
+        let said = || File::create(folder.path().join("said")).unwrap();
+        let complaints = complaints.unwrap_or_else(said);
         pretender(&folder);
         let script = format!(
-            "#!/bin/sh\nwhile [ ! -e {}/end ]; do sleep 0.05; done\nexit 7\n",
+            "#!/bin/sh\n: > {0}/began\nwhile [ ! -e {0}/end ]; do sleep 0.05; done\nexit 7\n",
             folder.path().display()
         );
         fs::write(folder.path().join("qemu"), script).unwrap();
@@ -489,13 +491,16 @@ impl Run {
         }
     }
 
-    /// Waits for a disk daemon that serves and is not `former`; its pid.
+    /// Waits for a disk daemon that serves and is not `former`, and for QEMU: a daemon that ends before has not started. Its pid.
     fn server(&mut self, former: Option<u32>) -> u32 {
         let run = self.child.0.id();
         let own = format!("/proc/{run}/task/{run}/children");
         let begin = Instant::now();
         loop {
-            assert_eq!(self.child.0.try_wait().unwrap(), None, "it goes on");
+            if let Some(status) = self.child.0.try_wait().unwrap() {
+                let said = fs::read_to_string(self.folder.path().join("said"));
+                panic!("it does not go on: {status}: {said:?}");
+            }
             assert!(begin.elapsed() < Duration::from_secs(60));
             let children = fs::read_to_string(&own).unwrap();
             let mut pids = children
@@ -505,7 +510,9 @@ impl Run {
                 let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 line.contains("\0serve\0") && Some(*pid) != former
             };
-            let answers = || UnixStream::connect(self.folder.path().join("vm/admin.sock")).is_ok();
+            let [admin, began] =
+                ["vm/admin.sock", "began"].map(|name| self.folder.path().join(name));
+            let answers = || began.exists() && UnixStream::connect(&admin).is_ok();
             if let Some(pid) = pids.find(serves).filter(|_| answers()) {
                 return pid;
             }
@@ -528,7 +535,7 @@ impl Run {
 
 #[test]
 fn run_starts_its_disk_daemon_again_also_after_an_upgrade() {
-    let mut run = Run::new(Stdio::null());
+    let mut run = Run::new(None);
     run.server(None);
     let program = run.folder.path().join("plimsoll");
     let new = run.folder.path().join("new");
@@ -540,5 +547,5 @@ fn run_starts_its_disk_daemon_again_also_after_an_upgrade() {
 #[test]
 fn run_goes_on_if_nobody_can_read_what_it_says() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    assert_eq!(Run::new(full).outlives_its_server(), Some(7));
+    assert_eq!(Run::new(Some(full)).outlives_its_server(), Some(7));
 }
