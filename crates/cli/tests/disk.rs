@@ -3,7 +3,7 @@
 mod program;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -484,10 +484,19 @@ impl Run {
         let line = "run --state @/vm --disk @/good.raw -- @/qemu";
         let mut command = Command::new(program);
         command.args(plimsoll(&folder, line).get_args());
-        let child = command.stdout(Stdio::null()).stderr(complaints).spawn();
+        command.stdout(Stdio::null()).stderr(complaints);
+        // A process that another test's thread starts has the copy open for writing until it executes its own program.
+        let child = loop {
+            match command.spawn() {
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                child => break child.unwrap(),
+            }
+        };
         Self {
             folder,
-            child: KilledOnDrop(child.unwrap()),
+            child: KilledOnDrop(child),
         }
     }
 
