@@ -277,13 +277,20 @@ impl Rounds {
     fn assess(&mut self, processes: &impl Processes, began: Instant) {
         self.assessed
             .retain(|process, _| self.known.contains_key(process));
-        for (process, vm) in &self.known {
+        for (process, vm) in &mut self.known {
             let before = self.assessed.get(process);
             if before.is_some_and(|before| before.at.elapsed() < ASSESSED_AGAIN) {
                 continue;
             }
             if began.elapsed() >= BUDGET {
                 return;
+            }
+            // Memory that was unplugged since it was found may be what could not be observed.
+            let is_refused = |before: &CachedAssessment| before.assessment.why_unobserved.is_some();
+            if before.is_some_and(is_refused)
+                && let Ok(now) = processes.describe(*process)
+            {
+                *vm = Arc::new(now);
             }
             let is_locked = before.map(|before| before.is_locked);
             let is_locked = is_locked.unwrap_or_else(|| processes.is_locked(vm));
@@ -444,6 +451,53 @@ mod tests {
         fn held_ram(&self, _: &QemuVm, is_locked: bool) -> Option<HeldRam> {
             is_locked.then_some(HeldRam::Locked)
         }
+    }
+
+    /// Memory that no backend can observe, until it is unplugged.
+    #[test]
+    fn a_vm_that_could_not_be_observed_is_looked_at_again() {
+        struct Unplugs(AtomicUsize);
+        impl Processes for Unplugs {
+            fn list(&self) -> Result<Vec<ProcessId>, VmError> {
+                Ok(vec![process(1)])
+            }
+            fn check(&self, _: ProcessId) -> Result<(), VmError> {
+                Ok(())
+            }
+            fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
+                let vcpu = Vcpu {
+                    index: 0,
+                    thread_id: 9,
+                };
+                let times = self.0.fetch_add(1, Ordering::Relaxed) as u64;
+                Ok(QemuVm {
+                    memory_bytes: times,
+                    ..vm(process, vec![vcpu])
+                })
+            }
+            fn assess(&self, vm: &QemuVm, _: bool) -> VmAssessment {
+                VmAssessment {
+                    backends: Vec::new(),
+                    why_unobserved: (vm.memory_bytes == 0).then(|| "a DIMM".to_owned()),
+                }
+            }
+            fn is_locked(&self, _: &QemuVm) -> bool {
+                false
+            }
+            fn held_ram(&self, _: &QemuVm, _: bool) -> Option<HeldRam> {
+                None
+            }
+        }
+        let host = Unplugs(AtomicUsize::new(0));
+        let mut rounds = Rounds::default();
+        assert_eq!(rounds.round(&host).unobserved.len(), 1);
+        assert_eq!(rounds.round(&host).unobserved.len(), 1, "not at once");
+        for assessed in rounds.assessed.values_mut() {
+            assessed.at = assessed.at.checked_sub(ASSESSED_AGAIN).unwrap();
+        }
+        let found = rounds.round(&host);
+        assert_eq!(found.unobserved.len(), 0);
+        assert_eq!(found.vms[0].memory_bytes, 1);
     }
 
     #[test]
