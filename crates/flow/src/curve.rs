@@ -94,7 +94,7 @@ impl CurvePoint {
 }
 
 /// Ratio below which differences are not told apart where a curve is [thinned](MissRatioCurve::thinned).
-pub const RATIO_MIN: f64 = 1e-4;
+const RATIO_MIN: f64 = 1e-4;
 
 /// The independent parts of the error of the logarithm of a point's misses, in thousandths.
 ///
@@ -650,7 +650,7 @@ impl MissRatioCurve {
     /// Returns a curve of at most `points` points (at least 2) that follows this one.
     ///
     /// The first and the last point are kept, and of those between, the ones at
-    /// even distances along the curve, counting size, ratio, and the ratio's logarithm down to [`RATIO_MIN`] alike. Flat parts take
+    /// even distances along the curve, counting size, ratio, and the ratio's logarithm down to 0.0001 alike. Flat parts take
     /// few points, cliffs take many. A point's upper limits are also those of the points left out after it. So no size keeps a bound on
     /// its misses that it does not keep on this curve; on a bound relative to those at a baseline, see
     /// [`thinned_around`](Self::thinned_around).
