@@ -237,9 +237,7 @@ impl Balloon {
             stats
         }))
     }
-}
 
-impl Balloon {
     /// A page, and what it does not get: virtio-mem.
     fn min_bytes(&self) -> u64 {
         PAGE_BYTES.saturating_add(self.virtio_mem_bytes)

@@ -364,6 +364,11 @@ impl Domain {
         Ok(uuid)
     }
 
+    /// A page, and what its balloon does not get: virtio-mem.
+    fn min_bytes(&self) -> u64 {
+        self.devices.plugged_bytes.saturating_add(4096)
+    }
+
     /// Takes its maximum, of which only what is plugged can be used.
     fn follow_maximum(&mut self) {
         if let Some(maximum) = self.libvirt_max_bytes {
@@ -480,7 +485,7 @@ impl MemoryPart for Domain {
         let max_bytes = Some(self.max_bytes);
         let part = self.tracker.part(max_bytes, self.absence, Instant::now());
         Part {
-            min_bytes: self.devices.plugged_bytes.saturating_add(4096),
+            min_bytes: self.min_bytes(),
             ..part
         }
     }
@@ -503,12 +508,12 @@ impl MemoryPart for Domain {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError> {
         let target_bytes = target_bytes / 4096 * 4096;
         let plugged = self.devices.plugged_bytes;
-        let least = self.part().min_bytes;
-        if !(least..=self.max_bytes).contains(&target_bytes) {
+        let min_bytes = self.min_bytes();
+        if !(min_bytes..=self.max_bytes).contains(&target_bytes) {
             return Err(ActuatorError::Target {
                 what: self.name(),
                 target_bytes,
-                why: format!("expected {least} to {}, its maximum", self.max_bytes),
+                why: format!("expected {min_bytes} to {}, its maximum", self.max_bytes),
             });
         }
         let kib = (target_bytes - plugged) / 1024;

@@ -393,6 +393,11 @@ mod tests {
         inspected: Arc<AtomicUsize>,
     }
 
+    const VCPU: Vcpu = Vcpu {
+        index: 0,
+        thread_id: 9,
+    };
+
     fn process(pid: u32) -> ProcessId {
         ProcessId {
             pid,
@@ -428,12 +433,8 @@ mod tests {
 
         fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
             self.inspected.fetch_add(1, Ordering::Relaxed);
-            let vcpu = Vcpu {
-                index: 0,
-                thread_id: 9,
-            };
             if process.pid > self.silent {
-                return Ok(vm(process, vec![vcpu]));
+                return Ok(vm(process, vec![VCPU]));
             }
             thread::sleep(self.silence);
             Ok(vm(process, Vec::new()))
@@ -465,14 +466,10 @@ mod tests {
                 Ok(())
             }
             fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
-                let vcpu = Vcpu {
-                    index: 0,
-                    thread_id: 9,
-                };
                 let times = self.0.fetch_add(1, Ordering::Relaxed) as u64;
                 Ok(QemuVm {
                     memory_bytes: times,
-                    ..vm(process, vec![vcpu])
+                    ..vm(process, vec![VCPU])
                 })
             }
             fn assess(&self, vm: &QemuVm, _: bool) -> VmAssessment {
@@ -692,11 +689,7 @@ mod tests {
                 Ok(())
             }
             fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
-                let vcpu = Vcpu {
-                    index: 0,
-                    thread_id: 9,
-                };
-                Ok(vm(process, vec![vcpu]))
+                Ok(vm(process, vec![VCPU]))
             }
             fn assess(&self, _: &QemuVm, _: bool) -> VmAssessment {
                 VmAssessment {

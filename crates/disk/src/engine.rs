@@ -349,7 +349,7 @@ impl Engine {
             Err(error) => {
                 let pauses = self.failed(disk, &error);
                 let over = match (&outstanding, pauses) {
-                    (Outstanding::WriteBack { blocks, .. }, pauses) if blocks.len() == 1 => {
+                    (Outstanding::WriteBack { blocks, .. }, _) if blocks.len() == 1 => {
                         match pauses {
                             true => self.halt(blocks[0]),
                             false => self.no_longer_halts(blocks[0]),

@@ -178,6 +178,8 @@ pub struct ObservedPeriod {
     pub compared: Option<Curves>,
     /// Pages touched in each cell of the RAM, scaled up from the sample, if they are counted.
     pub heat: Option<Vec<u32>>,
+    /// Whether page cache was sampled whose uses by `read(2)` are not seen, in this period or before.
+    pub has_hidden_cache: bool,
     /// Whether tracing rested, so that working set and curve are those before the rest.
     pub is_resting: bool,
 }
@@ -398,6 +400,7 @@ impl Observer {
                 curve: last.curve,
                 compared: None,
                 heat: None,
+                has_hidden_cache: self.has_hidden_cache,
                 is_resting: true,
                 period,
             }),
@@ -471,6 +474,7 @@ impl Observer {
             working_set_band,
             curve,
             compared,
+            has_hidden_cache: self.has_hidden_cache,
             is_resting: false,
             heat: heat.as_mut().map(|heat| heat.take(period.scale)),
             period,

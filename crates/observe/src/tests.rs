@@ -96,6 +96,19 @@ fn observer(method: TraceMethod, options: &ObserverOptions) -> Observer {
     Observer::of(VmId("a".into()), row, Box::new(replay), options)
 }
 
+/// An observer of a loop over 40 sampled pages, all of which are touched between two scans.
+fn scanned_at_once() -> Observer {
+    let replay = Replay {
+        method: TraceMethod::AccessedPageScans,
+        pages: 40,
+        batch: 40,
+        failing: false,
+    };
+    let options = ObserverOptions::default();
+    let row = BackendRow::of(replay.method);
+    Observer::of(VmId("a".into()), row, Box::new(replay), &options)
+}
+
 fn observe(observer: &mut Observer) -> ObservedPeriod {
     observer.period(&AtomicBool::new(false)).unwrap()
 }
@@ -145,15 +158,7 @@ fn a_sampled_working_set_rises_fast_and_falls_slowly() {
 
 #[test]
 fn a_working_set_below_the_resolution_is_an_upper_bound() {
-    let replay = Replay {
-        method: TraceMethod::AccessedPageScans,
-        pages: 40,
-        batch: 40,
-        failing: false,
-    };
-    let options = ObserverOptions::default();
-    let row = BackendRow::of(replay.method);
-    let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
+    let mut observer = scanned_at_once();
     let set = observe(&mut observer).working_set.unwrap();
     assert_eq!(set.bound, WorkingSetBound::AtMost);
 }
@@ -161,15 +166,7 @@ fn a_working_set_below_the_resolution_is_an_upper_bound() {
 /// A page of the cache in one period is in the group in later ones too, also if no sampled page was.
 #[test]
 fn without_the_uses_of_page_cache_there_is_no_upper_bound() {
-    let replay = Replay {
-        method: TraceMethod::AccessedPageScans,
-        pages: 40,
-        batch: 40,
-        failing: false,
-    };
-    let options = ObserverOptions::default();
-    let row = BackendRow::of(replay.method);
-    let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
+    let mut observer = scanned_at_once();
     observer.is_cache_hidden = true;
     let known = observe(&mut observer).working_set.map(|set| set.bound);
     assert_eq!(known, Some(WorkingSetBound::AtMost));

@@ -8,11 +8,8 @@ use plimsoll_protocol::client::Client;
 use plimsoll_protocol::decision::{Decision, DecisionsView};
 use plimsoll_report::decision::{csv, text};
 
-use super::{Daemon, QueryArgs};
+use super::{DECISIONS_PAGE, Daemon, QueryArgs};
 use plimsoll_output::{TextFormat, printable};
-
-/// Decisions of a request after the first.
-const PAGE: usize = 100;
 
 /// Explain decisions about a VM: reasons, predictions and measured results, newest first.
 #[derive(Debug, clap::Args)]
@@ -34,7 +31,8 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     // The first answer has the newest.
     while let Some(last) = decisions.last().filter(|_| decisions.len() < limit) {
         let before = Some(last.id);
-        let page = daemon.ask(|client| client.decisions(Some(&args.vm), before, Some(PAGE)))?;
+        let page =
+            daemon.ask(|client| client.decisions(Some(&args.vm), before, Some(DECISIONS_PAGE)))?;
         if page.is_empty() {
             break;
         }

@@ -27,6 +27,9 @@ pub use plimsoll_report::daemon::{Daemon, SocketArg};
 use plimsoll_output::{TextFormatArg, printable};
 use plimsoll_protocol::answer::Acknowledgement;
 
+/// Number of decisions read at a time.
+const DECISIONS_PAGE: usize = 100;
+
 /// Connection to the daemon, and output format.
 #[derive(Debug, Clone, clap::Args)]
 pub struct QueryArgs {

@@ -137,18 +137,12 @@ impl<H: Host> Turns<H> {
                 continue;
             };
             if told.is_some() {
+                // The rollback may get nothing: its promise remains unchecked.
                 vm.spare(self.config.cooldown, now);
-            } else if check.verdict == Verdict::Kept
-                && is_measured(check, after)
-                && gave(&active.decision.steps, vm).is_some()
-            {
-                vm.keeps_promise();
-            }
-            // Of a broken one, the rollback may get nothing.
-            if told.is_none()
-                && is_measured(check, after)
-                && gave(&active.decision.steps, vm).is_some()
-            {
+            } else if is_measured(check, after) && gave(&active.decision.steps, vm).is_some() {
+                if check.verdict == Verdict::Kept {
+                    vm.keeps_promise();
+                }
                 vm.unchecked = None;
             }
             vm.broken = told;

@@ -119,7 +119,7 @@ impl Engine {
                 self.failures.has_news();
             }
             let result = self.dirty.finish(location, ok, self.now);
-            if !self.dirty.has_failed(location) {
+            if ok || !self.dirty.has_failed(location) {
                 self.no_longer_halts(location);
             }
             if result == WriteBackResult::StillDirty {

@@ -110,10 +110,11 @@ impl<'a> TracingReport<'a> {
     }
 
     /// Whether a period without a working set shows that no memory was used.
-    fn is_idle(&self, period: &Period) -> bool {
+    fn is_idle(&self, observed: &ObservedPeriod) -> bool {
+        let period = &observed.period;
         let touches = period.references() + period.distinct_pages;
-        let is_hidden = self.is_cache_hidden && self.totals.has_cache;
-        !is_hidden && self.backend.sees_reads && period.tracked_pages > 0 && touches == 0
+        let sees_all = self.backend.sees_reads && !observed.has_hidden_cache;
+        sees_all && period.tracked_pages > 0 && touches == 0
     }
 
     /// Why there is no curve.
@@ -299,7 +300,7 @@ impl<'a> TracingReport<'a> {
                     rows,
                     "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{more}",
                     report.index,
-                    working_set(period.working_set, self.is_idle(report)),
+                    working_set(period.working_set, self.is_idle(period)),
                     report.scale,
                     grouped(report.tracked_pages as f64),
                     report.references() as f64 / seconds,

@@ -25,8 +25,6 @@ pub struct Totals {
     pub(super) corrected: bool,
     /// Of the last period.
     pub(super) kinds: Option<ScanCounts>,
-    /// Whether any sampled page so far was of the page cache.
-    pub(super) has_cache: bool,
     pub(super) tracked_pages: u64,
     /// Smallest resolution of any period so far, in pages: no curve is defined below it.
     pub(super) resolution_pages: Option<u64>,
@@ -48,7 +46,6 @@ impl Totals {
         self.collect_time += report.collect_time;
         self.overhead_seconds += report.overhead_ratio * report.length.as_secs_f64();
         self.kinds = reports_kinds(report.method).then_some(report.scans);
-        self.has_cache |= report.scans.cache_pages > 0;
         self.tracked_pages = report.tracked_pages;
         let resolution = report.resolution_pages();
         // A period of scans in which nothing was touched resolves nothing.

@@ -7,11 +7,8 @@ use plimsoll_protocol::decision::Decision;
 use plimsoll_protocol::size::Interval;
 use plimsoll_report::promises::PromisesReport;
 
-use super::super::Daemon;
+use super::super::{DECISIONS_PAGE, Daemon};
 use super::VmArgs;
-
-/// Number of decisions read at a time.
-const PAGE: usize = 100;
 
 /// Promises that decisions made, and how many were kept, broken and taken back.
 #[derive(Debug, clap::Args)]
@@ -41,14 +38,14 @@ fn decisions(daemon: &Daemon, since_unix_ms: u64) -> anyhow::Result<Vec<Decision
     let mut all: Vec<Decision> = Vec::new();
     loop {
         let before = all.last().map(|decision| decision.id);
-        let page = daemon.ask(|client| client.decisions(None, before, Some(PAGE)))?;
-        let whole = page.len() == PAGE;
+        let page = daemon.ask(|client| client.decisions(None, before, Some(DECISIONS_PAGE)))?;
+        let whole = page.len() == DECISIONS_PAGE;
         let recent = page
             .into_iter()
             .take_while(|decision| decision.unix_ms >= since_unix_ms);
         let found = all.len();
         all.extend(recent);
-        if !whole || all.len() < found + PAGE {
+        if !whole || all.len() < found + DECISIONS_PAGE {
             return Ok(all);
         }
     }
