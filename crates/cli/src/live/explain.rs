@@ -1,7 +1,6 @@
 //! `plimsoll explain`: decisions about a VM, with reasons and results.
 
 use std::io::Write;
-use std::num::NonZeroUsize;
 
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::client::Client;
@@ -18,8 +17,8 @@ pub struct Args {
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     vm: String,
     /// Maximum number of decisions
-    #[arg(long, value_name = "N", default_value = "10")]
-    limit: NonZeroUsize,
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
     #[command(flatten)]
     look: QueryArgs,
 }
@@ -27,7 +26,7 @@ pub struct Args {
 pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let daemon = Daemon::to_read(&args.look.socket)?;
     let mut decisions = daemon.ask_of(&args.vm, Client::explain)?;
-    let limit = args.limit.get();
+    let limit = usize::try_from(args.limit)?;
     // The first answer has the newest.
     while let Some(last) = decisions.last().filter(|_| decisions.len() < limit) {
         let before = Some(last.id);
