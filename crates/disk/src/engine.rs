@@ -350,10 +350,7 @@ impl Engine {
                 let pauses = self.failed(disk, &error);
                 let over = match (&outstanding, pauses) {
                     (Outstanding::WriteBack { blocks, .. }, _) if blocks.len() == 1 => {
-                        match pauses {
-                            true => self.halt(blocks[0]),
-                            false => self.no_longer_halts(blocks[0]),
-                        }
+                        self.fails_alone(blocks[0], pauses);
                         Some((outstanding, buffer))
                     }
                     (_, true) => self.hold(submission, disk, outstanding, buffer),

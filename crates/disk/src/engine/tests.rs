@@ -566,6 +566,33 @@ fn a_vm_halts_for_blocks_without_space_and_not_for_others_that_fail() {
 }
 
 #[test]
+fn flushes_wait_for_blocks_that_failed_only_with_others() {
+    let mut guest = Guest::new(EngineOptions {
+        write_error: WriteErrorAction::Stop,
+        ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
+    });
+    let broken = || Err(io::Error::other("broken"));
+    guest.engine.attend(DISK, true);
+    guest.write(1, 2);
+    guest.submit(Operation::Flush);
+    let order = guest.orders().remove(0);
+    guest.carry_out(order, broken());
+    let mut orders = guest.orders();
+    assert_eq!(Guest::transfers(&orders), [(1, 1), (2, 1)]);
+    guest.carry_out(orders.remove(0), broken());
+    guest.turn(1000);
+    assert!(guest.engine.wants_pause());
+    // The first is written, and the second one's write is still under way.
+    let again = guest.orders().remove(0);
+    guest.carry_out(again, Ok(()));
+    assert!(!guest.engine.wants_pause());
+    assert_eq!(guest.completed(), [(1, Status::Ok)], "the flush waits");
+    guest.carry_out(orders.remove(0), Ok(()));
+    guest.carry_out_all();
+    assert_eq!(guest.completed(), [(2, Status::Ok)]);
+}
+
+#[test]
 fn pages_are_read_into_the_cache_4096_at_a_time() {
     let mut guest = Guest::new(options(CacheMode::FromStorage, WriteMode::Through, 0));
     guest.read(0, 4097);

@@ -208,7 +208,7 @@ impl Engine {
                 // Contents may be anything from now on: even what is being written, and what was to be.
                 if Blocks::within(range).contains(location) && self.dirty.drop_block(location) {
                     self.log.clean(location);
-                    self.no_longer_halts(location);
+                    self.no_longer_fails(location);
                 }
             }
             self.drop_cached(disk, touched);

@@ -93,6 +93,7 @@ impl Engine {
                 // As if storage had refused it: it stays dirty, and flushes fail.
                 self.buffers.give_back(buffer);
                 self.dirty.start(first);
+                self.fails_alone(first, false);
                 self.was_written_back(disk, &[first], false);
                 return;
             }
@@ -120,7 +121,7 @@ impl Engine {
             }
             let result = self.dirty.finish(location, ok, self.now);
             if ok || !self.dirty.has_failed(location) {
-                self.no_longer_halts(location);
+                self.no_longer_fails(location);
             }
             if result == WriteBackResult::StillDirty {
                 continue;
@@ -137,9 +138,7 @@ impl Engine {
             return;
         }
         self.stats.write_back_errors += 1;
-        if !self.is_halted(disk) {
-            self.fail_flushes(disk);
-        }
+        self.tell_flushes(disk);
     }
 
     /// Fails the disk's flushes that wait for blocks.
