@@ -68,6 +68,8 @@ struct Disk {
     others: BTreeMap<WriteNumber, Location>,
     /// Number of its blocks that failed.
     failed: usize,
+    /// Number of those that are held.
+    held: usize,
 }
 
 /// The dirty blocks of a VM's disks.
@@ -180,6 +182,11 @@ impl Dirty {
         self.disks.get(&disk).map_or(0, |disk| disk.failed)
     }
 
+    /// Whether a block of the disk could not be written and was not tried again since.
+    pub(crate) fn is_held(&self, disk: DiskNumber) -> bool {
+        self.disks.get(&disk).is_some_and(|disk| disk.held > 0)
+    }
+
     /// The waiting blocks that failed before.
     pub(crate) fn again(&self) -> impl Iterator<Item = Location> {
         self.again.iter().copied()
@@ -249,6 +256,7 @@ impl Dirty {
             }
             (false, _) => {
                 block.phase = Phase::Held;
+                disk.held += 1;
                 disk.others.insert(block.since, location);
                 WriteBackResult::StillDirty
             }
@@ -269,6 +277,7 @@ impl Dirty {
                 .collect();
             for (number, location) in held {
                 disk.others.remove(&number);
+                disk.held -= 1;
                 disk.waiting.insert(number, location);
                 self.again.insert(location);
                 if let Some(block) = self.blocks.get_mut(&location) {
@@ -288,10 +297,12 @@ impl Dirty {
             return false;
         }
         let (since, failed) = (block.since, block.failed);
+        let held = block.phase == Phase::Held;
         self.blocks.remove(&location);
         self.again.remove(&location);
         let disk = self.disks.entry(location.disk()).or_default();
         disk.failed -= usize::from(failed);
+        disk.held -= usize::from(held);
         disk.waiting.remove(&since);
         disk.others.remove(&since);
         true
@@ -380,6 +391,11 @@ mod tests {
                     let failed = |n: &&u64| **n % 2 == disk && dirty.has_failed(at(**n));
                     let number = DiskNumber(u16::try_from(disk).unwrap());
                     prop_assert_eq!(dirty.failed(number), lacking.keys().filter(failed).count());
+                }
+                for disk in 0..2 {
+                    let held = |n: u64| n % 2 == disk && dirty.has_failed(at(n)) && !dirty.waits(at(n)) && !writing.contains_key(&n);
+                    let number = DiskNumber(u16::try_from(disk).unwrap());
+                    prop_assert_eq!(dirty.is_held(number), (0..6).any(held));
                 }
                 let again: Vec<_> = (0..6).map(at).filter(|at| dirty.has_failed(*at) && dirty.waits(*at)).collect();
                 let mut waiting: Vec<_> = dirty.again().collect();

@@ -350,7 +350,10 @@ impl Engine {
                 let pauses = self.failed(disk, &error);
                 let over = match (&outstanding, pauses) {
                     (Outstanding::WriteBack { blocks, .. }, _) if blocks.len() == 1 => {
-                        self.fails_alone(blocks[0], pauses);
+                        match pauses {
+                            true => self.halt(blocks[0]),
+                            false => _ = self.no_longer_halts(blocks[0]),
+                        }
                         Some((outstanding, buffer))
                     }
                     (_, true) => self.hold(submission, disk, outstanding, buffer),

@@ -7,7 +7,7 @@
 //! If [`WriteErrorAction`] asks for it, and a guest is there, the VM is to be paused instead: a write that failed is not
 //! answered but submitted again until it succeeds, and flushes wait for blocks that fail.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::time::Duration;
 
@@ -45,8 +45,8 @@ pub(super) struct Failures {
     held: Vec<HeldOrder>,
     /// Orders that were held before.
     repeated: HashSet<SubmissionId>,
-    /// Blocks that could not be written alone, and whether the VM is to be paused for it.
-    alone: BTreeMap<Location, bool>,
+    /// Blocks that could not be written alone, so that the VM is to be paused.
+    halted: BTreeSet<Location>,
     retry_at: Duration,
     wait: Duration,
     /// Whether something that had failed has succeeded, or something else failed, since the last repetition.
@@ -128,35 +128,24 @@ impl Engine {
         }
     }
 
-    /// A block alone could not be written, and the VM is, or is not, to be paused for it.
-    pub(super) fn fails_alone(&mut self, block: Location, pauses: bool) {
-        self.failures.alone.insert(block, pauses);
+    /// A block alone could not be written, and the VM is to be paused for it.
+    pub(super) fn halt(&mut self, block: Location) {
+        self.failures.halted.insert(block);
     }
 
-    /// A block was written or is not needed. If it was the last one of its disk that halts the VM, flushes no longer wait for the
-    /// others that cannot be written; for blocks that were only tried together with others they still do.
-    pub(super) fn no_longer_fails(&mut self, block: Location) {
-        if self.failures.alone.remove(&block) == Some(true) {
-            self.tell_flushes(block.disk());
-        }
+    /// A block was written, is not needed, or fails so that the VM is not paused for it. Returns whether it was.
+    pub(super) fn no_longer_halts(&mut self, block: Location) -> bool {
+        self.failures.halted.remove(&block)
     }
 
-    /// Fails the disk's flushes that wait, if a block of it cannot be written and the VM is paused for none.
+    /// Fails the disk's flushes that wait, if a block of it cannot be written and the VM is paused for none. Blocks that are tried again,
+    /// or that were only tried together with others, are told of by their own results.
     pub(super) fn tell_flushes(&mut self, disk: DiskNumber) {
-        if self.alone(disk).next().is_some() && !self.is_halted(disk) {
+        let mut halted = self.failures.halted.range(Location::new(disk, 0)..);
+        let is_halted = halted.next().is_some_and(|block| block.disk() == disk);
+        if !is_halted && self.dirty.is_held(disk) {
             self.fail_flushes(disk);
         }
-    }
-
-    fn is_halted(&self, disk: DiskNumber) -> bool {
-        self.alone(disk).any(|pauses| pauses)
-    }
-
-    /// Whether the VM is paused for each of the disk's blocks that could not be written alone.
-    fn alone(&self, disk: DiskNumber) -> impl Iterator<Item = bool> {
-        let blocks = self.failures.alone.range(Location::new(disk, 0)..);
-        let mine = blocks.take_while(move |(block, _)| block.disk() == disk);
-        mine.map(|(_, pauses)| *pauses)
     }
 
     /// Repeats what failed, if it is time.
@@ -191,10 +180,7 @@ impl Engine {
             return;
         }
         self.failures.attended.remove(&disk);
-        let blocks = self.failures.alone.range_mut(Location::new(disk, 0)..);
-        for (_, pauses) in blocks.take_while(|(block, _)| block.disk() == disk) {
-            *pauses = false;
-        }
+        self.failures.halted.retain(|block| block.disk() != disk);
         let (given_up, held) = std::mem::take(&mut self.failures.held)
             .into_iter()
             .partition(|order| order.disk == disk);
@@ -214,9 +200,7 @@ impl Engine {
     pub fn wants_pause(&self) -> bool {
         let failures = &self.failures;
         // Including what is just being repeated.
-        !failures.held.is_empty()
-            || !failures.repeated.is_empty()
-            || failures.alone.values().any(|pauses| *pauses)
+        !failures.held.is_empty() || !failures.repeated.is_empty() || !failures.halted.is_empty()
     }
 
     /// Errors of the disk's storage, and how many of its dirty blocks could not be written when it was last tried.

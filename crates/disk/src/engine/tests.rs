@@ -548,21 +548,51 @@ fn a_vm_halts_for_blocks_without_space_and_not_for_others_that_fail() {
     // It is written, or discarded, and another one fails.
     for is_discarded in [false, true] {
         let (mut guest, mut orders) = setup();
-        guest.carry_out(orders.remove(1), broken());
         guest.carry_out(orders.remove(0), full());
+        guest.carry_out(orders.remove(0), broken());
         assert!(guest.engine.wants_pause());
         if is_discarded {
             let (offset, bytes) = (PAGE_BYTES as u64, PAGE_BYTES as u64);
             guest.submit(Operation::Discard(vec![ByteRange { offset, bytes }]));
         } else {
             guest.turn(1000);
-            let order = guest.orders().remove(0);
-            guest.carry_out(order, Ok(()));
+            let mut orders = guest.orders();
+            guest.carry_out(orders.remove(0), Ok(()));
+            assert!(guest.completed().iter().all(|done| done.0 != 3));
+            guest.carry_out(orders.remove(0), broken());
         }
         assert!(!guest.engine.wants_pause());
         let completed = guest.completed();
         assert!(completed.contains(&(3, Status::IoError)), "{completed:?}");
     }
+}
+
+#[test]
+fn flushes_are_not_told_of_blocks_that_are_tried_again() {
+    let mut guest = Guest::new(EngineOptions {
+        write_error: WriteErrorAction::NoSpace,
+        ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
+    });
+    guest.engine.attend(DISK, true);
+    guest.write(1, 1);
+    guest.write(9, 1);
+    guest.submit(Operation::Flush);
+    let mut orders = guest.orders();
+    guest.carry_out(orders.remove(1), Err(io::Error::other("broken")));
+    let completed = guest.completed();
+    assert!(completed.contains(&(3, Status::IoError)), "{completed:?}");
+    guest.submit(Operation::Flush);
+    let mut again = guest.orders();
+    assert_eq!(Guest::transfers(&again), [(9, 1)]);
+    guest.carry_out(orders.remove(0), Err(io::ErrorKind::StorageFull.into()));
+    guest.turn(1000);
+    assert!(guest.engine.wants_pause());
+    let order = guest.orders().remove(0);
+    guest.carry_out(order, Ok(()));
+    assert_eq!(guest.completed(), []);
+    guest.carry_out(again.remove(0), Ok(()));
+    guest.carry_out_all();
+    assert_eq!(guest.completed(), [(4, Status::Ok)]);
 }
 
 #[test]

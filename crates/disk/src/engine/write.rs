@@ -204,12 +204,16 @@ impl Engine {
         if self.cache.is_some() {
             let touched = Blocks::touched(range);
             self.forget_blocks(disk, touched);
+            let mut halted = false;
             for location in self.dirty_in(disk, touched) {
                 // Contents may be anything from now on: even what is being written, and what was to be.
                 if Blocks::within(range).contains(location) && self.dirty.drop_block(location) {
                     self.log.clean(location);
-                    self.no_longer_fails(location);
+                    halted |= self.no_longer_halts(location);
                 }
+            }
+            if halted {
+                self.tell_flushes(disk);
             }
             self.drop_cached(disk, touched);
         }

@@ -93,7 +93,6 @@ impl Engine {
                 // As if storage had refused it: it stays dirty, and flushes fail.
                 self.buffers.give_back(buffer);
                 self.dirty.start(first);
-                self.fails_alone(first, false);
                 self.was_written_back(disk, &[first], false);
                 return;
             }
@@ -114,6 +113,7 @@ impl Engine {
     }
 
     pub(super) fn was_written_back(&mut self, disk: DiskNumber, blocks: &[Location], ok: bool) {
+        let mut halted = false;
         for &location in blocks {
             let had_failed = self.dirty.has_failed(location);
             if had_failed == ok {
@@ -121,7 +121,7 @@ impl Engine {
             }
             let result = self.dirty.finish(location, ok, self.now);
             if ok || !self.dirty.has_failed(location) {
-                self.no_longer_fails(location);
+                halted |= self.no_longer_halts(location);
             }
             if result == WriteBackResult::StillDirty {
                 continue;
@@ -129,16 +129,15 @@ impl Engine {
             self.stats.written_back_blocks += 1;
             self.log.clean(location);
         }
-        if ok {
-            return;
-        }
-        if blocks.len() > 1 {
+        if !ok && blocks.len() > 1 {
             // Perhaps one of them alone: each is tried by itself before anyone is told.
             self.dirty.retry(Some(disk));
             return;
         }
-        self.stats.write_back_errors += 1;
-        self.tell_flushes(disk);
+        self.stats.write_back_errors += u64::from(!ok);
+        if halted || !ok {
+            self.tell_flushes(disk);
+        }
     }
 
     /// Fails the disk's flushes that wait for blocks.

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use rustix::fs::statfs;
@@ -280,7 +281,12 @@ pub(super) struct Unsynced {
     path: PathBuf,
     /// The disks that the file names.
     recorded: HashSet<DiskNumber>,
+    /// When to try again what could not be written.
+    again_at: Option<Instant>,
 }
+
+/// Time after which a file that could not be written is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The file of [`Unsynced`].
 #[derive(Serialize, Deserialize)]
@@ -320,13 +326,21 @@ impl Unsynced {
             Err(error) => return Err(failed(error)),
         }
         let recorded = disks.iter().copied().collect();
-        Ok((Self { path, recorded }, disks))
+        let again_at = None;
+        Ok((
+            Self {
+                path,
+                recorded,
+                again_at,
+            },
+            disks,
+        ))
     }
 
     /// Records these disks, if they are others than before.
     ///
     /// # Errors
-    /// If the file cannot be written: a restart then forgets them, unless a later call succeeds.
+    /// If the file cannot be written: a restart then forgets them, unless a later call succeeds. Calls within a second of the error do nothing.
     pub(super) fn record(
         &mut self,
         disks: &HashSet<DiskNumber>,
@@ -335,10 +349,22 @@ impl Unsynced {
         if *disks == self.recorded {
             return Ok(());
         }
-        if disks.is_empty() {
-            fs::remove_file(&self.path)?;
-            self.recorded.clear();
+        if self.again_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
+        }
+        let written = self.write(disks, storages);
+        self.again_at = written.is_err().then(|| Instant::now() + AGAIN);
+        written?;
+        self.recorded.clone_from(disks);
+        Ok(())
+    }
+
+    fn write(&self, disks: &HashSet<DiskNumber>, storages: &[Storage]) -> io::Result<()> {
+        if disks.is_empty() {
+            return match fs::remove_file(&self.path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            };
         }
         let images = identities(storages).map_err(io::Error::other)?;
         let file = UnsyncedFile {
@@ -350,8 +376,6 @@ impl Unsynced {
         };
         let beside = self.path.with_extension("new");
         fs::write(&beside, serde_json::to_vec(&file)?)?;
-        fs::rename(&beside, &self.path)?;
-        self.recorded.clone_from(disks);
-        Ok(())
+        fs::rename(&beside, &self.path)
     }
 }
