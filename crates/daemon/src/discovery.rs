@@ -5,13 +5,13 @@
 //! budget: hundreds of monitors that never answer delay the discovery of others by seconds, and do not delay turns.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_protocol::vm::{BackendRefusal, BackendView};
 use plimsoll_trap::{Refusal, TraceConfig, TraceTarget, assess, why_unobserved};
-use plimsoll_vm::{HeldRam, ProcessId, QemuVm, VmError, qemu_pids};
+use plimsoll_vm::{AllowedUsers, HeldRam, ProcessId, QemuVm, VmError, qemu_pids};
 
 use crate::background::Background;
 use crate::config::Config;
@@ -78,8 +78,22 @@ pub struct VmAssessment {
 /// The processes of this host.
 #[derive(Debug)]
 pub struct HostProcesses {
-    /// Names the users whose processes can be VMs, and how each VM may be traced.
-    pub config: Config,
+    /// The users whose processes can be VMs.
+    users: AllowedUsers,
+    /// How each VM may be traced, as of now.
+    config: Arc<Mutex<Config>>,
+}
+
+impl HostProcesses {
+    /// Of the users that the configuration has now; how each VM may be traced is read from it anew.
+    pub fn new(config: Arc<Mutex<Config>>) -> Self {
+        let users = lock(&config).users.clone();
+        Self { users, config }
+    }
+}
+
+fn lock(config: &Mutex<Config>) -> MutexGuard<'_, Config> {
+    config.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Processes for HostProcesses {
@@ -89,7 +103,7 @@ impl Processes for HostProcesses {
     }
 
     fn check(&self, process: ProcessId) -> Result<(), VmError> {
-        self.config.users.check(process.pid)
+        self.users.check(process.pid)
     }
 
     fn describe(&self, process: ProcessId) -> Result<QemuVm, VmError> {
@@ -110,7 +124,11 @@ impl Processes for HostProcesses {
             userfault: false,
             vcpu_threads: Vec::new(),
         };
-        let rule = self.config.settings_for(&vm.id.0, vm.uuid.as_deref());
+        let (rule, backend) = {
+            let config = lock(&self.config);
+            let rule = config.settings_for(&vm.id.0, vm.uuid.as_deref());
+            (rule, config.trace.backend)
+        };
         let config = TraceConfig {
             allow_namespaced: rule.allow_namespaced == Some(true),
             ..TraceConfig::default()
@@ -123,7 +141,7 @@ impl Processes for HostProcesses {
         }
         let first = (assessments.iter())
             .map(|found| (found.row, found.refusals.first().map(Refusal::to_string)));
-        let why_unobserved = why_unobserved(first, self.config.trace.backend);
+        let why_unobserved = why_unobserved(first, backend);
         // Nor is what the host's kernel lacks.
         let lacks = |refusal: &Refusal| matches!(refusal, Refusal::NoIdleTracking { .. });
         let assessments = assessments.iter();
@@ -185,6 +203,12 @@ impl Discovery {
         Self {
             rounds: Background::begin("discovery", "VMs", HANGS_AFTER, round),
         }
+    }
+
+    /// Whether a round has ended, or none is expected to; waits a second at most for the first one.
+    pub fn has_ended_once(&self) -> bool {
+        let (discovered, warning) = self.rounds.last(FIRST_ROUND_MAX);
+        discovered.is_some() || warning.is_some()
     }
 
     /// The results of the last round; waits a second at most for the first one.
@@ -442,7 +466,7 @@ mod tests {
 
         fn assess(&self, vm: &QemuVm, is_locked: bool) -> VmAssessment {
             let config = Config::default();
-            HostProcesses { config }.assess(vm, is_locked)
+            HostProcesses::new(Arc::new(Mutex::new(config))).assess(vm, is_locked)
         }
 
         fn is_locked(&self, _: &QemuVm) -> bool {
@@ -508,7 +532,8 @@ mod tests {
         pagemap.try_lock().unwrap();
         let config = Config::default();
         let process = ProcessId::of_pid(child.id()).unwrap();
-        let views = HostProcesses { config }.assess(&vm(process, Vec::new()), false);
+        let views = HostProcesses::new(Arc::new(Mutex::new(config)))
+            .assess(&vm(process, Vec::new()), false);
         let views = views.backends;
         child.kill().unwrap();
         child.wait().unwrap();
@@ -563,7 +588,9 @@ mod tests {
                 vms: vec![rule],
                 ..Config::default()
             };
-            let views = HostProcesses { config }.assess(&vm, false).backends;
+            let views = HostProcesses::new(Arc::new(Mutex::new(config)))
+                .assess(&vm, false)
+                .backends;
             let names = views
                 .into_iter()
                 .flat_map(|view| view.refusals)
@@ -591,7 +618,9 @@ mod tests {
         let mut config = Config::default();
         let why = |config: &Config, vm: &QemuVm| {
             let config = config.clone();
-            HostProcesses { config }.assess(vm, false).why_unobserved
+            HostProcesses::new(Arc::new(Mutex::new(config)))
+                .assess(vm, false)
+                .why_unobserved
         };
         config.trace.backend = BackendSetting::Method(TraceMethod::Traps);
         let private = why(&config, &vm(RamBacking::Private)).unwrap();

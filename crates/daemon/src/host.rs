@@ -147,6 +147,14 @@ pub struct FeedReport {
 
 /// A host.
 pub trait Host: Send {
+    /// The configuration was read again.
+    fn reconfigured(&mut self, _: &Config) {}
+
+    /// Whether its VMs were looked for to the end, or are not expected to be; may wait a moment for that.
+    fn has_discovered(&self) -> bool {
+        true
+    }
+
     /// The VMs that run now, and errors of discovery.
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>);
 

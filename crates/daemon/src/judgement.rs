@@ -244,7 +244,7 @@ fn judge_rise(
                 });
             (of_baseline(ratio), of_baseline(ratio - error), risen)
         }
-        (_, Some(before)) if before.misses.max(after.misses) >= COUNT_MIN => {
+        (_, Some(before)) if after.misses >= COUNT_MIN => {
             // One miss, where there was none.
             let was = before.per_second().max(1.0 / before.seconds);
             let risen = at_least_per_second(after) / at_most_per_second(before);

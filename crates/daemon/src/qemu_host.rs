@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use plimsoll_actuator::registry::open;
@@ -50,6 +50,8 @@ pub struct QemuHost {
     names: BTreeMap<ProcessId, GivenName>,
     /// Why those that are not traced cannot be.
     unobserved: Unobserved,
+    /// The configuration by which VMs are assessed.
+    config: Arc<Mutex<Config>>,
     /// Control groups in which they are alone.
     vm_groups: BTreeMap<ProcessId, ControlGroup>,
     /// Where control groups are mounted.
@@ -70,10 +72,10 @@ impl QemuHost {
             ..Endpoints::default()
         };
         let users = config.users.clone();
+        let shared = Arc::new(Mutex::new(config.clone()));
         Self {
-            discovery: Discovery::begin(HostProcesses {
-                config: config.clone(),
-            }),
+            discovery: Discovery::begin(HostProcesses::new(Arc::clone(&shared))),
+            config: shared,
             groups: GroupDiscovery::begin(&config.groups),
             known: Vec::new(),
             names: BTreeMap::new(),
@@ -127,6 +129,14 @@ fn name<'a>(
 }
 
 impl Host for QemuHost {
+    fn reconfigured(&mut self, config: &Config) {
+        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
+    }
+
+    fn has_discovered(&self) -> bool {
+        self.discovery.has_ended_once()
+    }
+
     fn vms(&mut self) -> (Vec<DiscoveredVm>, Vec<String>) {
         let DiscoveryResult {
             vms,

@@ -344,9 +344,15 @@ impl Vm {
         let from = now
             .checked_sub(length)
             .filter(|at| *at >= unchecked.since)?;
+        // By what it is promised now.
+        let promise = judgement::Promise {
+            bound: self.bound(),
+            max_stall: self.settings().promise.max_stall,
+            ..unchecked.promise.clone()
+        };
         let check = |from, to| {
             let counted = self.misses_between(from, to);
-            judgement::judge(&unchecked.promise, unchecked.before, counted, tolerance)
+            judgement::judge(&promise, unchecked.before, counted, tolerance)
         };
         let whole = check(from, now);
         if whole.verdict == Verdict::Broken {

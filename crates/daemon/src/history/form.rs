@@ -109,13 +109,17 @@ pub(super) fn together(samples: &[Sample]) -> Option<Sample> {
         samples.iter().any(is_its)
     };
     let bound = BOUNDS.into_iter().find(has);
-    // A mean of lower and upper bounds would be neither.
-    let is_left_out = |of: Option<WorkingSetBound>| {
+    // A mean of lower and upper bounds would be neither; what is known of a size with an upper bound is that it is not negative.
+    let is_no_lower = |of: Option<WorkingSetBound>| {
         bound == Some(WorkingSetBound::AtLeast) && of == Some(WorkingSetBound::AtMost)
     };
     let used = mean(&|sample| {
-        let bytes = sample.working_set_bytes.map(|bytes| bytes as f64);
-        bytes.filter(|_| !is_left_out(sample.working_set_bound))
+        let bytes = sample.working_set_bytes?;
+        Some(if is_no_lower(sample.working_set_bound) {
+            0.0
+        } else {
+            bytes as f64
+        })
     });
     let lost = samples.iter().map(|sample| sample.lost);
     Some(Sample {

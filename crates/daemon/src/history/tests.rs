@@ -882,5 +882,5 @@ fn the_bound_of_a_working_set_is_kept_and_a_mean_of_bounds_is_one() {
         (3, Some(AtMost))
     );
     let mixed = [(2, Some(Estimate)), (90, Some(AtMost)), (4, Some(AtLeast))];
-    assert_eq!(mean(&mixed), (3, Some(AtLeast)));
+    assert_eq!(mean(&mixed), (2, Some(AtLeast)));
 }

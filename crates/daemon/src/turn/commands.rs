@@ -359,7 +359,7 @@ impl<H: Host> Turns<H> {
         let restart = self.config.changes_needing_restart(&new);
         if !restart.is_empty() {
             tracing::warn!(
-                "these take effect at the next start: {}",
+                "these take effect at the next start: {}; keys of [trace], balloon, libvirt and [[vm]] hold at once for VMs that are found later",
                 restart.join(", ")
             );
         }
@@ -368,6 +368,7 @@ impl<H: Host> Turns<H> {
         }
         let before: Vec<_> = self.vms.values().map(Vm::settings).collect();
         let was_acting = self.config.mode == Mode::Act;
+        self.host.reconfigured(&new);
         self.config = new;
         for (name, vm) in &mut self.vms {
             vm.rule = self.config.settings_for(name, vm.found.uuid.as_deref());

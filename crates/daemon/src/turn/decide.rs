@@ -374,7 +374,8 @@ impl<H: Host> Turns<H> {
                 let from = vm.status.holding();
                 let direct = u64::whole(from.bytes() as f64 * direct_ratio);
                 let direct_bytes = (direct - direct % SAME_BYTES).max(SAME_BYTES);
-                let direct_bytes = direct_bytes.max(vm.floor_bytes);
+                let least_bytes = vm.floor_bytes.max(vm.status.direct.min_bytes);
+                let direct_bytes = direct_bytes.max(least_bytes);
                 let to = Holding {
                     direct_bytes,
                     cache_bytes: from.bytes().saturating_sub(direct_bytes),

@@ -284,7 +284,8 @@ impl<H: Host> Turns<H> {
         self.relieve_host(now);
         self.advance(now);
         self.relieve_guests(now);
-        if now >= self.next_turn {
+        // Until its VMs were found, a host is not one without any.
+        if now >= self.next_turn && (self.turn > 0 || self.host.has_discovered()) {
             let began = Instant::now();
             self.take_turn(now);
             self.turn_took = began.elapsed();

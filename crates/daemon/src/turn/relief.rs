@@ -163,10 +163,10 @@ impl<H: Host> Turns<H> {
             let settings = vm.settings();
             let has = vm.status.holding();
             let kept = settings.baseline_bytes.max(settings.min_bytes);
-            let above = has.bytes().saturating_sub(kept);
+            let own = has.direct_bytes.saturating_sub(vm.status.direct.min_bytes);
+            let above = has.bytes().saturating_sub(kept).min(own);
             let may_give = self.may_relieve(name, vm) && vm.is_resizable();
-            (may_give && above >= SAME_BYTES)
-                .then(|| (name.clone(), has, above.min(has.direct_bytes)))
+            (may_give && above >= SAME_BYTES).then(|| (name.clone(), has, above))
         };
         let mut givers: Vec<_> = self.vms.iter().filter_map(above).collect();
         let mut moves = Vec::new();

@@ -1,8 +1,10 @@
 //! Checks after a move, and what follows from a promise that is broken.
 
 use plimsoll_daemon::config::VmRule;
+use plimsoll_daemon::shared::Command;
 use plimsoll_flow::PageCount;
 use plimsoll_protocol::decision::{Decision, Kind, Mode, State, Verdict};
+use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::VmStatus;
 
 use crate::dividing::{add_idle, config_with_idle};
@@ -94,6 +96,29 @@ fn idle_until_moved(counts: Counts) -> Rig {
     rig
 }
 
+/// A VM whose job pauses when its memory was taken: that it missed before shows nothing of what it needs when it works.
+#[test]
+fn a_vm_that_pauses_while_its_move_is_checked_is_watched_until_it_works() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.host.change("scan", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.01)]);
+        vm.references_per_second = 1000;
+        vm.counts = Counts::Faults;
+    });
+    rig.until("it moves", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|decision| decision.state == State::Checking)
+    });
+    rig.host.change("scan", |vm| vm.references_per_second = 0);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    assert_eq!(rig.newest().state, State::Kept);
+    rig.pass(200);
+    assert!(rig.mib("scan") < 200);
+    awake(&rig);
+    rig.pass(60);
+    assert_eq!(rig.mib("scan"), 512);
+}
+
 fn awake(rig: &Rig) {
     rig.host.change("scan", |vm| vm.references_per_second = 400);
 }
@@ -121,6 +146,28 @@ fn an_idle_vm_that_misses_since_it_gave_memory_gets_it_back() {
 
 #[test]
 fn an_idle_vm_that_is_promised_a_number_of_misses_gets_memory_back_when_it_works() {
+    let mut rig = idle_after_it_gave();
+    rig.host.change("idle", |vm| vm.references_per_second = 400);
+    rig.pass(60);
+    assert_eq!(rig.mib("idle"), 512);
+}
+
+#[test]
+fn a_vm_that_is_watched_is_judged_by_what_it_is_promised_now() {
+    let mut rig = idle_after_it_gave();
+    let change = SettingsChange {
+        max_misses_per_second: Some(1000.0),
+        ..SettingsChange::default()
+    };
+    let set = |reply| Command::Set("idle".to_owned(), change, reply);
+    rig.ask(set).unwrap();
+    rig.host.change("idle", |vm| vm.references_per_second = 400);
+    rig.pass(60);
+    assert!(rig.mib("idle") < 200);
+}
+
+/// A VM that gave memory while it was idle, and whose promise nobody could judge.
+fn idle_after_it_gave() -> Rig {
     let mut rig = Rig::new(config_with_idle());
     add_idle(&rig);
     rig.add(201, "search", search());
@@ -136,9 +183,7 @@ fn an_idle_vm_that_is_promised_a_number_of_misses_gets_memory_back_when_it_works
     assert_eq!(rig.newest().state, State::Kept);
     rig.pass(30);
     assert!(rig.mib("idle") < 200);
-    rig.host.change("idle", |vm| vm.references_per_second = 400);
-    rig.pass(60);
-    assert_eq!(rig.mib("idle"), 512);
+    rig
 }
 
 #[test]
