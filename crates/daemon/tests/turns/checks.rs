@@ -105,9 +105,9 @@ fn a_vm_that_pauses_while_its_move_is_checked_is_watched_until_it_works() {
         vm.references_per_second = 1000;
         vm.counts = Counts::Faults;
     });
-    rig.until("it moves", |rig| {
+    rig.until("it begins to move", |rig| {
         let newest = rig.decisions().into_iter().next();
-        newest.is_some_and(|decision| decision.state == State::Checking)
+        newest.is_some_and(|decision| !decision.state.has_ended())
     });
     rig.host.change("scan", |vm| vm.references_per_second = 0);
     rig.until("it ends", |rig| rig.newest().state.has_ended());
