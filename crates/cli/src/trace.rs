@@ -63,6 +63,9 @@ struct ConvertArgs {
     /// Format to write [default: by the file name, else ids]
     #[arg(long, value_parser = format_parser(Format::written().collect()))]
     to: Option<Format>,
+    /// Write no times and sizes to parquet [default: those that the trace has, if it is no pipe]
+    #[arg(long)]
+    pages_only: bool,
 }
 
 /// Generate a trace whose miss-ratio curve is known in closed form.
@@ -220,13 +223,12 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 impl ConvertArgs {
-    /// Opens the trace, with the times and sizes that it has if they are written.
-    fn open(&self) -> anyhow::Result<Trace<'static>> {
+    /// Opens the trace, with the times and sizes that it has if they are written. Returns whether there are any.
+    fn open(&self) -> anyhow::Result<(Trace<'static>, bool)> {
         let trace = self.trace.open()?;
         let to = self.to.or_else(|| Format::of_name(&self.out));
-        // A stream is opened only once.
-        if to != Some(Format::PARQUET) || self.trace.trace == Path::new("-") {
-            return Ok(trace);
+        if to != Some(Format::PARQUET) || self.pages_only || !self.trace.can_be_opened_again() {
+            return Ok((trace, false));
         }
         let has = |option| trace.format().options().contains(&option);
         // Of the columns that parquet may have, a trace need not have all.
@@ -236,11 +238,14 @@ impl ConvertArgs {
                 sizes: sizes && has(TraceOption::Sizes),
                 ..self.trace.options()
             };
+            if !options.times && !options.sizes {
+                continue;
+            }
             if let Ok(trace) = self.trace.open_with(&options) {
-                return Ok(trace);
+                return Ok((trace, true));
             }
         }
-        Ok(trace)
+        Ok((trace, false))
     }
 }
 
@@ -248,14 +253,18 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     if is_same_file(&args.out, &args.trace.trace) {
         bail_usage!("input and output of a conversion must be different files");
     }
-    let mut trace = args.open()?;
+    let (mut trace, has_details) = args.open()?;
     let mut bar = reading_bar(trace.progress());
     let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
     while trace.next_batch(&mut batch).with_context(|| {
+        let hint = match has_details {
+            true => " (--pages-only leaves out times and sizes)",
+            false => "",
+        };
         format!(
-            "no whole trace was written to '{}'",
+            "no whole trace was written to '{}'{hint}",
             printable_path(&args.out)
         )
     })? {

@@ -91,8 +91,16 @@ impl TraceArgs {
         })
     }
 
+    /// Whether it is read from its beginning again: not a pipe, which has lost what was read of it.
+    pub(crate) fn can_be_opened_again(&self) -> bool {
+        self.trace.is_file() || self.trace.starts_with("s3:")
+    }
+
     /// What else the file is that Plimsoll writes, and which verb reads it.
     fn made_by_us(&self) -> Option<&'static str> {
+        if !self.can_be_opened_again() {
+            return None;
+        }
         let mut head = [0; 8];
         File::open(&self.trace).ok()?.read_exact(&mut head).ok()?;
         match &head {

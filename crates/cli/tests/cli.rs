@@ -1098,6 +1098,81 @@ fn blocks_of_a_prompt_hit_in_order() {
 }
 
 #[test]
+fn what_is_read_of_a_pipe_by_its_path_is_not_lost() {
+    let desk = Desk::new();
+    let numbers: String = (0..100_000).map(|number| format!("{number}\n")).collect();
+    let line = "trace convert /dev/stdin --from ids piped.parquet";
+    let output = desk.piped(line, numbers.as_bytes());
+    assert!(output.status.success(), "{output:?}");
+    let info = desk.text("trace info piped.parquet -o csv");
+    assert!(info.contains(",100000,100000,"), "{info}");
+    // A trace of no format ends with an error, although the pipe's writer is gone.
+    let fifo = desk.path("fifo");
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    std::thread::scope(|scope| {
+        scope.spawn(|| fs::write(&fifo, [0x81; 9000]));
+        let complaint = desk.complaint("mrc fifo", 1);
+        assert!(complaint.contains("fifo"), "{complaint}");
+    });
+}
+
+#[test]
+fn times_that_cannot_be_read_are_left_out_of_parquet_if_asked() {
+    let desk = Desk::new();
+    fs::write(desk.path("t.csv"), "time,page\n2026-01-01T00:00:00,7\n").unwrap();
+    let complaint = desk.complaint("trace convert t.csv t.parquet", 1);
+    assert!(complaint.contains("a time in seconds"), "{complaint}");
+    assert!(complaint.contains("--pages-only"), "{complaint}");
+    desk.stdout("trace convert t.csv t.parquet --pages-only");
+    let info = desk.text("trace info t.parquet -o csv");
+    assert!(info.contains(",1,1,"), "{info}");
+}
+
+#[test]
+fn the_least_misses_are_those_of_the_whole_curve() {
+    let desk = Desk::new();
+    fs::write(
+        desk.path("t.csv"),
+        format!("time,page\n{}", "0,1\n0,2\n0,3\n0,4\n".repeat(100)),
+    )
+    .unwrap();
+    let table = desk.text("mrc t.csv --estimator lru --every 1m --sizes 2");
+    let row = table.lines().last().unwrap();
+    assert!(
+        row.contains(" 1.00 %") && row.ends_with("100.00 %"),
+        "{table}"
+    );
+    let followed = desk.text("mrc loop.ids --follow --every 1m --estimator lru --sizes 2");
+    let row = followed.lines().last().unwrap();
+    assert!(
+        row.contains(" 1.00 %") && row.ends_with("100.00 %"),
+        "{followed}"
+    );
+}
+
+#[test]
+fn a_record_of_counters_tells_the_size_of_its_pages() {
+    let desk = Desk::new();
+    desk.stdout(
+        "mrc loop.ids --page-bytes 64K --estimator counter-stacks --stream counters -o csv",
+    );
+    let json = |line: &str| -> CurveJson { serde_json::from_str(&desk.text(line)).unwrap() };
+    assert_eq!(json("mrc counters -o json").page_bytes, 65_536);
+    assert_eq!(
+        json("mrc counters --page-bytes 64K -o json").page_bytes,
+        65_536
+    );
+    let complaint = desk.complaint("mrc counters --page-bytes 8K", 2);
+    assert!(complaint.contains("pages of 65536 bytes"), "{complaint}");
+}
+
+#[test]
 fn parquet_keeps_what_curves_by_time_need() {
     let desk = Desk::new();
     fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();
@@ -1330,9 +1405,9 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
     let mut next =
         || -> serde_json::Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
     // A loop over 8 pages, and then nothing: it is in the window, and then it is not.
-    for _ in 0..10 {
-        stream.write_all(b"1\n2\n3\n4\n5\n6\n7\n8\n").unwrap();
-    }
+    stream
+        .write_all(&b"1\n2\n3\n4\n5\n6\n7\n8\n".repeat(10))
+        .unwrap();
     let mut seen = next();
     while seen["references"] != 80 {
         seen = next();
@@ -1356,6 +1431,8 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
     assert!(follower.wait().unwrap().success());
 
     fs::write(desk.path("cut.ids"), format!("{}x\n", "1\n".repeat(90_000))).unwrap();
+    let complaint = desk.complaint("mrc - --follow --every 10s --window 25s", 2);
+    assert!(complaint.contains("a multiple of --every"), "{complaint}");
     let complaint = desk.complaint("mrc cut.ids --follow --every 1m", 1);
     assert!(
         complaint.contains("cut.ids, line 90001: expected"),

@@ -140,13 +140,6 @@ impl<R: Read> Source for Reader<R> {
             else {
                 return Err(self.bytes.truncated(record_bytes));
             };
-            let size_bytes = match record.size_bytes {
-                None if self.wanted.sizes => {
-                    let expected = "a record of an object below 4 GiB";
-                    return Err(self.bytes.unexpected(expected, record_bytes));
-                }
-                size_bytes => size_bytes.unwrap_or_default(),
-            };
             let mut tenant = 0;
             if self.by_tenant {
                 match self.tenants.number_of(record.tenant.to_string().as_bytes()) {
@@ -158,11 +151,19 @@ impl<R: Read> Source for Reader<R> {
                     Err(expected) => return Err(self.bytes.unexpected(expected, record_bytes)),
                 }
             }
-            self.bytes.take(record_bytes);
             if record.operation == DELETE {
+                self.bytes.take(record_bytes);
                 self.skipped += 1;
                 continue;
             }
+            let size_bytes = match record.size_bytes {
+                None if self.wanted.sizes => {
+                    let expected = "a record of an object below 4 GiB";
+                    return Err(self.bytes.unexpected(expected, record_bytes));
+                }
+                size_bytes => size_bytes.unwrap_or_default(),
+            };
+            self.bytes.take(record_bytes);
             batch.push(PageNumber(record.object), record.kind());
             let time_us = u64::from(record.time_s) * 1_000_000;
             self.wanted.push(time_us, size_bytes, tenant, batch);

@@ -70,7 +70,13 @@ pub(super) fn run(
             "--follow: only streams of page numbers, one a line (format ids), can be followed"
         );
     }
-    let intervals = window.map(|window| window.get().as_nanos().div_ceil(every.get().as_nanos()));
+    let nanoseconds = |interval: Interval| interval.get().as_nanos();
+    if window.is_some_and(|window| !nanoseconds(window).is_multiple_of(nanoseconds(every))) {
+        bail_usage!(
+            "--window: expected a multiple of --every, in whole intervals of which it moves"
+        );
+    }
+    let intervals = window.map(|window| nanoseconds(window) / nanoseconds(every));
     if intervals.is_some_and(|intervals| intervals > INTERVALS_MAX) {
         bail_usage!(
             "--window has more than {INTERVALS_MAX} times --every: each reference would be observed as often"
@@ -157,15 +163,16 @@ fn report(
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = u64::try_from(now.unwrap_or_default().as_millis())?;
     let length = window.since.elapsed();
-    let (working_set, curve) = view.of(&mut *window.built.estimator, trace.page_bytes)?;
+    let shown = view.of(&mut *window.built.estimator, trace.page_bytes)?;
     Ok(FollowedReport {
         name: trace.stem(),
         page_size: trace.page_bytes,
         unix_ms,
         length,
         references: window.references,
-        working_set,
-        curve,
+        working_set: shown.working_set,
+        least_miss_ratio: shown.least_miss_ratio,
+        curve: shown.curve,
         sizes: view.sizes(trace.page_bytes)?,
         has_head,
     })

@@ -12,7 +12,8 @@ use plimsoll_estimator::{
 use super::input::{curve_of, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
-use plimsoll_output::{AtomicFile, cannot_write, grouped};
+use plimsoll_flow::PageSize;
+use plimsoll_output::{AtomicFile, bail_usage, cannot_write, grouped};
 
 /// Reads the trace into counters that are recorded at `path`, and prints the whole trace's curve.
 pub(super) fn record(
@@ -25,7 +26,7 @@ pub(super) fn record(
     let mut source = trace.open()?;
     let file = AtomicFile::create(path)?;
     file.remove_at_signals()?;
-    let mut writer = StreamWriter::new(options, BufWriter::new(file))?;
+    let mut writer = StreamWriter::new(options, trace.page_bytes, BufWriter::new(file))?;
     let references = read(&mut source, |batch| writer.observe(batch.pages()))?;
     let curve = curve_of(trace, &mut writer, references)?;
     let not_written = || cannot_write(path);
@@ -46,6 +47,17 @@ pub(super) fn show(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let path = trace.label();
+    let page_bytes = stream.page_size().unwrap_or(trace.page_bytes);
+    if ![page_bytes, PageSize::FOUR_KIB].contains(&trace.page_bytes) {
+        bail_usage!(
+            "--page-bytes: '{path}' is a record of pages of {} bytes",
+            page_bytes.bytes()
+        );
+    }
+    let trace = &TraceArgs {
+        page_bytes,
+        ..trace.clone()
+    };
     if stream.lost_bytes() > 0 {
         eprintln!(
             "plimsoll: '{path}' is damaged: its last {} bytes could not be read, {} references before them could",

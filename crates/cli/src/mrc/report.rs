@@ -29,6 +29,16 @@ pub struct ViewArgs {
     pub(super) output: OutputArgs,
 }
 
+/// What is shown of a curve, of which points were selected.
+#[derive(Debug, Default)]
+pub(super) struct Shown {
+    /// Of the whole curve.
+    pub(super) working_set: Option<PageCount>,
+    /// The ratio at the whole curve's largest size.
+    pub(super) least_miss_ratio: Option<f64>,
+    pub(super) curve: Option<MissRatioCurve>,
+}
+
 impl ViewArgs {
     /// Refuses options of the output that do not go together.
     pub(super) fn check(&self) -> anyhow::Result<()> {
@@ -94,18 +104,21 @@ impl ViewArgs {
         Ok(curve.at_sizes(&self.sizes(page_size)?)?)
     }
 
-    /// The working set and the selected points of an estimator's curve; none if no reference was sampled.
+    /// What is shown of an estimator's curve; nothing if no reference was sampled.
     pub(super) fn of(
         &self,
         estimator: &mut dyn Estimator,
         page_size: PageSize,
-    ) -> anyhow::Result<(Option<PageCount>, Option<MissRatioCurve>)> {
+    ) -> anyhow::Result<Shown> {
         let curve = match estimator.curve() {
             Ok(curve) => curve,
-            Err(CurveError::Empty) => return Ok((None, None)),
+            Err(CurveError::Empty) => return Ok(Shown::default()),
             Err(error) => return Err(error.into()),
         };
-        let working_set = curve.size_for(WorkingSet::MISS_RATIO);
-        Ok((working_set, Some(self.select(&curve, page_size)?)))
+        Ok(Shown {
+            working_set: curve.size_for(WorkingSet::MISS_RATIO),
+            least_miss_ratio: curve.points().last().map(|point| point.miss_ratio),
+            curve: Some(self.select(&curve, page_size)?),
+        })
     }
 }

@@ -61,13 +61,14 @@ fn part(
     view: &ViewArgs,
     page_size: PageSize,
 ) -> anyhow::Result<Part> {
-    let (working_set, curve) = view.of(estimator, page_size)?;
+    let shown = view.of(estimator, page_size)?;
     Ok(Part {
         name,
         from_us,
         references,
-        working_set,
-        curve,
+        working_set: shown.working_set,
+        least_miss_ratio: shown.least_miss_ratio,
+        curve: shown.curve,
     })
 }
 

@@ -25,6 +25,8 @@ pub struct FollowedReport {
     pub references: u64,
     /// Of the whole curve, not of the selected points.
     pub working_set: Option<PageCount>,
+    /// Ratio at the largest size of the whole curve.
+    pub least_miss_ratio: Option<f64>,
     /// The points selected; `None` if no reference was sampled.
     pub curve: Option<MissRatioCurve>,
     /// Sizes whose ratios the table shows.
@@ -77,7 +79,7 @@ impl FollowedReport {
                     }
                     text.push('\n');
                 }
-                let least = points().last().map_or(f64::NAN, |point| point.miss_ratio);
+                let least = self.least_miss_ratio.unwrap_or(f64::NAN);
                 let set = match (&self.curve, self.working_set) {
                     (None, _) => String::new(),
                     (Some(_), Some(size)) => bytes(size),

@@ -27,6 +27,8 @@ pub struct Part {
     pub references: u64,
     /// Of the whole curve, not of the selected points.
     pub working_set: Option<PageCount>,
+    /// Ratio at the largest size of the whole curve.
+    pub least_miss_ratio: Option<f64>,
     /// The points selected; `None` if no reference was sampled.
     pub curve: Option<MissRatioCurve>,
 }
@@ -177,9 +179,7 @@ impl Figure for SeveralReport {
                 Some(size) => self.bytes(size).rounded(),
                 None => "none".to_owned(),
             },
-            Right "least misses": part.curve.as_ref().and_then(|curve| {
-                Some(percent(curve.points().last()?.miss_ratio))
-            }),
+            Right "least misses": part.least_miss_ratio.map(percent),
             Right "misses at these sizes": part.curve.as_ref().map(|curve| {
                 let ratios = self.sizes.iter().map(|&size| curve.miss_ratio(size));
                 let ratios: Vec<_> = ratios.map(|ratio| format!("{:>8}", percent(ratio))).collect();

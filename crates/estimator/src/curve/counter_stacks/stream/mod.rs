@@ -11,8 +11,9 @@
 //! ```text
 //! header, 36 bytes
 //!    0  8  magic "PLIMCSTK"
-//!    8  4  version, 1
-//!   12  4  precision
+//!    8  4  version, 2; 1 is read too
+//!   12  2  precision
+//!   14  2  binary logarithm of the bytes in a page; 0 in version 1, which does not tell them
 //!   16  4  interval, in references
 //!   20  4  delta, in 2^-24
 //!   24  8  seed
@@ -55,7 +56,7 @@ use plimsoll_flow::CurveError;
 
 use super::CounterStacksError;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER_BYTES: usize = 36;
 const CRC_BYTES: usize = 4;
 
@@ -70,7 +71,7 @@ pub enum StreamError {
     #[error("this is not a recorded counter stream, or its header is damaged")]
     NoStream,
     /// Recorded by a later version of this program.
-    #[error("the recorded stream has version {version}; only version {VERSION} is supported")]
+    #[error("the recorded stream has version {version}; only those up to {VERSION} are supported")]
     Version {
         /// The version in its header.
         version: u32,
@@ -112,9 +113,11 @@ mod tests {
     use crate::estimator::Estimator as _;
     use crate::parts::streams::{Random, batch_of, curve_of, cycle, uniform, zipf};
     use plimsoll_flow::MissRatioCurve;
-    use plimsoll_flow::PageCount;
+    use plimsoll_flow::{PageCount, PageSize};
     use proptest::prelude::*;
     use std::io::Write;
+
+    const PAGE_SIZE: PageSize = PageSize::FOUR_KIB;
 
     fn options(interval: u32, delta: f64, seed: u64) -> CounterStacksOptions {
         CounterStacksOptions {
@@ -126,7 +129,7 @@ mod tests {
     }
 
     fn recorded(options: CounterStacksOptions, pages: &[u64]) -> Vec<u8> {
-        let mut writer = StreamWriter::new(options, Vec::new()).unwrap();
+        let mut writer = StreamWriter::new(options, PAGE_SIZE, Vec::new()).unwrap();
         writer.observe(&batch_of(pages.iter().copied()));
         writer.finish().unwrap()
     }
@@ -362,16 +365,21 @@ mod tests {
         let bytes = recorded(options(100, 0.2, 3), &[1, 2, 3]);
         let with = |at: usize, value: u32| {
             let mut bytes = bytes.clone();
+            if (at, value) == (8, 1) {
+                // That has no size of pages.
+                bytes[14..16].fill(0);
+            }
             bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
             let crc = crc32fast::hash(&bytes[..32]);
             bytes[32..36].copy_from_slice(&crc.to_le_bytes());
-            CounterStream::open(bytes.as_slice()).map(|_| ())
+            CounterStream::open(bytes.as_slice()).map(|stream| stream.page_size())
         };
-        assert!(with(8, 1).is_ok());
-        assert!(matches!(
-            with(8, 2),
-            Err(StreamError::Version { version: 2 })
-        ));
+        assert_eq!(with(8, 2).unwrap(), Some(PAGE_SIZE));
+        assert_eq!(with(8, 1).unwrap(), None);
+        for version in [0, 3] {
+            let error = with(8, version).unwrap_err();
+            assert!(matches!(error, StreamError::Version { version: told } if told == version));
+        }
         for (at, value) in [
             (12, 3),
             (12, 19),
@@ -385,6 +393,11 @@ mod tests {
             );
         }
         assert!(matches!(with(0, 0), Err(StreamError::NoStream)));
+        // Pages of 2^64 bytes.
+        assert!(matches!(
+            with(12, 12 | 64 << 16),
+            Err(StreamError::NoStream)
+        ));
     }
 
     /// Takes 100 bytes, then fails.
@@ -409,7 +422,7 @@ mod tests {
     fn a_writer_that_fails_stops_the_record_and_not_the_counting() {
         let pages: Vec<_> = cycle(50).take(1_000).collect();
         let options = options(100, 0.1, 0);
-        let mut writer = StreamWriter::new(options, FullDevice(0)).unwrap();
+        let mut writer = StreamWriter::new(options, PAGE_SIZE, FullDevice(0)).unwrap();
         writer.observe(&batch_of(pages.iter().copied()));
         assert_same(&writer.curve().unwrap(), &counted(options, &pages));
         assert!(writer.bytes() <= 100);
@@ -447,7 +460,7 @@ mod tests {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(pages.len())).collect();
             cuts.extend([0, pages.len()]);
             cuts.sort_unstable();
-            let mut writer = StreamWriter::new(options, Vec::new()).unwrap();
+            let mut writer = StreamWriter::new(options, PAGE_SIZE, Vec::new()).unwrap();
             for cut in cuts.windows(2) {
                 writer.observe(&batch_of(pages[cut[0]..cut[1]].iter().copied()));
             }

@@ -5,7 +5,7 @@ use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::path::Path;
 
-use plimsoll_flow::MissRatioCurve;
+use plimsoll_flow::{MissRatioCurve, PageSize};
 
 use super::coding::{put_varint, take_varint};
 use super::column::{Column, take_column};
@@ -21,6 +21,7 @@ use crate::curve::counter_stacks::{
 pub struct CounterStream {
     pub(super) options: CounterStacksOptions,
     pub(super) delta: u32,
+    page_size: Option<PageSize>,
     /// Payloads of the valid records, each preceded by its length as a varint.
     pub(super) records: Vec<u8>,
     pub(super) references: u64,
@@ -63,10 +64,11 @@ impl CounterStream {
         let (header, records) = bytes
             .split_at_checked(HEADER_BYTES)
             .ok_or(StreamError::NoStream)?;
-        let (options, delta, crc) = parse_header(header)?;
+        let (options, delta, page_size, crc) = parse_header(header)?;
         let mut stream = Self {
             options,
             delta,
+            page_size,
             records: Vec::new(),
             references: 0,
             lost_bytes: 0,
@@ -105,6 +107,11 @@ impl CounterStream {
     /// The options of the counters.
     pub fn options(&self) -> CounterStacksOptions {
         self.options
+    }
+
+    /// Size of the pages; `None` if the record, of version 1, does not tell it.
+    pub fn page_size(&self) -> Option<PageSize> {
+        self.page_size
     }
 
     /// Number of recorded references that can be read.
@@ -174,7 +181,9 @@ impl CounterStream {
     }
 }
 
-pub(super) fn parse_header(header: &[u8]) -> Result<(CounterStacksOptions, u32, u32), StreamError> {
+pub(super) fn parse_header(
+    header: &[u8],
+) -> Result<(CounterStacksOptions, u32, Option<PageSize>, u32), StreamError> {
     let field = |at: usize| {
         let bytes = header
             .get(at..at + 4)
@@ -189,10 +198,18 @@ pub(super) fn parse_header(header: &[u8]) -> Result<(CounterStacksOptions, u32, 
         return Err(StreamError::NoStream);
     }
     let version = field(8)?;
-    if version != VERSION {
+    if !(1..=VERSION).contains(&version) {
         return Err(StreamError::Version { version });
     }
     let (precision, interval, delta) = (field(12)?, field(16)?, field(20)?);
+    let (precision, page_size) = match version {
+        1 => (precision, None),
+        _ => {
+            let bytes = 1_u64.checked_shl(precision >> 16);
+            let size = bytes.and_then(|bytes| PageSize::new(bytes).ok());
+            (precision & 0xffff, Some(size.ok_or(StreamError::NoStream)?))
+        }
+    };
     let options = CounterStacksOptions {
         precision,
         interval,
@@ -202,7 +219,7 @@ pub(super) fn parse_header(header: &[u8]) -> Result<(CounterStacksOptions, u32, 
     options.check().map_err(StreamError::Options)?;
     debug_assert!(interval <= INTERVAL_MAX && delta <= DELTA_MAX);
     debug_assert!(PRECISIONS.contains(&precision));
-    Ok((options, delta, crc))
+    Ok((options, delta, page_size, crc))
 }
 
 /// Takes a record whose checksum is valid. Returns its payload and the checksum.

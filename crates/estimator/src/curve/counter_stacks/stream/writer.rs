@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber};
+use plimsoll_flow::{CurveError, MissRatioCurve, PageNumber, PageSize};
 
 use super::coding::{bucket_of, put_varint, put_zigzag};
 use super::{CounterStream, HEADER_BYTES, VERSION};
@@ -20,13 +20,13 @@ use crate::estimator::Estimator;
 /// use plimsoll_estimator::{
 ///     CounterStacksOptions, CounterStream, Estimator, StreamWriter,
 /// };
-/// use plimsoll_flow::{PageCount, PageNumber};
+/// use plimsoll_flow::{PageCount, PageNumber, PageSize};
 ///
 /// let pages: Vec<_> = (0..10_000).cycle().take(409_600)
 ///     .map(|page| PageNumber(page % 5_000 + page / 5_000 * 7))
 ///     .collect();
 /// let options = CounterStacksOptions::default();
-/// let mut writer = StreamWriter::new(options, Vec::new())?;
+/// let mut writer = StreamWriter::new(options, PageSize::FOUR_KIB, Vec::new())?;
 /// writer.observe(&pages);
 /// let bytes = writer.finish()?;
 /// let stream = CounterStream::open(bytes.as_slice())?;
@@ -53,17 +53,24 @@ pub(super) struct Record<W> {
 }
 
 impl<W: Write> StreamWriter<W> {
-    /// Creates counters with these `options` that write their counts to `out`, starting with a header.
+    /// Creates counters with these `options` that write their counts to `out`, starting with a header. The pages have
+    /// `page_size`, by which readers tell sizes in bytes.
     ///
     /// # Errors
     ///
     /// [`CounterStacksError`] if an option is out of range; nothing was written.
-    pub fn new(options: CounterStacksOptions, out: W) -> Result<Self, CounterStacksError> {
+    pub fn new(
+        options: CounterStacksOptions,
+        page_size: PageSize,
+        out: W,
+    ) -> Result<Self, CounterStacksError> {
         let delta = options.check()?;
         let stacks = CounterStacks::new(options)?;
         let mut header = Vec::with_capacity(HEADER_BYTES);
         header.extend(CounterStream::MAGIC);
-        for field in [VERSION, options.precision, options.interval, delta] {
+        let page_shift = page_size.bytes().trailing_zeros();
+        let precision = options.precision | page_shift << 16;
+        for field in [VERSION, precision, options.interval, delta] {
             header.extend(field.to_le_bytes());
         }
         header.extend(options.seed.to_le_bytes());
