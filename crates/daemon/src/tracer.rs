@@ -40,7 +40,7 @@ const SILENT_PERIODS: u32 = 3;
 const SILENCE_MIN: Duration = Duration::from_secs(2);
 const ATTACH_MAX: Duration = Duration::from_secs(10);
 /// How long a tracer's output may take to arrive after its end; its watchdog writes last.
-const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// Time granted to a tracer to remove its traps.
 const END_MAX: Duration = Duration::from_secs(10);
 

@@ -75,7 +75,7 @@ fn identity(place: &Place) -> DiskIdentity {
 
 /// Lets the daemon notice that no write is in flight.
 fn rest() {
-    thread::sleep(Duration::from_millis(400));
+    thread::sleep(Duration::from_secs(1));
 }
 
 /// A daemon whose log, with block 5 of 0xaa, is copied before 0xbb is written there and flushed. Returns the copy.

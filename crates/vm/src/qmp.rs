@@ -601,7 +601,7 @@ mod tests {
     #[test]
     fn a_command_without_an_answer_ends_by_time() {
         let (_folder, socket) = monitor(GREETING, &[AGREED, "{\"ret"]);
-        let mut qmp = Qmp::connect(&socket, Duration::from_millis(200)).unwrap();
+        let mut qmp = Qmp::connect(&socket, Duration::from_secs(1)).unwrap();
         let error = qmp.cont().unwrap_err();
         assert!(matches!(error, VmError::QmpTimeout { .. }), "{error}");
     }

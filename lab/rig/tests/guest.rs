@@ -422,7 +422,7 @@ fn a_guest_without_an_operating_system_runs_under_both_accelerators() {
             )
         };
         assert!(events.iter().any(stalls), "{events:?}");
-        let sound = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Done { mismatches: 0, ms, .. } if (1000..1500).contains(ms));
+        let sound = |event: &ConsoleEvent| matches!(event, ConsoleEvent::Done { mismatches: 0, ms, .. } if (1000..4000).contains(ms));
         assert!(events.last().is_some_and(sound), "{events:?}");
         let emulated = events.iter().find_map(|event| match event {
             ConsoleEvent::Ready {

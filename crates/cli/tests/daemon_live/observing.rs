@@ -16,7 +16,7 @@ fn a_guest_is_found_and_traced_not_moved_and_outlives_its_daemon() {
         let [mut guest] = boot([with_balloon(
             "watched",
             192,
-            "workload=zipf mib=64 write_ratio=0.3 seconds=60",
+            "workload=zipf mib=64 write_ratio=0.3 seconds=90",
         )]);
         let place = DaemonDirectory::new();
         let daemon = place.start("");

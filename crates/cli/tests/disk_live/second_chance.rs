@@ -184,7 +184,7 @@ fn a_daemon_that_stands_still_delays_a_flush_by_one_wait() {
     let _server = serve_at(&socket);
     // So few that nothing is evicted before.
     let workload = "workload=disk-signed module=copy dm=private files=32 warmup=0 rounds=1 \
-                    flush=reclaim pause_ms=1000";
+                    flush=reclaim pause_ms=4000";
     let mut guest = DiskGuest::start(PLIMSOLL.as_ref(), &setup(&socket, workload)).unwrap();
     let flushes =
         |event: &ConsoleEvent| matches!(event, ConsoleEvent::Phase { name, .. } if name == "flush");

@@ -221,7 +221,7 @@ fn a_tracer_killed_in_mid_trace_leaves_the_guest_running_and_right() {
     let Some(ground) = ground() else { return };
     let mut subject = ground.boot(
         "killed",
-        "workload=uniform mib=64 write_ratio=0.5 seconds=22",
+        "workload=uniform mib=64 write_ratio=0.5 seconds=32",
     );
     let footprint = subject.footprint();
     let options = format!("{EVERYTHING} --period 500ms");
@@ -313,7 +313,7 @@ fn a_vm_that_quits_in_mid_trace_ends_the_run_with_what_was_seen() {
 #[test]
 fn a_guest_that_powers_off_in_mid_trace_ends_the_run_with_what_was_seen() {
     let Some(ground) = ground() else { return };
-    let mut subject = ground.boot("ends", "workload=uniform mib=32 write_ratio=0.5 seconds=4");
+    let mut subject = ground.boot("ends", "workload=uniform mib=32 write_ratio=0.5 seconds=10");
     let options = format!("{EVERYTHING} --period 1s");
     let ended = Attach::start(&subject.pid(), &options).end();
     assert_tells_of_the_end(&ended, &subject.pid());

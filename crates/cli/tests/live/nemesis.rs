@@ -113,7 +113,7 @@ fn ctrl_z_does_not_stop_a_tracer() {
 
 #[test]
 fn a_killed_tracer_and_a_monitor_that_is_taken_do_not_hold_the_guest() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let mut subject = ground.boot("monitored", WORKLOAD);
     let untraced = longest_stall(&mut subject, || ());
     let options = format!("{SAMPLE} --period 500ms");
@@ -493,7 +493,7 @@ fn until_traced(tracer: &Attach, pid: u32, mappings: usize) {
 
 #[test]
 fn plugged_memory_is_traced_within_a_period_and_unplugged_memory_ends_nothing() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let config = GuestConfig {
         memory_device: true,
         ..growing(&ground, "plugged")
@@ -552,7 +552,7 @@ pub fn unplug_vcpu(monitor: &mut Qmp) {
 
 #[test]
 fn virtual_cpus_that_come_and_go_are_counted() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let mut subject = boot_growing(&ground, "cpus");
     let untraced = longest_stall(&mut subject, || ());
     let tracer = Attach::start(&subject.pid(), &format!("{SAMPLE} --period 500ms"));

@@ -157,7 +157,7 @@ fn writes_of_all_pages(period_s: u64) -> TraceConfig {
 }
 
 /// A guest that reads its array for a while, and then writes it.
-const READS_THEN_WRITES: &str = "workload=arrays array=RRWW mib=32 step_ms=12000 seconds=23";
+const READS_THEN_WRITES: &str = "workload=arrays array=RRWW mib=32 step_ms=12000 seconds=32";
 
 #[test]
 fn exactly_the_pages_written_are_told() {

@@ -77,6 +77,8 @@ left=$(($(available) + {BEYOND_MIB}))
 echo taken $left
 take all $((left - {slowly}))
 for piece in $($b seq $(({slowly} / 2))); do take $piece 2; $b sleep 0.3; done
+n=0
+while [ $(($(available) + 2)) -lt {HEADROOM_MIB} ] && [ $n -lt 60 ]; do $b sleep 1; n=$((n + 1)); done
 $b sleep 2
 echo available $(available)
 cache cache-after
