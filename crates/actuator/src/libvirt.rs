@@ -295,6 +295,8 @@ pub struct Domain {
     max_bytes: u64,
     /// libvirt's maximum; `None` until it is known.
     libvirt_max_bytes: Option<u64>,
+    /// Whether its RAM changed and it was not described since.
+    description_due: bool,
     devices: MemoryDevices,
     /// Interval of the guest's statistics, and when it was read; `None` until it is known.
     interval_s: Option<(u64, Instant)>,
@@ -317,6 +319,7 @@ impl Domain {
             virsh,
             max_bytes: info.memory_bytes,
             libvirt_max_bytes: None,
+            description_due: false,
             devices: MemoryDevices::default(),
             info,
             interval_s: None,
@@ -467,10 +470,10 @@ impl MemoryPart for Domain {
             let before = self.libvirt_max_bytes.replace(maximum);
             self.follow_maximum();
             // The first description is read with the interval of the statistics.
-            let changed = before.is_some_and(|before| before != maximum);
-            if changed || self.devices.has_virtio_mem {
+            self.description_due |= before.is_some_and(|before| before != maximum);
+            if self.description_due || self.devices.has_virtio_mem {
                 // What has not answered is asked again soon.
-                let _ = self.read_description();
+                self.description_due = self.read_description().is_err();
             }
         }
         let observed = Observation::of_guest(self.query(), failures);

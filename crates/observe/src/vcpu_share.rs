@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_flow::Undisturbed;
-use plimsoll_vm::QemuVm;
+use plimsoll_vm::{QemuVm, VcpuClock};
 
 /// A span of time.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,7 +17,7 @@ struct Span {
 #[derive(Debug, Default)]
 pub struct VcpuShare {
     /// `None` for a VM that is only simulated.
-    vm: Option<QemuVm>,
+    clock: Option<VcpuClock>,
     began: Option<(Instant, Duration)>,
     whole: Span,
     newest: VecDeque<Span>,
@@ -26,30 +26,24 @@ pub struct VcpuShare {
 impl VcpuShare {
     pub fn of(vm: &QemuVm) -> Self {
         Self {
-            vm: Some(vm.clone()),
+            clock: Some(VcpuClock::new(vm)),
             ..Self::default()
         }
     }
 
+    fn ran(&mut self) -> Option<Duration> {
+        self.clock.as_mut()?.read()
+    }
+
     /// Begins a period.
     pub fn begin(&mut self) {
-        let mut ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
-        if ran.is_none()
-            && let Some(vm) = self.vm.as_mut().filter(|vm| !vm.vcpus.is_empty())
-            && let Ok(now) = QemuVm::of_pid(vm.pid)
-            && now.process() == vm.process()
-        {
-            // One was unplugged: what the others run is another share.
-            *vm = now;
-            ran = vm.vcpu_time();
-            self.newest.clear();
-        }
+        let ran = self.ran();
         self.began = ran.map(|ran| (Instant::now(), ran));
     }
 
     /// Ends it, and drops those that are older than `reach`. The time that only tracing took is left out.
     pub fn end(&mut self, reach: Duration, undisturbed: &Undisturbed) {
-        let ran = self.vm.as_ref().and_then(QemuVm::vcpu_time);
+        let ran = self.ran();
         let (Some((start, before)), Some(ran)) = (self.began.take(), ran) else {
             return;
         };

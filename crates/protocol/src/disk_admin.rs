@@ -16,8 +16,8 @@ use serde_json::Value;
 use crate::curve_json::{CurveJson, SCHEMA};
 use crate::of_another_version;
 
-/// Limit on the size of an answer.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Limit on the size of an answer: far above that of a curve of 10,000 points.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
 
 /// A request to the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,6 +20,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -249,7 +250,14 @@ impl Claim {
         let directory = path.parent().map_or(Ok(()), fs::create_dir_all);
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
+        // Who may read it may lock it.
+        let private = fs::Permissions::from_mode(0o600);
+        options.mode(private.mode());
         let opened = directory.and_then(|()| options.open(path));
+        let opened = opened.and_then(|file| {
+            file.set_permissions(private)?;
+            Ok(file)
+        });
         let mut file = opened.map_err(unopened)?;
         let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
         let mut text = String::new();

@@ -87,7 +87,7 @@ impl TracedProcess {
     }
 
     /// Takes a userfaultfd on the address space of the process and registers `ranges` with it; claims the process against
-    /// other tracers.
+    /// other tracers. A watchdog that was started demands heartbeats from now on.
     pub fn userfault(
         &mut self,
         config: &TraceConfig,
@@ -99,6 +99,8 @@ impl TracedProcess {
         let uffd = take_userfaultfd(self.pid, self.pidfd.as_fd())?;
         let userfault = Userfault::new(uffd, purpose, ranges);
         let userfault = userfault.map_err(|source| self.unregistrable(purpose, source))?;
+        // From here on an access to a page that is not mapped waits for us.
+        self.guard()?;
         let registered = userfault.register();
         registered.map_err(|source| self.unregistrable(purpose, source))?;
         Ok(userfault)

@@ -11,10 +11,13 @@
 //!
 //! In any other case the filter is unknown: only a process that may suspend it may read it.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 
 use crate::refusal::Refusal;
+
+/// Bytes of a command line that are read: the kernel starts no program with more than 6 MiB.
+const COMMAND_LINE_BYTES_MAX: u64 = 8 << 20;
 
 /// The filters of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +32,11 @@ impl SystemCallFilter {
     /// That of a process's main thread.
     pub fn of(pid: u32) -> io::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let command_line = fs::read(format!("/proc/{pid}/cmdline"))?;
+        // Its process chooses how long it is.
+        let mut command_line = Vec::new();
+        let file = File::open(format!("/proc/{pid}/cmdline"))?;
+        file.take(COMMAND_LINE_BYTES_MAX)
+            .read_to_end(&mut command_line)?;
         Ok(Self::from_proc(&status, &command_line))
     }
 

@@ -18,11 +18,16 @@ use std::time::Duration;
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::{Uid, User};
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
+use rustix::fs::{FileType, FsWord, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::VmError;
+
+/// Bytes of a command line or an environment that are read: the kernel starts no program with more than 6 MiB of both.
+const OWN_BYTES_MAX: u64 = 8 << 20;
+/// `statfs` type of FUSE.
+const FUSE_SUPER_MAGIC: FsWord = 0x6573_5546;
 
 /// Mode bits that permit users other than the owner to write.
 const OTHERS_WRITE: u32 = 0o022;
@@ -286,20 +291,20 @@ impl PeerSocket {
     }
 }
 
-/// Reads a regular file by its path in the file system of `process`.
+/// Reads what a process chooses of its own files in `/proc`, such as its command line, whose length it chooses as well.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::InvalidInput`] if it is none; [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max` bytes.
-pub(crate) fn read_in_root(process: ProcessId, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let found = find_in_root(process, path)?;
-    if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::RegularFile {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is no regular file",
-        ));
-    }
-    let file = fs::File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+/// [`io::ErrorKind::FileTooLarge`] if it is longer than any that the kernel starts a program with.
+pub(crate) fn read_own(pid: u32, file: &str) -> io::Result<Vec<u8>> {
+    read_to(
+        fs::File::open(format!("/proc/{pid}/{file}"))?,
+        OWN_BYTES_MAX,
+    )
+}
+
+/// Reads a file to its end.
+fn read_to(file: fs::File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(bytes_max.saturating_add(1))
         .read_to_end(&mut bytes)?;
@@ -307,6 +312,28 @@ pub(crate) fn read_in_root(process: ProcessId, path: &Path, bytes_max: u64) -> i
         true => Err(io::ErrorKind::FileTooLarge.into()),
         false => Ok(bytes),
     }
+}
+
+/// Reads a regular file by its path in the file system of `process`; never waits for somebody who is to write it.
+///
+/// # Errors
+///
+/// [`io::ErrorKind::InvalidInput`] if it is none; [`io::ErrorKind::FileTooLarge`] if it has more than `bytes_max` bytes.
+pub(crate) fn read_in_root(process: ProcessId, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let found = find_in_root(process, path)?;
+    let kind = fstat(&found)?;
+    let is_regular = FileType::from_raw_mode(kind.st_mode) == FileType::RegularFile;
+    // Files of the kernel have no size, and some of them (`/proc/kmsg`) are read as they come; those of FUSE, as its server likes.
+    let waits = kind.st_size == 0 || fstatfs(&found)?.f_type == FUSE_SUPER_MAGIC;
+    if !is_regular || waits {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no regular file with contents",
+        ));
+    }
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    read_to(open(path, flags, Mode::empty())?.into(), bytes_max)
 }
 
 /// Opens a socket's file, not the socket, by its path in the file system of `process`.
@@ -453,6 +480,27 @@ mod tests {
             let error = users.check(bad.0.id()).unwrap_err().to_string();
             assert!(error.contains("may write its executable"), "{error}");
         }
+    }
+
+    #[test]
+    fn files_that_somebody_writes_while_they_are_read_are_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("vm.conf");
+        fs::write(&file, "[memory]").unwrap();
+        let read = |path: &Path, most| read_in_root(ourselves(), path, most);
+        assert_eq!(read(&file, 8).unwrap(), b"[memory]");
+        let error = read(&file, 7).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        // As /proc/kmsg, whose reader waits, but without taking messages from anybody.
+        for path in ["/proc/version", "/dev/null", "/proc"] {
+            let error = read(path.as_ref(), 1 << 20).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path}");
+        }
+        assert!(
+            read_own(std::process::id(), "cmdline")
+                .unwrap()
+                .ends_with(&[0])
+        );
     }
 
     #[test]

@@ -47,6 +47,7 @@ mod process;
 mod qmp;
 mod target;
 mod transfer;
+mod vcpu_clock;
 
 pub use accelerator::{Detection, KvmSupport, QEMU, detect, qemu_program};
 pub use agent::GuestAgent;
@@ -78,3 +79,4 @@ pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running, second_
 pub use qmp::{Qmp, QmpEvent, RunState, VmRam};
 pub use target::Target;
 pub use transfer::{Transfer, TransferWatch};
+pub use vcpu_clock::VcpuClock;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use plimsoll_flow::{RamMapping, VmId};
 use rustix::fs::statfs;
 
-use crate::identity::{AllowedUsers, PeerSocket, ProcessId, read_in_root};
+use crate::identity::{AllowedUsers, PeerSocket, ProcessId, read_in_root, read_own};
 use crate::maps::{
     FileSystems, MapEntry, ProcessRam, RamState, guest_ram, parse_maps, process_ram, ram_state,
 };
@@ -86,6 +86,13 @@ impl QemuVm {
         ran.sum::<Option<u64>>().map(Duration::from_nanos)
     }
 
+    /// Whether its virtual CPUs are those found on inspection, as far as its threads tell by their names.
+    pub(crate) fn has_its_vcpus(&self) -> bool {
+        let threads = Process { pid: self.pid }.threads().unwrap_or_default();
+        let vcpus = vcpus_by_name(&threads);
+        vcpus.is_empty() || vcpus == self.vcpus
+    }
+
     /// Describes a QEMU process. Reading its memory map requires permission to trace it (same user, or
     /// `CAP_SYS_PTRACE`).
     ///
@@ -121,12 +128,12 @@ impl QemuVm {
         let agent_socket = command_line.agent_socket.as_ref().map(absolute);
         let sockets = command_line.sockets.iter().map(absolute).collect();
         let threads = process.threads()?;
-        let mut vcpus: Vec<Vcpu> = threads.iter().filter_map(vcpu_of_thread).collect();
+        let mut vcpus = vcpus_by_name(&threads);
         if vcpus.is_empty() {
             let own_id = |thread: &Thread| process.own_thread_id(thread.id);
             vcpus = vcpus_by_monitor(sockets_of(id, &qmp_sockets), &threads, own_id);
+            vcpus.sort_by_key(|vcpu| vcpu.index);
         }
-        vcpus.sort_by_key(|vcpu| vcpu.index);
         if !id.is_there() {
             return Err(VmError::NoSuchProcess { pid });
         }
@@ -391,10 +398,18 @@ impl Process {
     }
 
     fn read(&self, file: &str) -> Result<String, VmError> {
-        let path = self.path(file);
-        match fs::read(&path) {
+        self.text(file, fs::read(self.path(file)))
+    }
+
+    /// The same of a file that the process itself makes.
+    fn read_own(&self, file: &str) -> Result<String, VmError> {
+        self.text(file, read_own(self.pid, file))
+    }
+
+    fn text(&self, file: &str, read: io::Result<Vec<u8>>) -> Result<String, VmError> {
+        match read {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-            Err(source) => Err(self.error(path, source)),
+            Err(source) => Err(self.error(self.path(file), source)),
         }
     }
 
@@ -405,7 +420,7 @@ impl Process {
         id: ProcessId,
         folders: &impl Deref<Target = Vec<PathBuf>>,
     ) -> Result<CommandLine, VmError> {
-        let arguments = self.read("cmdline")?;
+        let arguments = self.read_own("cmdline")?;
         let arguments: Vec<&str> = arguments.split_terminator('\0').collect();
         let read = |path: PathBuf| read_in_root(id, &path, CONFIG_BYTES_MAX).ok();
         let text_of = |file: &str| {
@@ -422,7 +437,7 @@ impl Process {
     /// the root since, and where its shell was.
     fn folders(&self) -> Vec<PathBuf> {
         let here = fs::read_link(self.path("cwd")).ok();
-        let environment = self.read("environ").unwrap_or_default();
+        let environment = self.read_own("environ").unwrap_or_default();
         let mut variables = environment.split('\0');
         let shell = variables.find_map(|variable| variable.strip_prefix("PWD="));
         let shell = shell.map(PathBuf::from).filter(|path| path.is_absolute());
@@ -518,7 +533,7 @@ fn program(pid: u32) -> Result<String, VmError> {
         // Another user's process still lists its arguments; a kernel thread, and a process
         // that has ended but was not waited for, only a name.
         Err(_) => {
-            let arguments = process.read("cmdline")?;
+            let arguments = process.read_own("cmdline")?;
             let first = arguments.split('\0').next().unwrap_or_default();
             match Path::new(first).file_name() {
                 Some(name) => Ok(name.to_string_lossy().into_owned()),
@@ -532,6 +547,13 @@ fn is_qemu(program: &str) -> bool {
     // NixOS installs a wrapper, and moves the program to `.qemu-system-x86_64-wrapped`.
     let program = program.strip_prefix('.').unwrap_or(program);
     program.starts_with("qemu-system-") || program == "qemu-kvm"
+}
+
+/// The virtual CPUs that threads tell by their names, by index.
+fn vcpus_by_name(threads: &[Thread]) -> Vec<Vcpu> {
+    let mut vcpus: Vec<_> = threads.iter().filter_map(vcpu_of_thread).collect();
+    vcpus.sort_by_key(|vcpu| (vcpu.index, vcpu.thread_id));
+    vcpus
 }
 
 /// Parses the names that QEMU gives its threads under `debug-threads=on`.

@@ -22,6 +22,8 @@ use crate::{BlockReads, GuestStats, Vcpu, VmError};
 const LINE_BYTES_MAX: usize = 4 << 20;
 /// Maximum number of events stored until they are taken.
 const EVENTS_MAX: usize = 256;
+/// Longest line of an event whose data are stored: parsed, they are many times as large.
+const EVENT_BYTES_MAX: usize = 16 << 10;
 /// Property of a balloon: interval of its guest's statistics, in s.
 const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 
@@ -30,7 +32,7 @@ const STATS_INTERVAL: &str = "guest-stats-polling-interval";
 pub struct QmpEvent {
     /// Its name, such as `SHUTDOWN` or `BALLOON_CHANGE`.
     pub name: String,
-    /// Its data, as QEMU sends it; null if there is none.
+    /// Its data, as QEMU sends it; null if there is none, or if the event has more than 16 KiB.
     pub data: Value,
 }
 
@@ -49,6 +51,8 @@ pub struct Qmp {
     stream: UnixStream,
     /// Received bytes of an incomplete line.
     received: Vec<u8>,
+    /// Length of the last line.
+    line_bytes: usize,
     events: VecDeque<QmpEvent>,
     /// Time limit of an answer.
     timeout: Duration,
@@ -156,6 +160,7 @@ impl Qmp {
         let mut qmp = Self {
             stream,
             received: Vec::new(),
+            line_bytes: 0,
             events: VecDeque::new(),
             timeout,
             next_id: 0,
@@ -387,7 +392,10 @@ impl Qmp {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
         }
-        let data = message["data"].take();
+        let data = match self.line_bytes {
+            ..=EVENT_BYTES_MAX => message["data"].take(),
+            _ => Value::Null,
+        };
         self.events.push_back(QmpEvent { name, data });
         true
     }
@@ -401,6 +409,7 @@ impl Qmp {
                 .position(|&byte| byte == b'\n');
             if let Some(at) = newline {
                 let line: Vec<u8> = self.received.drain(..=searched + at).collect();
+                self.line_bytes = line.len();
                 let value: Value = serde_json::from_slice(&line)
                     .map_err(|error| Receive::Protocol(error.to_string()))?;
                 return match value {

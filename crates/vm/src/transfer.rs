@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::identity::read_own;
 use crate::{QemuVm, Qmp, VmError};
 
 /// CPU time after which a VM's CPUs have run its guest: starting them and loading their state takes less.
@@ -181,7 +182,7 @@ impl QemuVm {
 
     /// Whether it was started as the target of a migration, and its CPUs have not run.
     pub fn waits_for_migration(&self) -> bool {
-        let arguments = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let arguments = read_own(self.pid, "cmdline").unwrap_or_default();
         let mut arguments = arguments.split(|&byte| byte == 0);
         if !arguments.any(|argument| argument == b"-incoming" || argument == b"--incoming") {
             return false;

@@ -194,7 +194,7 @@ fn read_copy(file: &File, at: u64) -> io::Result<Result<Option<(u64, Head, Layou
 /// When our writes may have changed an image: from the first to the last of these times, in ns since 1970 by the clock of
 /// the image's file system.
 ///
-/// While writes are in flight, the last is the present and [`LATE_NS`](Self::LATE_NS); otherwise both are the image's time of
+/// While writes are in flight, the last is the present and [`LATE_NS`](Self::LATE_NS), or later if the clock was set back; otherwise both are the image's time of
 /// modification. So an image whose time lies outside was changed by someone else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeTimes {
@@ -227,9 +227,9 @@ impl ChangeTimes {
     #[must_use]
     pub fn until(self, now_ns: i64) -> Self {
         Self {
-            // The clock may have been set back.
+            // The clock may have been set back, and the image's time is what it was until a write ends.
             first_ns: self.first_ns.min(now_ns),
-            last_ns: now_ns.saturating_add(Self::LATE_NS),
+            last_ns: self.last_ns.max(now_ns.saturating_add(Self::LATE_NS)),
         }
     }
 
