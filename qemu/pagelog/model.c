@@ -72,7 +72,6 @@ struct vcpu {
 	u64 fetch_key;
 	u32 fetch_page;
 	u64 *fetch_stamp;
-	u64 fetches;		/* those counted in uses */
 
 	u64 epoch;		/* seen by this vCPU */
 	u64 run;
@@ -136,7 +135,7 @@ static u64 salt_of(u64 of_epoch)
 
 static u64 accesses(const struct vcpu *c)
 {
-	return load(&c->uses) - load(&c->fetches);
+	return load(&c->uses);
 }
 
 /* Frame number of a RAM page: RAM above the hole begins at 4 GiB. */
@@ -641,11 +640,9 @@ void model_on_fetch(unsigned int vcpu, void *data)
 	};
 	struct entry *entry;
 
-	if (options.references) {
+	if (options.references)
 		/* A use like others, in the order of all. */
 		c->uses++;
-		c->fetches++;
-	}
 	/* A block may serve all addresses that its page is mapped at, and be known by the first of them. */
 	if (c->fetch_key == new.key && c->fetch_page == new.page) {
 		*c->fetch_stamp = c->uses;

@@ -281,6 +281,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
             "is no trace but a page log: `wss` reads it",
         ),
         ("wss timeless.pagelog", 1, "has no intervals"),
+        ("report hot --from timeless.pagelog", 1, "has no intervals"),
         ("wss array.pagelog --out array.pagelog", 2, "would be lost"),
         ("wss missing.pagelog", 1, "missing.pagelog"),
         ("wss rwrw.plimsoll --tlb 48x4", 2, "is not a TLB shape"),

@@ -4,6 +4,15 @@ use std::collections::HashSet;
 
 use plimsoll_flow::{PageCount, PageNumber};
 
+/// Pages touched in a period, counted in cells of equal size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeatCells {
+    /// RAM that the cells cover together.
+    pub ram: PageCount,
+    /// Pages touched in each cell, scaled up from the sample.
+    pub pages: Vec<u32>,
+}
+
 /// Counts touched pages by their position in RAM.
 #[derive(Debug)]
 pub struct Heat {
@@ -30,7 +39,7 @@ impl Heat {
 
     /// Returns the pages touched in each cell and starts the next period. A tracked page counts as `scale` pages, up to those
     /// that the cell has.
-    pub fn take(&mut self, scale: u32) -> Vec<u32> {
+    pub fn take(&mut self, scale: u32) -> HeatCells {
         let mut pages = vec![0_u32; self.cells as usize];
         for page in self.touched.drain() {
             let cell = u128::from(page.0) * u128::from(self.cells) / u128::from(self.ram.0.max(1));
@@ -43,7 +52,10 @@ impl Heat {
             let has = self.first_page(cell + 1) - self.first_page(cell);
             *pages = u32::try_from(has).map_or(*pages, |has| has.min(*pages));
         }
-        pages
+        HeatCells {
+            ram: self.ram,
+            pages,
+        }
     }
 
     /// The first page of a cell.
@@ -61,12 +73,12 @@ mod tests {
     fn a_cell_counts_no_more_pages_than_it_has() {
         let mut heat = Heat::new(PageCount(10), 4);
         heat.count(&[0, 1, 2, 9, 9].map(PageNumber));
-        assert_eq!(heat.take(1), [3, 0, 0, 1]);
+        assert_eq!(heat.take(1).pages, [3, 0, 0, 1]);
         // 3, 2, 3 and 2 pages.
         heat.count(&[0, 3, 4, 9].map(PageNumber));
-        assert_eq!(heat.take(2), [2, 2, 0, 2]);
+        assert_eq!(heat.take(2).pages, [2, 2, 0, 2]);
         heat.count(&[0, 5].map(PageNumber));
-        assert_eq!(heat.take(100), [3, 0, 3, 0]);
-        assert_eq!(heat.take(1), [0; 4]);
+        assert_eq!(heat.take(100).pages, [3, 0, 3, 0]);
+        assert_eq!(heat.take(1).pages, [0; 4]);
     }
 }

@@ -64,6 +64,7 @@ pub use writes::{ObservedWrites, writes};
 
 use follow::Follower;
 use heat::Heat;
+pub use heat::HeatCells;
 use intermittent::Intermittence;
 use vcpu_share::VcpuShare;
 
@@ -176,8 +177,8 @@ pub struct ObservedPeriod {
     pub curve: Option<MissRatioCurve>,
     /// The period's curves by exact LRU and AET, if they are compared.
     pub compared: Option<Curves>,
-    /// Pages touched in each cell of the RAM, scaled up from the sample, if they are counted.
-    pub heat: Option<Vec<u32>>,
+    /// Pages touched in each cell of the RAM, if they are counted.
+    pub heat: Option<HeatCells>,
     /// Whether page cache was sampled whose uses by `read(2)` are not seen, in this period or before.
     pub has_hidden_cache: bool,
     /// Whether tracing rested, so that working set and curve are those before the rest.

@@ -285,15 +285,23 @@ fn record(
     mut inspect: impl FnMut(&[Record]),
 ) -> anyhow::Result<RecordingSummary> {
     let mut log = LogWriter::new(BufWriter::new(file), reader.description())?;
-    let mut seen = Counts::default();
+    let mut seen = Counts {
+        is_begun_later: reader.description().only_between_marks,
+        ..Counts::default()
+    };
     let mut batch = Vec::new();
     loop {
         let more = reader.next_batch(&mut batch);
         log.write(&batch)?;
         seen.take(&batch);
         inspect(&batch);
-        if !more? {
-            break;
+        match more {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                log.cut()?;
+                return Err(error.into());
+            }
         }
     }
     let (waits, lost) = (reader.waits(), reader.lost());
@@ -323,6 +331,8 @@ struct Counts {
     walks: u64,
     references: u64,
     intervals: u64,
+    /// Whether vCPUs are recorded only from a mark on.
+    is_begun_later: bool,
     /// First and last clock of each vCPU.
     clocks: BTreeMap<u8, (u64, u64)>,
 }
@@ -341,7 +351,8 @@ impl Counts {
                 }
                 Record::Clock { vcpu, instructions } => {
                     // The first record of a vCPU starts its recording.
-                    let clock = self.clocks.entry(vcpu).or_insert((instructions, 0));
+                    let begin = if self.is_begun_later { instructions } else { 0 };
+                    let clock = self.clocks.entry(vcpu).or_insert((begin, 0));
                     clock.1 = instructions.max(clock.0);
                 }
                 Record::Interval { .. } => self.intervals += 1,
@@ -556,10 +567,16 @@ mod tests {
     #[test]
     fn instructions_are_counted_from_a_vcpus_first_clock() {
         let clock = |vcpu, instructions| Record::Clock { vcpu, instructions };
-        let mut seen = Counts::default();
-        seen.take(&[clock(0, 500), clock(1, 70), clock(0, 900), clock(1, 100)]);
-        assert_eq!(seen.clocks[&0], (500, 900));
-        assert_eq!(seen.clocks[&1], (70, 100));
+        let records = [clock(0, 500), clock(1, 70), clock(0, 900), clock(1, 100)];
+        for (is_begun_later, begun) in [(true, [500, 70]), (false, [0, 0])] {
+            let mut seen = Counts {
+                is_begun_later,
+                ..Counts::default()
+            };
+            seen.take(&records);
+            assert_eq!(seen.clocks[&0], (begun[0], 900));
+            assert_eq!(seen.clocks[&1], (begun[1], 100));
+        }
     }
 
     proptest! {

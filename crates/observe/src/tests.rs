@@ -224,7 +224,8 @@ fn heat_is_counted_where_the_pages_lie() {
     };
     let mut observer = observer(TraceMethod::Traps, &options);
     // The first 400 of 10,000 pages, each for two.
-    assert_eq!(observe(&mut observer).heat.unwrap(), [800, 0, 0, 0]);
+    let heat = observe(&mut observer).heat.unwrap();
+    assert_eq!((heat.ram.0, &heat.pages[..]), (10_000, &[800, 0, 0, 0][..]));
 }
 
 #[test]

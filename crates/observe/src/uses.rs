@@ -10,12 +10,12 @@ use plimsoll_pagelog::RecordSource as _;
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
 
-use crate::wss::begins_as_page_log;
+use crate::wss::{begins_as_page_log, interval_of, page_walked};
 
 /// What is passed on of a run, in order.
 #[derive(Debug)]
 pub(crate) enum Uses<'a> {
-    /// Pages, in order. Of a page log these are those of page walks: each page used at least once in an interval.
+    /// Pages, in order. Of a page log these are those of page walks: each page, as large as those of the TLB, that is used at least once in an interval.
     Pages(&'a [PageNumber]),
     /// An interval ended.
     IntervalEnds,
@@ -60,17 +60,13 @@ pub(crate) fn uses_of(
 fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<PageSize> {
     let mut log = LogReader::open(path)?;
     let description = log.description().clone();
-    let frames = PageSize::FOUR_KIB.bytes();
-    let below_4g = description.below_4g_bytes / frames;
-    // RAM goes on at 4 GiB.
-    let hole = (4 << 30) / frames - below_4g.min((4 << 30) / frames);
+    interval_of(&description, path)?;
     let mut batch = Vec::new();
     let mut pages = Vec::new();
     while log.next_batch(&mut batch)? {
         for record in &batch {
             match record {
-                Record::Walk(walk) if walk.frame.0 < below_4g => pages.push(walk.frame),
-                Record::Walk(walk) => pages.push(PageNumber(walk.frame.0 - hole)),
+                Record::Walk(walk) => pages.push(page_walked(walk, &description)),
                 Record::Interval { .. } => {
                     each(Uses::Pages(&pages));
                     each(Uses::IntervalEnds);
@@ -79,7 +75,8 @@ fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<PageSiz
                 _ => {}
             }
         }
+        each(Uses::Pages(&pages));
+        pages.clear();
     }
-    each(Uses::Pages(&pages));
-    Ok(PageSize::FOUR_KIB)
+    Ok(description.tlb_page)
 }

@@ -133,6 +133,16 @@ impl<W: Write> LogWriter<W> {
         Ok(self.out)
     }
 
+    /// Writes what there is and leaves the log truncated: its records end early.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write).
+    pub fn cut(mut self) -> Result<(), PageLogError> {
+        self.write_block()?;
+        self.out.flush().map_err(write_error)
+    }
+
     /// Records written so far.
     pub fn records(&self) -> u64 {
         self.records + self.words.len() as u64

@@ -78,7 +78,8 @@ pub enum Record {
     },
     /// A page left a vCPU's filter: the least recently used one.
     Leave { vcpu: u8, frame: PageNumber },
-    /// Number of memory accesses.
+    /// Number of memory accesses; in a log with references and a TLB of instructions, also of blocks of instructions that were
+    /// fetched: the references of which `Enter` tells those past the filter.
     Accesses {
         vcpu: u8,
         /// Accesses since the vCPU's previous count.

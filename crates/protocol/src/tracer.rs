@@ -122,6 +122,9 @@ pub struct PeriodLine {
     /// With `--heatmap`: pages used in each cell of the RAM, scaled up from the sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heat_pages: Option<Vec<u32>>,
+    /// With `--heatmap`: pages of RAM that the cells cover together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heat_ram_pages: Option<u64>,
 }
 
 /// A backend that `--backend auto` considered.
@@ -268,7 +271,7 @@ mod tests {
 
     /// A period of traps with every optional field.
     fn period() -> PeriodLine {
-        let text = r#"{"schema":1,"vm":"web","method":"trap","page_bytes":4096,"period":3,"seconds":2.0,"window_seconds":1.5,"working_set_pages":10,"working_set_bound":"at_most","working_set_low_pages":8,"working_set_high_pages":null,"tracking_rate":0.5,"hot_set_pages":64,"populated_pages":9,"tracked_pages":7,"distinct_pages":6,"traps":100,"write_traps":4,"stray_traps":1,"rearmed_pages":50,"trap_seconds":0.25,"rearm_seconds":0.125,"collect_seconds":0.5,"overhead_ratio":0.01,"budget_ran_out":false,"lost":2,"first_touches_unseen":5,"mean_absolute_error":0.5,"curve":{"schema":1,"vm":"web","page_bytes":4096,"references":9,"baseline_pages":null,"points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5}]},"heat_pages":[1,2]}"#;
+        let text = r#"{"schema":1,"vm":"web","method":"trap","page_bytes":4096,"period":3,"seconds":2.0,"window_seconds":1.5,"working_set_pages":10,"working_set_bound":"at_most","working_set_low_pages":8,"working_set_high_pages":null,"tracking_rate":0.5,"hot_set_pages":64,"populated_pages":9,"tracked_pages":7,"distinct_pages":6,"traps":100,"write_traps":4,"stray_traps":1,"rearmed_pages":50,"trap_seconds":0.25,"rearm_seconds":0.125,"collect_seconds":0.5,"overhead_ratio":0.01,"budget_ran_out":false,"lost":2,"first_touches_unseen":5,"mean_absolute_error":0.5,"curve":{"schema":1,"vm":"web","page_bytes":4096,"references":9,"baseline_pages":null,"points":[{"size_pages":2,"miss_ratio":0.5,"low":0.5,"high":0.5}]},"heat_pages":[1,2],"heat_ram_pages":512}"#;
         serde_json::from_str(text).unwrap()
     }
 
@@ -288,6 +291,7 @@ mod tests {
             write_touches: Some(3),
             curve: Some(None),
             heat_pages: None,
+            heat_ram_pages: None,
             mean_absolute_error: None,
             ..period()
         };
@@ -328,6 +332,7 @@ mod tests {
             "mean_absolute_error",
             "curve",
             "heat_pages",
+            "heat_ram_pages",
         ];
         for field in whole.as_object().unwrap().keys() {
             let mut line = whole.clone();

@@ -150,9 +150,9 @@ fn assert_intervals(records: &[Record]) {
                 intervals += 1;
                 let late = clock - begin.unwrap() - intervals * INTERVAL;
                 assert!(late < LATE_MAX, "interval {number} ends {late} late");
-                // An instruction in three to thirty accesses memory.
+                // An instruction in three to thirty accesses memory, and blocks that are fetched have a few.
                 assert!(
-                    (INTERVAL / 30..INTERVAL / 3).contains(&accesses),
+                    (INTERVAL / 30..INTERVAL * 2 / 3).contains(&accesses),
                     "{accesses}"
                 );
             }

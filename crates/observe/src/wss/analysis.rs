@@ -7,7 +7,7 @@ use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageNumber};
 use plimsoll_pagelog::Description;
 use plimsoll_pagelog::log::Totals;
 use plimsoll_pagelog::machine::{HostOutcome, Machine, Mode, Sink, VmOutcome};
-use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record};
+use plimsoll_pagelog::record::{MARK_BEGIN, MARK_END, Record, Walk};
 
 use super::options::{CURVE, EstimatorArgs};
 use super::steps::{Step, Steps};
@@ -398,6 +398,14 @@ impl<'a> Analysis<'a> {
 /// Pages of all vCPUs' filters.
 fn filter_of(description: &Description) -> PageCount {
     PageCount(u64::from(description.filter_pages) * u64::from(description.vcpus))
+}
+
+/// The page of a walk, numbered as those of RAM without the hole.
+pub(crate) fn page_walked(walk: &Walk, description: &Description) -> PageNumber {
+    ram_page(
+        tlb_page(walk.frame.0 << FRAME_SHIFT, description),
+        description,
+    )
 }
 
 /// The page of the TLB that contains an address.

@@ -20,9 +20,10 @@ use plimsoll_output::printable_path;
 use plimsoll_pagelog::log::{LogReader, is_page_log};
 use plimsoll_pagelog::mmu::{Config, EmulatedRecords};
 use plimsoll_pagelog::record::Record;
-use plimsoll_pagelog::{PageLogError, RecordSource};
+use plimsoll_pagelog::{Description, PageLogError, RecordSource};
 use plimsoll_protocol::size::ByteSize;
 
+pub(crate) use analysis::page_walked;
 pub use analysis::{LoggingEffect, Results};
 pub use findings::Finding;
 pub use options::EstimatorArgs;
@@ -49,6 +50,20 @@ pub struct Origin {
     pub frames_per_page: u64,
 }
 
+/// The instructions in an interval of a log.
+///
+/// # Errors
+///
+/// If it has no intervals.
+pub(crate) fn interval_of(description: &Description, path: &Path) -> anyhow::Result<NonZeroU64> {
+    description.interval_instructions.with_context(|| {
+        format!(
+            "'{}' has no intervals: it was recorded without interval_instructions (`run --interval`)",
+            printable_path(path)
+        )
+    })
+}
+
 /// Evaluates a page log: the part between the guest's marks, or the `whole` log.
 ///
 /// # Errors
@@ -58,12 +73,7 @@ pub struct Origin {
 pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<(Origin, Results)> {
     let mut log = LogReader::open(path)?;
     let description = log.description().clone();
-    let Some(interval) = description.interval_instructions else {
-        anyhow::bail!(
-            "'{}' has no intervals: it was recorded without interval_instructions",
-            printable_path(path)
-        );
-    };
+    let interval = interval_of(&description, path)?;
     let page_size = description.tlb_page;
     let tlb = description
         .tlb

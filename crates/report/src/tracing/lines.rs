@@ -88,7 +88,8 @@ impl TracingReport<'_> {
                     .map(|one| self.candidate_line(one))
                     .collect()
             }),
-            heat_pages: period.heat.clone(),
+            heat_pages: period.heat.as_ref().map(|heat| heat.pages.clone()),
+            heat_ram_pages: period.heat.as_ref().map(|heat| heat.ram.0),
         }
     }
 
