@@ -655,7 +655,7 @@ function timeReadout(vm, samples) {
                 ? [
                       h("b", {}, moment(sample.unix_ms, samples.at(-1).unix_ms)),
                       `: ${bytes(sample.direct_bytes)} own, ${bytes(sample.cache_bytes)} cache, working set ${usedAt(sample)}, target ${bytes(sample.target_bytes)}, misses ${times(sample.relative)}`,
-                      sample.misses_per_second === null ? "" : `, ${count(sample.misses_per_second)} disk misses/s`,
+                      sample.misses_per_second === null ? "" : `, ${perSecond(sample.misses_per_second)} misses/s`,
                       sample.lost ? `, ${count(sample.lost)} references lost` : "",
                   ]
                 : "Point at a time to read its values.",

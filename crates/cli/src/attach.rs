@@ -10,7 +10,8 @@ use plimsoll_estimator::live::LiveEstimatorRow;
 use plimsoll_observe::args::{TracingArgs, estimators};
 use plimsoll_observe::{Observer, ObserverOptions, choose};
 use plimsoll_output::{
-    Format, OutputArgs, bail_usage, cannot_write, create_log, ignore_suspension, stop_flag,
+    Format, OutputArgs, bail_usage, cannot_write, create_log, ignore_suspension, printable,
+    stop_flag,
 };
 use plimsoll_plot::encode;
 use plimsoll_trap::{BackendSetting, Refusal, TrapError, Yield, stay_ready};
@@ -151,7 +152,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let compared = curves.as_ref();
     match ended {
         // What was seen stands; there is nothing to detach from.
-        Some(end) => eprintln!("plimsoll: {end}"),
+        Some(end) => eprintln!("plimsoll: {}", printable(&end.to_string())),
         None if failure.is_none() => failure = observer.detach().err().map(Into::into),
         None => drop(observer),
     }

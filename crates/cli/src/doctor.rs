@@ -80,9 +80,16 @@ fn table(chapters: &[Chapter]) -> String {
                 found,
                 advice,
             } = finding;
+            // VMs and groups choose their names.
+            let (subject, found) = (printable(subject), printable(found));
             table.push_str(&format!("  {verdict:<7}  {subject:<width$}  {found}\n"));
             if let Some(advice) = advice {
-                table.push_str(&format!("  {:<7}  {:<width$}  -> {advice}\n", "", ""));
+                table.push_str(&format!(
+                    "  {:<7}  {:<width$}  -> {}\n",
+                    "",
+                    "",
+                    printable(advice)
+                ));
             }
         }
     }

@@ -69,7 +69,7 @@ impl DiskFeed {
         socket: PeerSocket,
         interval: Duration,
         clock: Clock,
-        vcpu_time: impl Fn() -> Option<Duration> + Send + 'static,
+        mut vcpu_time: impl FnMut() -> Option<Duration> + Send + 'static,
     ) -> Self {
         let read = Arc::new(Mutex::new(Read::default()));
         let mut vcpus = VcpuMeter::default();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use plimsoll_flow::{MissRatioCurve, PageSize, WorkingSet};
+use plimsoll_flow::{MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_protocol::vm::{CurveSource, HeatRow, TraceView};
 
 use crate::clock::Time;
@@ -61,9 +61,11 @@ impl Observations {
     }
 
     /// Takes the results of the feeds; returns their warnings. Of several curves, one of `preferred` sources is taken
-    /// first. `in_host_sizes` converts a curve of a source into one over sizes as the host counts them.
+    /// first. `in_host_sizes` converts a curve of a source into one over sizes as the host counts them. What is shown of it keeps
+    /// the misses at `baseline`.
     pub fn refresh(
         &mut self,
+        baseline: Option<PageCount>,
         preferred: impl Fn(CurveSource) -> bool,
         in_host_sizes: impl Fn(CurveSource, MissRatioCurve) -> MissRatioCurve,
     ) -> Vec<String> {
@@ -88,7 +90,7 @@ impl Observations {
                 if page == host_page {
                     let curve = in_host_sizes(source, observed.curve);
                     found.push(KnownCurve {
-                        shown: curve.thinned(SHOWN_POINTS),
+                        shown: curve.thinned_around(SHOWN_POINTS, baseline.as_slice()),
                         curve,
                         source,
                         since_boot: observed.since_boot,
@@ -102,8 +104,10 @@ impl Observations {
             new_set = working_set.or(new_set);
             self.trace = trace.or(self.trace.take());
             self.last_period = last_period.or(self.last_period);
-            if heat_cell_bytes > 0 {
+            if heat_cell_bytes > 0 && heat_cell_bytes != self.heat_cell_bytes {
                 self.heat_cell_bytes = heat_cell_bytes;
+                // Its rows lie elsewhere.
+                self.heat.clear();
             }
             new_heat |= !heat.is_empty();
             self.heat.extend(heat);

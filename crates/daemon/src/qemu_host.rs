@@ -16,7 +16,7 @@ use plimsoll_output::exit::with_causes;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{
     AllowedUsers, CgroupMount, ControlGroup, GroupLimit, HostMemory, Listener, MemoryPressure,
-    PeerSocket, ProcessId, QemuVm, memory_limits, second_name,
+    PeerSocket, ProcessId, QemuVm, VcpuClock, memory_limits, second_name,
 };
 
 use crate::clock::Clock;
@@ -229,8 +229,8 @@ impl Host for QemuHost {
         let mut feeds: Vec<Box<dyn Feed>> = Vec::new();
         if let Some(socket) = admin {
             let interval = config.turn_interval.min(CURVE_INTERVAL_MAX);
-            let its = vm.cloned();
-            let vcpu_time = move || its.as_ref()?.vcpu_time();
+            let mut vcpus = vm.map(|vm| VcpuClock::new(vm));
+            let vcpu_time = move || vcpus.as_mut()?.read();
             let clock = Clock::of_host();
             feeds.push(Box::new(DiskFeed::new(socket, interval, clock, vcpu_time)));
         }
@@ -238,7 +238,6 @@ impl Host for QemuHost {
             let program = tracer_program(config);
             let target = TracerTarget::Vm {
                 process,
-                ram_bytes: found.ram_bytes,
                 allow_namespaced: rule.allow_namespaced == Some(true),
             };
             let tracer = Tracer::new(target, program, &config.trace);

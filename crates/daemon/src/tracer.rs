@@ -50,6 +50,8 @@ struct Read {
     curve: Option<ObservedCurve>,
     working_set: Option<WorkingSet>,
     heat: VecDeque<HeatRow>,
+    /// Bytes of RAM that a cell of its rows covers; 0 without any.
+    heat_cell_bytes: u64,
     periods: u64,
     /// Of the last line.
     method: Option<TraceMethod>,
@@ -83,8 +85,6 @@ pub enum TracerTarget {
     Vm {
         /// Its process.
         process: ProcessId,
-        /// Its RAM.
-        ram_bytes: u64,
         /// Whether it is traced also in a user namespace of its own.
         allow_namespaced: bool,
     },
@@ -129,14 +129,6 @@ impl TracerTarget {
                 BackendSetting::Auto
             }
             _ => configured,
-        }
-    }
-
-    /// Bytes of RAM that a cell of its heatmap covers; 0 without one.
-    fn heat_cell_bytes(&self) -> u64 {
-        match self {
-            Self::Vm { ram_bytes, .. } => ram_bytes.div_ceil(u64::from(HEAT_CELLS)),
-            Self::Group { .. } => 0,
         }
     }
 }
@@ -428,6 +420,9 @@ impl Feed for Tracer {
         let now = self.clock.now().since_boot;
         let is_fresh = |at: Duration| now.saturating_sub(at) <= reach;
         let curve = read.curve.as_ref();
+        // One that has ended costs nothing.
+        let is_running = self.child.is_some();
+        let running = |value: f64| if is_running { value } else { 0.0 };
         FeedReport {
             curve: curve.filter(|curve| is_fresh(curve.since_boot)).cloned(),
             working_set: (read.working_set).filter(|_| read.last_since_boot.is_some_and(is_fresh)),
@@ -439,9 +434,9 @@ impl Feed for Tracer {
                 periods: read.periods,
                 tracking_rate: read.tracking_rate,
                 tracked_pages: read.tracked_pages,
-                traps_per_second: read.traps_per_second,
-                touches_per_second: read.touches_per_second,
-                overhead_ratio: read.overhead_ratio,
+                traps_per_second: running(read.traps_per_second),
+                touches_per_second: running(read.touches_per_second),
+                overhead_ratio: running(read.overhead_ratio),
                 lost: read.lost,
                 lost_lines: read.lost_lines,
                 restarts: self.restarts,
@@ -449,7 +444,7 @@ impl Feed for Tracer {
             }),
             last_period: read.last_since_boot,
             heat: read.heat.drain(..).collect(),
-            heat_cell_bytes: self.target.heat_cell_bytes(),
+            heat_cell_bytes: read.heat_cell_bytes,
             warning,
         }
     }
@@ -515,7 +510,14 @@ impl Read {
                 Err(error) => self.lose_line(format!("invalid curve: {error}")),
             }
         }
-        if let Some(pages) = line.heat_pages.filter(|pages| !pages.is_empty()) {
+        let heat = line.heat_pages.zip(line.heat_ram_pages);
+        if let Some((pages, ram_pages)) = heat.filter(|(pages, _)| !pages.is_empty()) {
+            let ram_bytes = ram_pages.saturating_mul(line.page_bytes);
+            let cell_bytes = ram_bytes.div_ceil(pages.len() as u64);
+            // Rows of another size of its RAM lie elsewhere.
+            if std::mem::replace(&mut self.heat_cell_bytes, cell_bytes) != cell_bytes {
+                self.heat.clear();
+            }
             if self.heat.len() == HEAT_ROWS_MAX {
                 self.heat.pop_front();
             }
@@ -556,10 +558,9 @@ mod tests {
         start_ticks: 7,
     };
 
-    fn vm(ram_bytes: u64, allow_namespaced: bool) -> TracerTarget {
+    fn vm(allow_namespaced: bool) -> TracerTarget {
         TracerTarget::Vm {
             process: PROCESS,
-            ram_bytes,
             allow_namespaced,
         }
     }
@@ -570,7 +571,7 @@ mod tests {
         let program = folder.path().join("tracer");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let tracer = Tracer::new(vm(128 << 20, false), program, &settings());
+        let tracer = Tracer::new(vm(false), program, &settings());
         (folder, tracer)
     }
 
@@ -594,7 +595,7 @@ mod tests {
             let program = folder.path().join(format!("tracer-{allowed}"));
             fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-            let mut tracer = Tracer::new(vm(1 << 20, allowed), program, &settings());
+            let mut tracer = Tracer::new(vm(allowed), program, &settings());
             let seen = until(&mut tracer, |seen| {
                 seen.trace
                     .as_ref()
@@ -623,15 +624,11 @@ mod tests {
         let idle = BackendSetting::Method(TraceMethod::IdlePages);
         assert_eq!(target.backend(settings.backend), BackendSetting::Auto);
         assert_eq!(target.backend(idle), idle);
-        let vm = vm(1 << 30, false);
+        let vm = vm(false);
         assert_eq!(vm.backend(settings.backend), settings.backend);
         assert_eq!(
             vm.arguments(&settings),
             ["4711@7", "--heatmap", "128", "--intermittent"]
-        );
-        assert_eq!(
-            (vm.heat_cell_bytes(), target.heat_cell_bytes()),
-            (8 << 20, 0)
         );
     }
 
@@ -727,6 +724,7 @@ mod tests {
             curve: None,
             choice: None,
             heat_pages: None,
+            heat_ram_pages: None,
         };
         change(&mut line);
         TracerLine::Period(Box::new(line)).write().unwrap()
@@ -743,6 +741,7 @@ mod tests {
         let first = period(|line| {
             line.curve = Some(Some(curve()));
             line.heat_pages = Some(vec![1, 2]);
+            line.heat_ram_pages = Some(512);
         });
         let second = period(|line| {
             line.period = 1;
@@ -807,7 +806,7 @@ mod tests {
             backend: BackendSetting::Method(TraceMethod::AccessedPageScans),
             ..settings()
         };
-        let mut tracer = Tracer::new(vm(1 << 20, false), "/no/such/program".into(), &scans);
+        let mut tracer = Tracer::new(vm(false), "/no/such/program".into(), &scans);
         assert_eq!(tracer.source(), CurveSource::Scan);
         assert_eq!(
             tracer.seen().trace.unwrap().method,
@@ -905,7 +904,7 @@ mod tests {
     #[test]
     fn a_tracer_that_cannot_be_run_says_so() {
         let program = "/no/such/program".into();
-        let mut tracer = Tracer::new(vm(1 << 20, false), program, &settings());
+        let mut tracer = Tracer::new(vm(false), program, &settings());
         let seen = tracer.seen();
         let error = seen.trace.unwrap().error.unwrap();
         assert!(

@@ -10,6 +10,7 @@ use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::with_causes;
 use plimsoll_policy::{Bound, Demand};
 use plimsoll_protocol::decision::{Step, Verdict};
+use plimsoll_protocol::disk_admin::DiskStat;
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{CurveSource, MissCost, Promise, Settings};
 
@@ -57,6 +58,8 @@ pub struct Vm {
     pub status: MemoryStatus,
     /// The last need that its guest reported, however long ago.
     last_need: Option<GuestNeed>,
+    /// The last answer of the daemon of its disks.
+    pub last_disk: Option<DiskStat>,
     /// Its size when it was first discovered.
     pub first_bytes: u64,
     /// Whether that size is known and stored for later daemons.
@@ -125,6 +128,7 @@ impl Vm {
             found,
             actuator,
             last_need: None,
+            last_disk: None,
             status,
             first_bytes: first_bytes.unwrap_or(has),
             first_is_kept: first_bytes.is_some(),
@@ -475,9 +479,13 @@ impl Vm {
             ));
         }
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });
+        let baseline = self.settings().baseline_bytes / PageSize::FOUR_KIB.bytes();
+        let baseline = PageCount(baseline);
         self.last_need = self.status.need.or(self.last_need);
+        self.last_disk = self.status.disk.clone().or(self.last_disk.take());
         let (status, need, swap_bytes) = (&self.status, self.last_need, self.swap_bytes());
         let warnings = self.seen.refresh(
+            Some(baseline),
             |source| (source == CurveSource::Disk) == from_disk,
             |source, curve| in_host_sizes(status, need, swap_bytes, source, curve),
         );
@@ -527,12 +535,14 @@ impl Vm {
         Some(MissCount::between(*first, *last, seconds))
     }
 
-    /// Its misses a second between the last two counts.
-    pub fn misses_per_second(&self) -> Option<f64> {
+    /// Its misses a second between the last two counts, unless `now` is longer after them than they lie apart.
+    pub fn misses_per_second(&self, now: Instant) -> Option<f64> {
         let (end, last) = self.counts.back()?;
         let (begin, first) = self.counts.iter().rev().nth(1)?;
-        let seconds = end.duration_since(*begin).as_secs_f64();
-        (seconds > 0.0).then(|| (last.count - first.count) as f64 / seconds)
+        let length = end.duration_since(*begin);
+        let seconds = length.as_secs_f64();
+        (seconds > 0.0 && now.duration_since(*end) <= length)
+            .then(|| (last.count - first.count) as f64 / seconds)
     }
 
     /// Takes the pressure of its control group, if it has one of its own.

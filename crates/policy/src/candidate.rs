@@ -158,6 +158,13 @@ impl<'a> Misses<'a> {
         self.over_baseline(self.curve.miss_ratio(PageCount(size)))
     }
 
+    /// The smallest size at which they are at most `most`; `None` if they are more at every size.
+    pub(crate) fn smallest_within(&self, most: f64) -> Option<u64> {
+        let points = self.curve.points();
+        let at = points.partition_point(|point| self.over_baseline(point.miss_ratio) > most);
+        points.get(at).map(|point| point.size.0)
+    }
+
     fn over_baseline(&self, ratio: f64) -> f64 {
         ratio.max(self.least) / self.baseline_ratio
     }

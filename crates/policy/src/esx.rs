@@ -191,8 +191,7 @@ fn needed(vm: &Vm<'_>, base: u64) -> Option<u64> {
     if expected(vm.all[vm.all.len() - 1].to) < 1.0 - ALIKE {
         return None;
     }
-    let flat = vm
-        .all
-        .partition_point(|candidate| expected(candidate.from) > 1.0 + ALIKE);
-    vm.all.get(flat).map(|least| least.from.min(base))
+    // Not by the candidates: sizes that miss less than the bound needs are one.
+    let size = misses.smallest_within(1.0 + ALIKE)?;
+    (size <= vm.all[vm.all.len() - 1].to).then(|| at_or_above(&vm.all, &vm.grid, size).min(base))
 }

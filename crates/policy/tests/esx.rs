@@ -48,6 +48,33 @@ const CURVES: Policy = Policy::esx(PolicyOptions::IDLE_TAX);
 
 const SAMPLING: Policy = Policy::esx_sampling(PolicyOptions::IDLE_TAX);
 
+/// Sizes that miss less than the bound needs are alike for other policies, and here all but the least are idle.
+#[test]
+fn a_bound_on_misses_per_second_hides_no_idle_memory() {
+    let points = [(64 * MIB, 0.019), (96 * MIB, 0.01), (128 * MIB, 0.001)];
+    let idle = demand("idle", 512 * MIB, &points);
+    let bounded = Demand {
+        bound: Bound {
+            max_loss: None,
+            max_misses_per_second: Some(20.0),
+        },
+        curve: idle
+            .curve
+            .clone()
+            .map(|curve| curve.with_references_per_second(1000.0)),
+        ..idle.clone()
+    };
+    let busy = three(512, 700).remove(0);
+    let rules = Rules {
+        unit: PageCount(2 * MIB),
+        ..Rules::new(PageCount(1024 * MIB))
+    };
+    let found =
+        |idle: &Demand| mib(&allocate(&[idle.clone(), busy.clone()], &rules, CURVES).unwrap());
+    assert!(found(&idle)[0] < 400, "{:?}", found(&idle));
+    assert_eq!(found(&bounded), found(&idle));
+}
+
 /// Table 3 of \[LS07\], row by row.
 mod table_3 {
     use super::*;

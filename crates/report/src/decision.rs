@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_output::{csv_table, printable};
+use plimsoll_output::{csv_table, per_second, printable};
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 
 use crate::words::{local_time, name_of, percent, ratio, relative, size};
@@ -109,11 +109,12 @@ fn moved(step: &Step) -> String {
 
 /// What was measured of a VM beside what was predicted.
 fn checked(check: &Check) -> String {
-    let per_second = check.misses.and_then(|misses| misses.measured_per_second);
+    let number = check.misses.and_then(|misses| misses.measured_per_second);
     let measured = match check.measured {
-        None if let Some(misses) = per_second => {
+        None if let Some(misses) = number => {
             format!(
-                "measured {misses:.1} per second by {}",
+                "measured {} by {}",
+                per_second(misses),
                 printable(&check.by)
             )
         }

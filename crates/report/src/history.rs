@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use plimsoll_flow::WorkingSetBound;
-use plimsoll_output::{csv_table, json_lines, printable, table};
+use plimsoll_output::{csv_table, json_lines, per_second, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, Series, SeriesStyle, Unit};
 use plimsoll_protocol::vm::{HistoryView, Sample};
 
@@ -29,7 +29,7 @@ impl Figure for Histories {
                 Right "cache": size(sample.cache_bytes),
                 Right "target": sample.target_bytes.map(size),
                 Right "x baseline": known(sample.relative, ratio),
-                Right "misses/s": known(sample.misses_per_second, |rate| format!("{rate:.1}")),
+                Right "misses/s": known(sample.misses_per_second, per_second),
                 Right "overhead": known(sample.overhead_ratio, percent),
                 Right "lost": sample.lost,
             }));

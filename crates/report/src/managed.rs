@@ -29,6 +29,9 @@ fn refusal(host: &HostView, vms: &[VmSummary], name: &str, pid: Option<u32>) -> 
     let is_named =
         |vm: &&VmSummary| vm.vm == name || Some(vm.pid) == pid || vm.pid.to_string() == name;
     let vm = vms.iter().find(is_named)?;
+    if !vm.settings.managed {
+        return None;
+    }
     let vm = printable(&vm.vm);
     match host.mode {
         Mode::Observe => None,
@@ -69,6 +72,10 @@ mod tests {
                 None
             );
             assert_eq!(refusal(&host(mode, true), &vms, &name, Some(pid)), None);
+            // One whose memory the daemon leaves alone.
+            let mut others = example::host().vms;
+            others.iter_mut().for_each(|vm| vm.settings.managed = false);
+            assert_eq!(refusal(&host(mode, false), &others, &name, None), None);
         }
         assert_eq!(
             refusal(&host(Mode::Observe, false), &vms, &name, Some(pid)),

@@ -1,6 +1,6 @@
 //! The smallest size of each VM within its limit, and the memory saved: by its present curve, or by those kept over time.
 
-use plimsoll_output::{csv_table, printable, table};
+use plimsoll_output::{csv_table, per_second, printable, table};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::rightsize::RightsizeView;
 use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
@@ -107,7 +107,6 @@ impl Rightsizes {
 
 /// Sizes that suffice for `percentile` percent of the kept curves, a row for each VM with the terms explained.
 pub fn text_over_time(views: &[RightsizeView], percentile: u8) -> String {
-    let rate = |rate: f64| format!("{rate:.1}");
     let table = table!(views, |view| {
         Left "VM": name(&view.vm),
         Right "has": size(view.size_bytes),
@@ -118,8 +117,8 @@ pub fn text_over_time(views: &[RightsizeView], percentile: u8) -> String {
         Right "within bound": known(view.kept_ratio, percent),
         Right "worst day": known(view.kept_worst_day_ratio, percent),
         Right "misses": known(view.relative, ratio),
-        Right "misses/s": known(view.misses_per_second, rate),
-        Right "at baseline": known(view.misses_at_baseline_per_second, rate),
+        Right "misses/s": known(view.misses_per_second, per_second),
+        Right "at baseline": known(view.misses_at_baseline_per_second, per_second),
     });
     format!(
         "{table}\nright: enough for {} % of the kept curves, by the upper confidence limit; confidence: share of the days that the others\n\

@@ -209,7 +209,13 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
                 ratio(at.high)
             ),
         ),
-        None => (UNKNOWN.to_owned(), "its curve is not known".to_owned()),
+        None => {
+            let why = match vm.curve_source {
+                Some(_) => "its curve does not tell it at its size",
+                None => "its curve is not known",
+            };
+            (UNKNOWN.to_owned(), why.to_owned())
+        }
     };
     if let Some(at) = &vm.misses {
         let rate = per_second(at.misses_per_second);

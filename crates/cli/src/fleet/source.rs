@@ -26,7 +26,13 @@ pub struct Daemons {
     #[arg(long, value_name = "URL")]
     prometheus: Option<String>,
     /// Its scrape job for plimsolld
-    #[arg(long, value_name = "NAME", default_value = "plimsoll")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "plimsoll",
+        requires = "prometheus",
+        conflicts_with = "hosts"
+    )]
     job: String,
     /// File with the token of the daemons; it is sent to all of them
     #[arg(long, value_name = "FILE")]

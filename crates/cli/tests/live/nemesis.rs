@@ -321,7 +321,7 @@ pub fn enable_snapshots(qmp: &mut Qmp) {
 
 #[test]
 fn a_background_snapshot_of_a_traced_vm_completes_and_the_vm_is_traced_after() {
-    let Some(ground) = ground() else { return };
+    let Some(ground) = quiet_ground() else { return };
     let folder = tempfile::tempdir().unwrap();
     let snapshot = folder.path().join("snapshot");
     let mut source = ground.boot("snapshot", WORKLOAD);

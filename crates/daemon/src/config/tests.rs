@@ -39,7 +39,7 @@ fn the_shipped_example_holds_the_defaults() {
     let in_force = example_in_force();
     assert_eq!(read(&in_force).unwrap(), Config::default());
     let keys = in_force.lines().filter(|line| line.contains(" = ")).count();
-    assert_eq!(keys, 48, "{in_force}");
+    assert_eq!(keys, 49, "{in_force}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Records of the history store, separate from the forms sent to clients: they change only with [`SCHEMA`].
 
-use plimsoll_flow::{LogErrors, Whole as _, WorkingSetBound};
+use plimsoll_flow::{LogErrors, PageCount, PageSize, Whole as _, WorkingSetBound};
 use plimsoll_protocol::curve_json::{CurveJson, MissesJson, PointJson};
 use plimsoll_protocol::request::SettingsChange;
 use plimsoll_protocol::vm::{HeatRow, Sample};
@@ -173,26 +173,20 @@ impl Curve {
     /// What the last four fields are if nothing is known of them. Curves of earlier versions end before some of them.
     pub(super) const UNKNOWN: [u8; 4] = [0; 4];
 
-    /// The steps at which the ratio has fallen by another part of its total fall, that at the baseline, and the ends.
+    /// At most [`POINTS_MAX`] steps, of which one holds at the baseline.
     pub(super) fn thinned(curve: &CurveJson) -> Self {
-        let points = &curve.points;
-        let ratio = |point: Option<&PointJson>| point.map_or(0.0, |point| point.miss_ratio);
-        let baseline = curve.baseline_pages.unwrap_or_default();
-        let upto_baseline = points.partition_point(|point| point.size_pages <= baseline);
-        let part = (ratio(points.first()) - ratio(points.last())).abs() / (POINTS_MAX - 3) as f64;
-        let few = points.len() <= POINTS_MAX;
-        let mut kept: Vec<&PointJson> = Vec::new();
-        let mut log_errors = Vec::new();
-        for (at, point) in points.iter().enumerate() {
-            let fallen = kept
-                .last()
-                .is_none_or(|last| (last.miss_ratio - point.miss_ratio).abs() >= part);
-            let is_needed = few || [upto_baseline, points.len()].contains(&(at + 1));
-            if is_needed || (fallen && kept.len() + 2 < POINTS_MAX) {
-                kept.push(point);
-                log_errors.extend(curve.log_errors_permille.get(at));
-            }
-        }
+        let baseline = curve.baseline_pages.map(PageCount);
+        let whole = curve
+            .to_curve()
+            .ok()
+            .zip(PageSize::new(curve.page_bytes).ok());
+        let thin = whole.map(|(whole, page_size)| {
+            let thin = whole.thinned_around(POINTS_MAX, baseline.as_slice());
+            CurveJson::new(curve.vm.clone(), page_size, baseline, &thin)
+        });
+        // Curves are valid: they are made here.
+        let curve = thin.as_ref().unwrap_or(curve);
+        let kept = &curve.points;
         #[expect(
             clippy::cast_possible_truncation,
             reason = "seven digits of a ratio do"
@@ -217,7 +211,7 @@ impl Curve {
             points: points.collect(),
             vcpu_seconds_per_second: curve.vcpu_seconds_per_second,
             misses: misses.collect(),
-            log_errors,
+            log_errors: curve.log_errors_permille.clone(),
             uncertain_pages: curve.uncertain_pages,
         }
     }

@@ -1,4 +1,4 @@
-use plimsoll_flow::{LOG_ERRORS, WorkingSetBound};
+use plimsoll_flow::{CurvePoint, LOG_ERRORS, PageCount, PageSize, WorkingSetBound};
 use plimsoll_skip::{Lack, skip};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
@@ -466,7 +466,7 @@ fn curves_and_heat_of_the_past_are_found() {
     let last = kept.points.last().unwrap();
     assert_eq!(last.size_pages, 9990);
     let errors = &kept.log_errors_permille;
-    assert!((20..=24).contains(&errors.len()), "{}", errors.len());
+    assert!((12..=24).contains(&errors.len()), "{}", errors.len());
     for (point, errors) in kept.points.iter().zip(errors) {
         assert_eq!(u64::from(errors[0].unsigned_abs()) * 10, point.size_pages);
     }
@@ -475,8 +475,9 @@ fn curves_and_heat_of_the_past_are_found() {
         curve.points.last().map(|last| last.misses)
     );
     assert_eq!(kept.vcpu_seconds_per_second, Some(1.5));
+    // A third of the steps follows each of size, ratio and its logarithm.
     for pair in kept.points.windows(2) {
-        assert!(pair[0].miss_ratio - pair[1].miss_ratio < 0.03);
+        assert!(pair[0].miss_ratio - pair[1].miss_ratio < 0.07);
     }
     let (older, _) = history.curve_at("web", made - 1).unwrap();
     assert_eq!(older, made - 2 * SPAN_MS);
@@ -883,4 +884,28 @@ fn the_bound_of_a_working_set_is_kept_and_a_mean_of_bounds_is_one() {
     );
     let mixed = [(2, Some(Estimate)), (90, Some(AtMost)), (4, Some(AtLeast))];
     assert_eq!(mean(&mixed), (2, Some(AtLeast)));
+}
+
+/// Needs are judged by few misses, where a curve falls by little.
+#[test]
+fn a_kept_curve_tells_where_few_misses_are_left() {
+    let step = 2048;
+    let points = (1..=200).map(|index: u64| {
+        let ratio = (-0.1 * (index - 1) as f64).exp();
+        CurvePoint::exact(PageCount(index * step), ratio)
+    });
+    let whole = MissRatioCurve::new(points.collect(), 100_000).unwrap();
+    let baseline = Some(PageCount(200 * step));
+    let json = CurveJson::new("web", PageSize::FOUR_KIB, baseline, &whole);
+    let kept = Curve::thinned(&json).into_json("web");
+    assert!(kept.points.len() <= 48, "{}", kept.points.len());
+    let kept = kept.to_curve().unwrap();
+    for ratio in [0.5, 0.1, 0.02, 0.005, 0.001] {
+        let (found, truth) = (
+            kept.size_for(ratio).unwrap(),
+            whole.size_for(ratio).unwrap(),
+        );
+        let over = found.0 as f64 / truth.0 as f64;
+        assert!((1.0..1.25).contains(&over), "{ratio}: {over}");
+    }
 }

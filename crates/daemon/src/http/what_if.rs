@@ -66,14 +66,12 @@ pub(super) async fn host(
     Params(Loss { lose_bytes }): Params<Loss>,
 ) -> Answer<HostWhatIf> {
     let inputs = desk.shared.snapshot().inputs.clone();
-    let Some(inputs) = inputs else {
-        return Ok(Json(HostWhatIf {
-            schema: SCHEMA,
-            lose_bytes,
-            plan: None,
-            refusal: Some("no VM has been discovered yet".to_owned()),
-        }));
-    };
+    let inputs = inputs.ok_or_else(|| {
+        RequestRefusal::new(
+            RefusalKind::NotFound,
+            "there is no VM that could get another size",
+        )
+    })?;
     computed(&desk, move || with_less(inputs, lose_bytes))
         .await
         .map(Json)

@@ -65,7 +65,7 @@ impl<H: Host> Turns<H> {
             );
         }
         for group in &mut self.groups.groups {
-            group.warnings = group.seen.refresh(|_| true, |_, curve| curve);
+            group.warnings = group.seen.refresh(None, |_| true, |_, curve| curve);
         }
     }
 

@@ -340,10 +340,10 @@ impl<H: Host> Turns<H> {
         self.limit_withheld();
         self.inputs = self.plan_inputs();
         self.decide(now);
-        self.record();
+        self.record(now);
     }
 
-    fn record(&mut self) {
+    fn record(&mut self, at: Instant) {
         let rules = self.rules();
         let now = self.unix_ms();
         let relatives: Vec<_> = self
@@ -374,7 +374,7 @@ impl<H: Host> Turns<H> {
                     working_set_bytes: vm.seen.working_set.map(|set| bytes(set.size)),
                     working_set_bound: vm.seen.working_set.map(|set| set.bound),
                     relative: relatives[index].map(|relative| relative.expected),
-                    misses_per_second: vm.misses_per_second(),
+                    misses_per_second: vm.misses_per_second(at),
                     overhead_ratio: vm.seen.trace.as_ref().map(|trace| trace.overhead_ratio),
                     lost: lost[index],
                 },

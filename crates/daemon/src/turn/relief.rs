@@ -168,7 +168,10 @@ impl<H: Host> Turns<H> {
             let may_give = self.may_relieve(name, vm) && vm.is_resizable();
             (may_give && above >= SAME_BYTES).then(|| (name.clone(), has, above))
         };
-        let mut givers: Vec<_> = self.vms.iter().filter_map(above).collect();
+        // Who is short itself gives nothing.
+        let is_short = |name: &String| short.iter().any(|one| one.vm == *name);
+        let givers = self.vms.iter().filter(|(name, _)| !is_short(name));
+        let mut givers: Vec<_> = givers.filter_map(above).collect();
         let mut moves = Vec::new();
         for ShortVm {
             vm: name,
@@ -190,7 +193,7 @@ impl<H: Host> Turns<H> {
             let of_free = (wanted - of_cache).min(free);
             free -= of_free;
             let mut given = of_cache + of_free;
-            for (_, _, above) in givers.iter_mut().filter(|(giver, ..)| giver != name) {
+            for (_, _, above) in &mut givers {
                 let taken = (wanted - given).min(*above);
                 *above -= taken;
                 given += taken;
@@ -209,8 +212,7 @@ impl<H: Host> Turns<H> {
         for (name, has, left) in givers {
             let vm = self.vms.get(&name)?;
             let (_, _, above) = above((&name, vm))?;
-            let is_short = moves.iter().any(|(short, ..)| *short == name);
-            if above > left && !is_short {
+            if above > left {
                 let to = Holding {
                     direct_bytes: has.direct_bytes - (above - left),
                     ..has

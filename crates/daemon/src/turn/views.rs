@@ -322,13 +322,13 @@ fn balloon_view(vm: &Vm) -> Option<BalloonView> {
 /// The view of the cache under a VM's disk.
 fn cache_view(vm: &Vm) -> Option<CacheView> {
     let cache = vm.status.cache.as_ref()?;
-    let disk = vm.status.disk.clone().unwrap_or_default();
+    let disk = vm.last_disk.as_ref()?;
     Some(CacheView {
         capacity_bytes: cache.actual_bytes,
         used_bytes: disk.cached_pages.saturating_mul(PageSize::FOUR_KIB.bytes()),
         read_blocks: disk.read_blocks,
         hits: disk.hits,
-        disabled: disk.disabled,
+        disabled: disk.disabled.clone(),
     })
 }
 

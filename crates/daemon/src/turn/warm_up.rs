@@ -112,7 +112,7 @@ impl WarmUp {
             fill.is_warm = filled >= fill.wanted;
             let (at, before) = fill.marked;
             if now.duration_since(at) >= after {
-                fill.is_warm |= filled.saturating_sub(before) < fill.wanted / CEASED;
+                fill.is_warm |= filled.saturating_sub(before) <= fill.wanted / CEASED;
                 fill.marked = (now, filled);
             }
         }

@@ -13,7 +13,7 @@ use plimsoll_protocol::request::{Choice, RefusalKind};
 use plimsoll_vm::ProcessId;
 
 use crate::rig::{MIB, Rig, config, web};
-use crate::simulated::BalloonBehaviour;
+use crate::simulated::{BalloonBehaviour, Counts, Reports};
 
 #[test]
 fn what_a_balloon_that_stands_still_does_not_free_is_given_to_nobody() {
@@ -208,6 +208,33 @@ fn a_target_of_a_cache_that_may_not_have_arrived_keeps_no_memory_from_its_vm() {
     rig.turns.begin_return(rig.now);
     rig.pass(30);
     assert_eq!(own(&rig), 508);
+}
+
+/// A counter that were 0 for a turn would count again from the start for who reads it.
+#[test]
+fn what_a_disk_counted_stays_known_while_its_daemon_does_not_answer() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.host.change("web", |vm| {
+        vm.cache_bytes = Some(4 * MIB);
+        vm.counts = Counts::Disk;
+    });
+    rig.pass(60);
+    let of_web = |rig: &Rig| {
+        let host = rig.snapshot().host.clone();
+        host.vms.into_iter().find(|vm| vm.vm == "web").unwrap()
+    };
+    let before = of_web(&rig).cache.unwrap();
+    assert!(before.read_blocks > 0, "{before:?}");
+    rig.host.change("web", |vm| {
+        vm.disk_answers = false;
+        vm.reports = Reports::Nothing;
+    });
+    rig.pass(300);
+    assert_eq!(of_web(&rig).cache.unwrap().read_blocks, before.read_blocks);
+    // And nobody counts its misses any more.
+    let past = rig.shared.history.samples("web", 0, u64::MAX, 1000);
+    assert_eq!(past.last().unwrap().misses_per_second, None);
+    assert!(past.iter().any(|sample| sample.misses_per_second.is_some()));
 }
 
 #[test]
