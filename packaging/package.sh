@@ -268,6 +268,7 @@ make_tarball() {
     name=$(basename "$tarball" .tar.gz)
     root=$work/tarball
     tree static /usr/local "$root"
+    mv "$root/usr/local/share/zsh/vendor-completions" "$root/usr/local/share/zsh/site-functions"
     # Configuration beside the rest: nothing overwrites the one in /etc.
     mkdir -p "$root/usr/local/share/plimsoll"
     mv "$root/etc/plimsoll/plimsoll.toml" "$root/usr/local/share/plimsoll/"

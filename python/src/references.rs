@@ -17,7 +17,7 @@ use plimsoll_flow::PageNumber;
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyIterator, PySlice};
+use pyo3::types::{PyDict, PyInt, PyIterator, PyList, PySlice};
 use pyo3_arrow::input::AnyArray;
 
 use crate::errors;
@@ -67,14 +67,29 @@ fn observe_batch(batch: &Bound<'_, PyAny>, observe: Observe) -> PyResult<()> {
     }
     let array = py.import("numpy")?.call_method1("asarray", (batch,));
     let array = array.map_err(|error| no_numbers(py, error))?;
-    let array = array.cast::<PyUntypedArray>()?;
+    let mut array = array.cast_into::<PyUntypedArray>()?;
+    // Of integers of which some are 2^63 or more numpy makes floats.
+    let is_rounded = matches!(array.dtype().kind(), b'f' | b'O') && !array.is_empty();
+    if is_rounded && let Ok(list) = batch.cast::<PyList>() {
+        if list
+            .iter()
+            .all(|number| number.is_exact_instance_of::<PyInt>())
+        {
+            let numpy = py.import("numpy")?;
+            let exact = numpy.call_method1("asarray", (batch, "uint64"));
+            let exact = exact.map_err(|_| {
+                errors::references("page numbers are integers from 0 to 2^64 - 1".to_owned())
+            })?;
+            array = exact.cast_into()?;
+        }
+    }
     if array.ndim() == 0 {
         return Err(errors::references(format!(
             "references are an array, a list, Arrow data or an iterator of these; this is of type {}",
             batch.get_type().name()?
         )));
     }
-    observe_numpy(array, observe)
+    observe_numpy(&array, observe)
 }
 
 /// What numpy or Arrow has no array for.

@@ -173,20 +173,31 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
 
 fn measurements(all: &[(String, Windows)]) -> Vec<Measurement> {
     type Values = fn(&Windows) -> Vec<f64>;
-    let topics: [(&str, Values); 4] = [
-        ("Added CPU time of vCPU and tracer", |windows| {
-            windows.added(Cost::both_ns)
-        }),
-        ("Added CPU time of the vCPU alone", |windows| {
-            windows.added(|cost| cost.vcpu_ns)
-        }),
-        ("The same among untraced windows: noise", Windows::noise),
-        ("What the tracer reports", |windows| {
-            windows.reported.clone()
-        }),
+    // Those of noise have two windows in common, so that their mean has nearly no error, whatever they are.
+    let topics: [(&str, Values, bool); 4] = [
+        (
+            "Added CPU time of vCPU and tracer",
+            |windows| windows.added(Cost::both_ns),
+            true,
+        ),
+        (
+            "Added CPU time of the vCPU alone",
+            |windows| windows.added(|cost| cost.vcpu_ns),
+            true,
+        ),
+        (
+            "The same among untraced windows: noise",
+            Windows::noise,
+            false,
+        ),
+        (
+            "What the tracer reports",
+            |windows| windows.reported.clone(),
+            true,
+        ),
     ];
     let mut made = Vec::new();
-    for (what, values) in topics {
+    for (what, values, has_interval) in topics {
         for (workload, windows) in all {
             let values = values(windows);
             made.push(Measurement {
@@ -195,13 +206,33 @@ fn measurements(all: &[(String, Windows)]) -> Vec<Measurement> {
                 of: workload.trim_start_matches("workload=").to_owned(),
                 column: String::new(),
                 unit: Unit::Percent,
-                remark: interval(&values),
+                remark: if has_interval {
+                    interval(&values)
+                } else {
+                    String::new()
+                },
                 values: values.into_iter().map(Some).collect(),
                 paper: String::new(),
             });
         }
     }
     made
+}
+
+/// 97.5 % quantile of Student's distribution with so many degrees of freedom, 1 or more: its expansion for many, and 0.1 % above it
+/// from 7 on.
+fn student(degrees: usize) -> f64 {
+    const FEW: [f64; 6] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447];
+    const NORMAL: f64 = 1.96;
+    let expansion = |many: f64| {
+        let first = (NORMAL.powi(3) + NORMAL) / (4.0 * many);
+        let second =
+            (5.0 * NORMAL.powi(5) + 16.0 * NORMAL.powi(3) + 3.0 * NORMAL) / (96.0 * many * many);
+        NORMAL + first + second
+    };
+    FEW.get(degrees - 1)
+        .copied()
+        .unwrap_or_else(|| 1.001 * expansion(degrees as f64))
 }
 
 /// Mean and 95 % interval of the mean.
@@ -212,8 +243,13 @@ fn interval(values: &[f64]) -> String {
     }
     let mean = values.iter().sum::<f64>() / count;
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
-    // Student's quantile for 30 values is 2.05, for 10 it is 2.26.
-    let half = 2.05 * (squares / (count - 1.0) / count).sqrt();
+    // Neighbours have an untraced window in common, so that they are not independent: the covariance of each two counts twice.
+    let neighbours = values.windows(2);
+    let products: f64 = neighbours
+        .map(|two| (two[0] - mean) * (two[1] - mean))
+        .sum();
+    let variance = (squares + 2.0 * products.max(0.0)) / (count - 1.0) / count;
+    let half = student(values.len() - 1) * variance.sqrt();
     let percent = |share: f64| format!("{:+.2}", share * 100.0);
     format!(
         "mean {} % ({} to {})",
@@ -275,6 +311,6 @@ mod tests {
             "{both:?}"
         );
         assert!(windows.noise()[0].abs() < 1e-9);
-        assert_eq!(interval(&[0.01, 0.03]), "mean +2.00 % (-0.05 to +4.05)");
+        assert_eq!(interval(&[0.01, 0.03]), "mean +2.00 % (-10.71 to +14.71)");
     }
 }

@@ -24,7 +24,7 @@ use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_rig::{DiskGuest, GuestOutput, Server, Setup, cpu_time, program};
 use plimsoll_serve::disk::admin::report;
 use plimsoll_serve::hcache::Report as StoreReport;
-use plimsoll_vm::ConsoleEvent;
+use plimsoll_vm::{ConsoleEvent, detect};
 use serde::Serialize;
 use tempfile::TempDir;
 
@@ -189,7 +189,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let text = match args.output.format() {
         Format::Json => serde_json::to_string_pretty(&serde_json::json!({
             "schema": SCHEMA,
-            "accelerator": "tcg",
+            "accelerator": detect().accelerator.to_string(),
             "rounds": args.rounds,
             "rows": results.rows,
             "weights": results.weights,

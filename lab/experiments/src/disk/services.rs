@@ -15,6 +15,7 @@ use plimsoll_flow::PageSize;
 use plimsoll_plot::{Axis, Chart, Point, Series, SeriesStyle, Unit as AxisUnit};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_rig::{ProgramsImage, Setup, program};
+use plimsoll_vm::detect;
 use tempfile::TempDir;
 
 use super::lab::{Cost, GROWTH_BYTES, Kind, measure};
@@ -81,7 +82,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let steps = usize::try_from(seeds)? * (sizes.len() + 1) + 2;
     let mut progress = Progress::begin(&args.state, &settings, steps)?;
     let guest = format!("Debian 12, {}, one vCPU", GUEST.text());
-    let conditions = progress.step("begin", || Conditions::begin("tcg", &guest))?;
+    let conditions = progress.step("begin", || {
+        Conditions::begin(&detect().accelerator.to_string(), &guest)
+    })?;
     let made = args.state.join("made.img");
     progress.step("made", || {
         copy(&programs.disk, &made)?;
@@ -228,7 +231,7 @@ fn result_set(measured: &[Seed], rounds: u32, conditions: Conditions) -> anyhow:
         ),
         measurements,
         limits: vec![
-            "The guests are emulated: all figures are counts, none is a time.".to_owned(),
+            "All figures are counts, none is a time: guests may be emulated, as the conditions tell.".to_owned(),
             "The paper's database has 512 MiB of memory and its task reads a file of 4 MiB every 2.5 s, of 500. Here all is smaller (21 MB of data as text, some 50 MB with \
              indexes), and the task reads by queries, not by time, because an emulated guest's time depends on the host's load."
                 .to_owned(),
@@ -304,11 +307,14 @@ fn chart(measured: &[Seed], rounds: u32) -> Chart {
         predicted.points.extend(points.filter(known));
     }
     let title = "Misses of TPC-H with a light background task";
-    let subtitle = "predicted with half of the memory in the cache under the disk, and measured without a cache; emulated (TCG)";
+    let subtitle = format!(
+        "predicted with half of the memory in the cache under the disk, and measured without a cache; accelerator {}",
+        detect().accelerator
+    );
     let x = Axis::new("memory", AxisUnit::Bytes);
     let y = Axis::new("pages read per query", AxisUnit::Count);
     let dots = Series::new("measured", SeriesStyle::Dots, dots);
-    Chart::new(title, subtitle, [x, y], [predicted, dots])
+    Chart::new(title, &subtitle, [x, y], [predicted, dots])
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use plimsoll_rig::program;
+use plimsoll_vm::detect;
 
 use super::lab::{Cost, Kind, Order, measure};
 use super::sizes::{CACHES_MIB, TOTAL_MIB, setup};
@@ -205,7 +206,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         names.len() * usize::try_from(seeds)? + 2,
     )?;
     let guest = format!("{}, one vCPU", args.guest.text());
-    let conditions = progress.step("begin", || Conditions::begin("tcg", &guest))?;
+    let conditions = progress.step("begin", || {
+        Conditions::begin(&detect().accelerator.to_string(), &guest)
+    })?;
     let mut measured: BTreeMap<String, Cost> = BTreeMap::new();
     let program = program("plimsoll")?;
     for seed in 1..=seeds {
@@ -251,7 +254,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .chain(costs(&figures, seeds, &measured))
             .collect(),
         limits: vec![
-            "The guests are emulated, so their times and throughput say nothing and are not shown; the daemon is a native process, so its CPU time does. \
+            "Guests may be emulated, as the conditions tell, so their times and throughput say nothing and are not shown; the daemon is a native process, so its CPU time does. \
              Its unit is µs per request; the paper's is the share of a CPU that its hypervisor used more."
                 .to_owned(),
             "The daemon's CPU time is counted in 10 ms by the kernel, 11 µs for each of 896 requests; it contains what the daemon does between requests, \

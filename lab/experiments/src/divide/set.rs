@@ -1,6 +1,7 @@
 //! What is kept of the runs: what was promised, predicted and measured.
 
 use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
+use plimsoll_vm::detect;
 
 use super::CurveSource;
 use super::measure::{AllocationResult, InitialVm, Run, TOLERANCE, VmResult};
@@ -96,7 +97,7 @@ pub fn result_set(
         command,
         measurements,
         limits: vec![
-            "Counts, no times: the guests are emulated.".to_owned(),
+            "Counts, no times: guests may be emulated, as the conditions tell.".to_owned(),
             "Curves of first touches show nothing beyond the memory that a VM has, so the VMs are given all of their RAM to trace them.".to_owned(),
             format!(
                 "Of the {} runs, {} have allocations by curves of first touches.",
@@ -290,9 +291,12 @@ fn scatter(runs: &[Run]) -> Chart {
         [(0.0, 0.0), (most, most)],
     );
     let title = "Misses of each VM that was promised a bound";
-    let subtitle = "relative to those before: 1.00 is no change; guests emulated (TCG)";
+    let subtitle = format!(
+        "relative to those before: 1.00 is no change; accelerator {}",
+        detect().accelerator
+    );
     let axes = ["predicted", "measured"].map(|name| Axis::new(name, AxisUnit::Count));
-    Chart::new(title, subtitle, axes, dots.chain([line]))
+    Chart::new(title, &subtitle, axes, dots.chain([line]))
 }
 
 #[cfg(test)]
