@@ -132,14 +132,13 @@ impl Tracer<RemotePageout> {
     fn attach(target: &TraceTarget, config: &TraceConfig) -> Result<Self, TrapError> {
         let mut session = Session::open(target, config)?;
         let (account, toucher) = TrapAccount::measure(target, config)?;
-        session.process.start_watchdog()?;
         let userfault =
             session
                 .process
                 .userfault(config, UserfaultPurpose::Minor, session.layout.ranges())?;
         // Until the first window.
         session.process.unregister(&userfault)?;
-        session.process.unguard();
+        session.process.start_watchdog()?;
         Ok(Self::assemble(session, userfault, account, toucher, config))
     }
 }
