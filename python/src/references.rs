@@ -70,18 +70,17 @@ fn observe_batch(batch: &Bound<'_, PyAny>, observe: Observe) -> PyResult<()> {
     let mut array = array.cast_into::<PyUntypedArray>()?;
     // Of integers of which some are 2^63 or more numpy makes floats.
     let is_rounded = matches!(array.dtype().kind(), b'f' | b'O') && !array.is_empty();
-    if is_rounded && let Ok(list) = batch.cast::<PyList>() {
-        if list
-            .iter()
-            .all(|number| number.is_exact_instance_of::<PyInt>())
-        {
-            let numpy = py.import("numpy")?;
-            let exact = numpy.call_method1("asarray", (batch, "uint64"));
-            let exact = exact.map_err(|_| {
-                errors::references("page numbers are integers from 0 to 2^64 - 1".to_owned())
-            })?;
-            array = exact.cast_into()?;
-        }
+    let is_whole = |number: Bound<'_, PyAny>| number.is_exact_instance_of::<PyInt>();
+    if is_rounded
+        && let Ok(list) = batch.cast::<PyList>()
+        && list.iter().all(is_whole)
+    {
+        let numpy = py.import("numpy")?;
+        let exact = numpy.call_method1("asarray", (batch, "uint64"));
+        let exact = exact.map_err(|_| {
+            errors::references("page numbers are integers from 0 to 2^64 - 1".to_owned())
+        })?;
+        array = exact.cast_into()?;
     }
     if array.ndim() == 0 {
         return Err(errors::references(format!(

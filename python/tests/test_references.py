@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import plimsoll_mrc as pm
+from plimsoll_mrc import errors
 
 PAGES = np.random.default_rng(0).integers(0, 100, 5_000)
 
@@ -113,3 +114,10 @@ def test_the_arrays_of_a_curve_are_read_only_and_outlive_it():
     expected = sizes.copy()
     del curve
     np.testing.assert_array_equal(sizes, expected)
+
+
+def test_lists_of_integers_of_64_bits_are_exact():
+    large = [1, 2**63, 2**64 - 1, 1]
+    assert pm.mrc(large, "lru") == pm.mrc(np.array(large, "u8"), "lru")
+    with pytest.raises(errors.ReferencesError, match="from 0 to"):
+        pm.mrc([1, 2**64], "lru")
