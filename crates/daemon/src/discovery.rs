@@ -5,7 +5,7 @@
 //! budget: hundreds of monitors that never answer delay the discovery of others by seconds, and do not delay turns.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use plimsoll_vm::{AllowedUsers, HeldRam, ProcessId, QemuVm, VmError, qemu_pids};
 
 use crate::background::Background;
 use crate::config::Config;
+use crate::tracer::lock;
 
 /// Pause between rounds.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -90,10 +91,6 @@ impl HostProcesses {
         let users = lock(&config).users.clone();
         Self { users, config }
     }
-}
-
-fn lock(config: &Mutex<Config>) -> MutexGuard<'_, Config> {
-    config.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Processes for HostProcesses {

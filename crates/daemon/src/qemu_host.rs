@@ -25,7 +25,7 @@ use crate::discovery::{Discovery, DiscoveryResult, HostProcesses};
 use crate::disk_feed::DiskFeed;
 use crate::groups::GroupDiscovery;
 use crate::host::{DiscoveredGroup, DiscoveredVm, Feed, FoundGroups, Host, VmHandles};
-use crate::tracer::{Tracer, TracerTarget, Unobserved};
+use crate::tracer::{Tracer, TracerTarget, Unobserved, lock};
 
 /// Where `plimsoll run` keeps each VM's sockets.
 const FOLDER: &str = "/run/plimsoll";
@@ -130,7 +130,7 @@ fn name<'a>(
 
 impl Host for QemuHost {
     fn reconfigured(&mut self, config: &Config) {
-        *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config.clone();
+        *lock(&self.config) = config.clone();
     }
 
     fn has_discovered(&self) -> bool {

@@ -450,7 +450,7 @@ impl Feed for Tracer {
     }
 }
 
-fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
     // The data it guards is consistent at every point where a holder could panic.
     guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -211,7 +211,7 @@ fn promise(vm: &VmSummary, sections: &mut Sections) {
         ),
         None => {
             let why = match vm.curve_source {
-                Some(_) => "its curve does not tell it at its size",
+                Some(_) => "its curve does not resolve its size",
                 None => "its curve is not known",
             };
             (UNKNOWN.to_owned(), why.to_owned())

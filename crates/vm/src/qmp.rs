@@ -51,8 +51,6 @@ pub struct Qmp {
     stream: UnixStream,
     /// Received bytes of an incomplete line.
     received: Vec<u8>,
-    /// Length of the last line.
-    line_bytes: usize,
     events: VecDeque<QmpEvent>,
     /// Time limit of an answer.
     timeout: Duration,
@@ -160,7 +158,6 @@ impl Qmp {
         let mut qmp = Self {
             stream,
             received: Vec::new(),
-            line_bytes: 0,
             events: VecDeque::new(),
             timeout,
             next_id: 0,
@@ -392,10 +389,7 @@ impl Qmp {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
         }
-        let data = match self.line_bytes {
-            ..=EVENT_BYTES_MAX => message["data"].take(),
-            _ => Value::Null,
-        };
+        let data = message["data"].take();
         self.events.push_back(QmpEvent { name, data });
         true
     }
@@ -409,9 +403,11 @@ impl Qmp {
                 .position(|&byte| byte == b'\n');
             if let Some(at) = newline {
                 let line: Vec<u8> = self.received.drain(..=searched + at).collect();
-                self.line_bytes = line.len();
-                let value: Value = serde_json::from_slice(&line)
+                let mut value: Value = serde_json::from_slice(&line)
                     .map_err(|error| Receive::Protocol(error.to_string()))?;
+                if line.len() > EVENT_BYTES_MAX && value["event"].is_string() {
+                    value["data"].take();
+                }
                 return match value {
                     Value::Object(_) => Ok(value),
                     _ => Err(Receive::Protocol("a line is no object".into())),

@@ -73,7 +73,7 @@ pub(super) fn run(
     let nanoseconds = |interval: Interval| interval.get().as_nanos();
     if window.is_some_and(|window| !nanoseconds(window).is_multiple_of(nanoseconds(every))) {
         bail_usage!(
-            "--window: expected a multiple of --every, in whole intervals of which it moves"
+            "--window: expected a multiple of --every, because the window moves by one such interval at a time"
         );
     }
     let intervals = window.map(|window| nanoseconds(window) / nanoseconds(every));

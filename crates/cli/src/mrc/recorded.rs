@@ -50,7 +50,7 @@ pub(super) fn show(
     let page_bytes = stream.page_size().unwrap_or(trace.page_bytes);
     if ![page_bytes, PageSize::FOUR_KIB].contains(&trace.page_bytes) {
         bail_usage!(
-            "--page-bytes: '{path}' is a record of pages of {} bytes",
+            "--page-bytes: '{path}' was recorded with pages of {} bytes",
             page_bytes.bytes()
         );
     }

@@ -486,13 +486,19 @@ fn the_vm_is_paused_for_a_kind_of_failure_and_not_without_a_guest() {
     }
 }
 
-#[test]
-fn a_vm_halts_for_a_dirty_block_until_it_is_written() {
+/// A guest that is there, whose writes are delayed.
+fn delayed(write_error: WriteErrorAction) -> Guest {
     let mut guest = Guest::new(EngineOptions {
-        write_error: WriteErrorAction::Stop,
+        write_error,
         ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
     });
     guest.engine.attend(DISK, true);
+    guest
+}
+
+#[test]
+fn a_vm_halts_for_a_dirty_block_until_it_is_written() {
+    let mut guest = delayed(WriteErrorAction::Stop);
     guest.write(1, 1);
     guest.submit(Operation::Flush);
     let order = guest.orders().remove(0);
@@ -517,11 +523,7 @@ fn a_vm_halts_for_a_dirty_block_until_it_is_written() {
 #[test]
 fn a_vm_halts_for_blocks_without_space_and_not_for_others_that_fail() {
     let setup = || {
-        let mut guest = Guest::new(EngineOptions {
-            write_error: WriteErrorAction::NoSpace,
-            ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
-        });
-        guest.engine.attend(DISK, true);
+        let mut guest = delayed(WriteErrorAction::NoSpace);
         guest.write(1, 1);
         guest.write(9, 1);
         guest.submit(Operation::Flush);
@@ -569,11 +571,7 @@ fn a_vm_halts_for_blocks_without_space_and_not_for_others_that_fail() {
 
 #[test]
 fn flushes_are_not_told_of_blocks_that_are_tried_again() {
-    let mut guest = Guest::new(EngineOptions {
-        write_error: WriteErrorAction::NoSpace,
-        ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
-    });
-    guest.engine.attend(DISK, true);
+    let mut guest = delayed(WriteErrorAction::NoSpace);
     guest.write(1, 1);
     guest.write(9, 1);
     guest.submit(Operation::Flush);
@@ -597,12 +595,8 @@ fn flushes_are_not_told_of_blocks_that_are_tried_again() {
 
 #[test]
 fn flushes_wait_for_blocks_that_failed_only_with_others() {
-    let mut guest = Guest::new(EngineOptions {
-        write_error: WriteErrorAction::Stop,
-        ..options(CacheMode::Exclusive, WriteMode::Delayed, 8)
-    });
+    let mut guest = delayed(WriteErrorAction::Stop);
     let broken = || Err(io::Error::other("broken"));
-    guest.engine.attend(DISK, true);
     guest.write(1, 2);
     guest.submit(Operation::Flush);
     let order = guest.orders().remove(0);

@@ -231,7 +231,7 @@ fn result_set(measured: &[Seed], rounds: u32, conditions: Conditions) -> anyhow:
         ),
         measurements,
         limits: vec![
-            "All figures are counts, none is a time: guests may be emulated, as the conditions tell.".to_owned(),
+            "All figures are counts, none is a time: guests may be emulated, as the conditions state.".to_owned(),
             "The paper's database has 512 MiB of memory and its task reads a file of 4 MiB every 2.5 s, of 500. Here all is smaller (21 MB of data as text, some 50 MB with \
              indexes), and the task reads by queries, not by time, because an emulated guest's time depends on the host's load."
                 .to_owned(),

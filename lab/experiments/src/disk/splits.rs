@@ -254,7 +254,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             .chain(costs(&figures, seeds, &measured))
             .collect(),
         limits: vec![
-            "Guests may be emulated, as the conditions tell, so their times and throughput say nothing and are not shown; the daemon is a native process, so its CPU time does. \
+            "Guests may be emulated, as the conditions state, so their times and throughput say nothing and are not shown; the daemon is a native process, so its CPU time does. \
              Its unit is µs per request; the paper's is the share of a CPU that its hypervisor used more."
                 .to_owned(),
             "The daemon's CPU time is counted in 10 ms by the kernel, 11 µs for each of 896 requests; it contains what the daemon does between requests, \

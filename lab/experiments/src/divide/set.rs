@@ -97,7 +97,7 @@ pub fn result_set(
         command,
         measurements,
         limits: vec![
-            "Counts, no times: guests may be emulated, as the conditions tell.".to_owned(),
+            "Counts, no times: guests may be emulated, as the conditions state.".to_owned(),
             "Curves of first touches show nothing beyond the memory that a VM has, so the VMs are given all of their RAM to trace them.".to_owned(),
             format!(
                 "Of the {} runs, {} have allocations by curves of first touches.",

@@ -13,7 +13,7 @@
 //!    0  8  magic "PLIMCSTK"
 //!    8  4  version, 2; 1 is read too
 //!   12  2  precision
-//!   14  2  binary logarithm of the bytes in a page; 0 in version 1, which does not tell them
+//!   14  2  binary logarithm of the bytes in a page; 0 in version 1, which does not record it
 //!   16  4  interval, in references
 //!   20  4  delta, in 2^-24
 //!   24  8  seed

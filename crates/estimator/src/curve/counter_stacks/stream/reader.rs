@@ -109,7 +109,7 @@ impl CounterStream {
         self.options
     }
 
-    /// Size of the pages; `None` if the record, of version 1, does not tell it.
+    /// Size of the pages; `None` in version 1, which does not record it.
     pub fn page_size(&self) -> Option<PageSize> {
         self.page_size
     }
