@@ -7,7 +7,7 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use flate2::write::GzEncoder;
@@ -111,6 +111,13 @@ fn create_file(path: &Path) -> io::Result<(File, Option<Partial>)> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut mode = 0o666;
     match path.metadata() {
+        // Whatever it has would be gone, as the disk of a VM.
+        Ok(there) if there.file_type().is_block_device() => {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a block device is not overwritten by a trace",
+            ));
+        }
         Ok(there) if !there.is_file() => return Ok((File::create(&path)?, None)),
         Ok(there) => mode = there.permissions().mode(),
         Err(_) => {}

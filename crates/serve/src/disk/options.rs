@@ -364,12 +364,12 @@ impl CacheArgs {
 /// The rule that names follow.
 pub fn name(text: &str) -> Result<String, String> {
     let allowed = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
-    let fits = (1..=48).contains(&text.len()) && !text.starts_with('.');
+    let fits = (1..=48).contains(&text.len()) && !text.starts_with(['.', '-']);
     if fits && text.chars().all(allowed) {
         Ok(text.to_owned())
     } else {
         Err(
-            "a name has 1 to 48 ASCII letters, digits, '-', '_' and '.', and does not begin with '.'"
+            "a name has 1 to 48 ASCII letters, digits, '-', '_' and '.', and does not begin with '.' or '-'"
                 .into(),
         )
     }
@@ -381,7 +381,7 @@ pub fn name_of(image: Option<&Path>) -> String {
     name_from(&stem.unwrap_or_default().to_string_lossy())
 }
 
-/// A text as a name, with '-' for each character that names cannot have.
+/// A text as a name, with '-' for each character that names cannot have, without those at its beginning.
 pub fn name_from(text: &str) -> String {
     let made: String = text
         .chars()
@@ -394,23 +394,34 @@ pub fn name_from(text: &str) -> String {
             }
         })
         .collect();
-    name(&made).unwrap_or_else(|_| "vm".to_owned())
+    name(made.trim_start_matches('-')).unwrap_or_else(|_| "vm".to_owned())
 }
 
-/// Refuses an image that is given twice, unless it is only read.
+/// Refuses an image that is given twice, unless it is only read, and one that is also the trace to be recorded, which would replace it.
 ///
 /// # Errors
 ///
 /// A [`UsageError`](plimsoll_output::exit::UsageError) that names it.
-pub fn check_distinct(disks: &[DiskSpec]) -> anyhow::Result<()> {
-    let identity = |disk: &DiskSpec| {
-        let file = fs::metadata(&disk.image).ok()?;
+pub fn check_distinct(disks: &[DiskSpec], record: Option<&Path>) -> anyhow::Result<()> {
+    let of_file = |path: &Path| {
+        let file = fs::metadata(path).ok()?;
         // A block device may have several nodes.
         Some(match file.file_type().is_block_device() {
             true => (None, file.rdev()),
             false => (Some(file.dev()), file.ino()),
         })
     };
+    let identity = |disk: &DiskSpec| of_file(&disk.image);
+    if let Some(trace) = record
+        && let Some(file) = of_file(trace)
+        && let Some(disk) = disks.iter().find(|disk| identity(disk) == Some(file))
+    {
+        bail_usage!(
+            "--record {}: it is the image {}, which the trace would replace",
+            trace.display(),
+            disk.image.display()
+        );
+    }
     for (number, disk) in disks.iter().enumerate() {
         let same = |other: &&DiskSpec| {
             identity(disk).is_some_and(|file| identity(other) == Some(file))
@@ -508,12 +519,31 @@ mod tests {
         assert_eq!(of("/srv/web-1.raw"), "web-1");
         assert_eq!(of("/dev/vg0/data"), "data");
         assert_eq!(of("my image (old).img"), "my-image--old-");
-        assert_eq!(of("…"), "-");
+        assert_eq!(of("…"), "vm");
+        assert_eq!(of("(backup).raw"), "backup-");
         assert_eq!(of(".hidden"), "vm");
         assert_eq!(name_of(None), "vm");
-        for wrong in ["", ".x", "a/b", "a b", &"x".repeat(49)] {
+        for wrong in ["", ".x", "-x", "a/b", "a b", &"x".repeat(49)] {
             assert!(name(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn an_image_is_not_also_the_trace() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("a.raw");
+        let link = folder.path().join("link");
+        let trace = folder.path().join("trace");
+        fs::write(&image, "Z").unwrap();
+        std::os::unix::fs::symlink(&image, &link).unwrap();
+        let disks = [DiskSpec::new(image.clone())];
+        for same in [&image, &link] {
+            let error = check_distinct(&disks, Some(same)).unwrap_err().to_string();
+            assert!(error.contains("which the trace would replace"), "{error}");
+        }
+        check_distinct(&disks, Some(&trace)).unwrap();
+        fs::write(&trace, "an earlier one").unwrap();
+        check_distinct(&disks, Some(&trace)).unwrap();
     }
 
     #[cfg(feature = "ablation")]

@@ -2,14 +2,16 @@
 
 use std::panic;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
 use anyhow::Context as _;
 use plimsoll_disk::{Location, Misses, Observer, misses};
 use plimsoll_flow::{PageSize, ReferenceBatch, Source as _};
 use plimsoll_source::Format;
+
+use super::report::RecordReport;
 
 /// Several observers as one.
 pub(super) struct Observers(pub(super) Vec<Box<dyn Observer>>);
@@ -36,12 +38,42 @@ impl Observer for Observers {
     }
 }
 
+/// What became of a trace until now.
+#[derive(Debug, Clone)]
+pub(super) struct RecordProgress {
+    /// Where the trace will be.
+    trace: PathBuf,
+    /// References that could not be recorded.
+    lost: Arc<AtomicU64>,
+    /// Why the trace cannot be written.
+    error: Arc<OnceLock<String>>,
+    /// Whether that was told.
+    is_told: Arc<AtomicBool>,
+}
+
+impl RecordProgress {
+    pub(super) fn report(&self) -> RecordReport {
+        RecordReport {
+            trace: self.trace.clone(),
+            lost: self.lost.load(Ordering::Relaxed),
+            error: self.error.get().cloned(),
+        }
+    }
+
+    /// A line to print, once, if the trace cannot be written.
+    pub(super) fn tell(&self) -> Option<String> {
+        let error = self.error.get()?;
+        let is_new = !self.is_told.swap(true, Ordering::Relaxed);
+        let trace = self.trace.display();
+        is_new.then(|| {
+            format!("disk: the trace {trace} cannot be written, and nothing of it is kept: {error}")
+        })
+    }
+}
+
 /// A trace that a thread of its own writes.
 pub(super) struct Recorder {
-    /// Where the trace will be.
-    pub(super) trace: PathBuf,
-    /// References that could not be recorded.
-    pub(super) lost: Arc<AtomicU64>,
+    pub(super) progress: RecordProgress,
     /// Tells the thread that the trace is to get its name; dropped, that what was written is to be removed.
     keep: mpsc::SyncSender<()>,
     thread: thread::JoinHandle<anyhow::Result<()>>,
@@ -52,15 +84,19 @@ impl Recorder {
     /// Returns the observer that feeds it.
     pub(super) fn start(trace: &Path) -> anyhow::Result<(Self, Box<dyn Observer>)> {
         let (observer, misses) = misses();
-        let lost = observer.lost();
+        let progress = RecordProgress {
+            trace: trace.to_owned(),
+            lost: observer.lost(),
+            error: Arc::default(),
+            is_told: Arc::default(),
+        };
         let (begun, beginning) = mpsc::sync_channel(1);
-        let path = trace.to_owned();
         let thread = thread::Builder::new().name("record".into());
         let (keep, kept) = mpsc::sync_channel(1);
-        let thread = thread.spawn(move || record(&path, misses, &begun, &kept))?;
+        let of_thread = progress.clone();
+        let thread = thread.spawn(move || record(&of_thread, misses, &begun, &kept))?;
         let recorder = Self {
-            trace: trace.to_owned(),
-            lost,
+            progress,
             keep,
             thread,
         };
@@ -81,17 +117,31 @@ impl Recorder {
 }
 
 fn record(
-    path: &Path,
+    progress: &RecordProgress,
     mut misses: Misses,
     begun: &mpsc::SyncSender<()>,
     kept: &mpsc::Receiver<()>,
 ) -> anyhow::Result<()> {
+    let path = &progress.trace;
     let format = Format::of_name(path).unwrap_or(Format::PLIMSOLL);
     let mut trace = plimsoll_source::create(path, Some(format), PageSize::FOUR_KIB)?;
     begun.send(())?;
     let mut batch = ReferenceBatch::new();
+    let mut recorded = 0;
     while misses.next_batch(&mut batch)? {
-        trace.write(&batch)?;
+        recorded += batch.len() as u64;
+        if let Err(error) = trace.write(&batch) {
+            // The unfinished file takes no more space.
+            drop(trace);
+            let _ = progress.error.set(error.to_string());
+            // Nothing is kept of what was written, and nothing that comes is.
+            let lost = |count| progress.lost.fetch_add(count, Ordering::Relaxed);
+            lost(recorded);
+            while misses.next_batch(&mut batch)? {
+                lost(batch.len() as u64);
+            }
+            return Err(error.into());
+        }
     }
     match kept.recv() {
         Ok(()) => Ok(trace.finish()?),
@@ -102,7 +152,10 @@ fn record(
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::ops::Range;
     use std::time::Duration;
+
+    use plimsoll_disk::DiskNumber;
 
     use super::*;
 
@@ -123,5 +176,32 @@ mod tests {
         drop(observer);
         recorder.finish().unwrap();
         assert_eq!(fs::read_to_string(&trace).unwrap(), "");
+    }
+
+    #[test]
+    fn a_trace_that_cannot_be_written_is_told_once_and_all_its_references_are_lost() {
+        let (recorder, mut observer) = Recorder::start(Path::new("/dev/full")).unwrap();
+        let progress = recorder.progress.clone();
+        let count = 1 << 16;
+        let mut missed = |pages: Range<u64>| {
+            for page in pages {
+                observer.missed(Location::new(DiskNumber(0), page));
+            }
+        };
+        let mut all = 0;
+        while progress.report().error.is_none() {
+            missed(all..all + count);
+            all += count;
+        }
+        let line = progress.tell().unwrap();
+        assert!(
+            line.contains("/dev/full") && line.contains("No space"),
+            "{line}"
+        );
+        assert_eq!(progress.tell(), None);
+        missed(all..all + count);
+        drop(observer);
+        assert!(recorder.finish().is_err());
+        assert_eq!(progress.report().lost, all + count);
     }
 }

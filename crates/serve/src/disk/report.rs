@@ -20,6 +20,9 @@ pub struct Report {
     pub ghosts: Option<GhostsReport>,
     /// The trace being recorded.
     pub record: Option<RecordReport>,
+    /// What became of pausing the VM while storage refuses its writes.
+    #[serde(default)]
+    pub pause: PauseReport,
     /// Share of reads that miss at each size of guest memory and cache together; present if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub curve: Option<CurveJson>,
@@ -81,22 +84,30 @@ pub struct RecordReport {
     pub trace: PathBuf,
     /// References that were not recorded.
     pub lost: u64,
+    /// Why the trace cannot be written, so that nothing of it is kept; `null` if it can.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+/// The VM, which is to be paused while `machine.engine.wants_pause`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseReport {
+    /// Whether the server has paused it.
+    pub paused: bool,
+    /// Why it has not, although it was to; `null` if nothing failed.
+    pub error: Option<String>,
 }
 
 impl Report {
-    /// A report without the curve.
-    pub fn new(
-        vm: &str,
-        machine: MachineStats,
-        ghosts: Option<GhostsReport>,
-        record: Option<RecordReport>,
-    ) -> Self {
+    /// A report of what is served, with nothing that is optional but the prediction.
+    pub fn new(vm: &str, machine: MachineStats, ghosts: Option<GhostsReport>) -> Self {
         Self {
             schema: SCHEMA,
             vm: vm.to_owned(),
             machine,
             ghosts,
-            record,
+            record: None,
+            pause: PauseReport::default(),
             curve: None,
         }
     }
@@ -217,7 +228,7 @@ pub(crate) mod tests {
             },
             victim_cache: VictimCacheStats::default(),
         };
-        let mut report = Report::new("web", machine, None, None);
+        let mut report = Report::new("web", machine, None);
         let at = |cache_pages, hit_ratio| HitPrediction {
             cache_pages,
             hit_ratio,

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read as _, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
@@ -29,10 +29,10 @@ use serde_json::{Value, json};
 use super::admin::{Admin, Daemon, Request};
 use super::ghosts::{Ghosts, Prediction};
 use super::options::{CacheArgs, DiskSpec, check_distinct, name, name_of};
-use super::recorder::{Observers, Recorder};
-use super::report::{RecordReport, Report};
+use super::recorder::{Observers, RecordProgress, Recorder};
+use super::report::Report;
 use super::state::StateDirectory;
-use super::trouble::{Journal, Pause};
+use super::trouble::{Journal, Pause, SharedPause};
 use super::victim_cache::HcacheClient;
 use crate::socket_mode::mode;
 
@@ -97,7 +97,7 @@ pub struct Args {
 impl Args {
     fn disks(&self) -> anyhow::Result<Vec<DiskOptions>> {
         let mut disks = Vec::new();
-        check_distinct(&self.disk)?;
+        check_distinct(&self.disk, self.cache.record.as_deref())?;
         for disk in &self.disk {
             let Some(socket) = &disk.socket else {
                 bail_usage!("--disk {}: it needs socket=PATH", disk.image.display());
@@ -217,15 +217,11 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (record, recording) = match recorder {
         Some((recorder, observer)) => {
             observers.push(observer);
-            (
-                Some((recorder.trace.clone(), Arc::clone(&recorder.lost))),
-                Some(recorder),
-            )
+            (Some(recorder.progress.clone()), Some(recorder))
         }
         None => (None, None),
     };
-    let monitors = &args.cache.monitors;
-    let pause = (!monitors.is_empty()).then(|| Pause::new(monitors, state.as_deref()));
+    let pause = Pause::new(&args.cache.monitors, state.as_deref());
     let options = MachineOptions {
         disks,
         control: args.control.clone().map(Socket::Path),
@@ -262,6 +258,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
             handle,
             ghosts,
             record,
+            pause: pause.report(),
         };
         let result = served.serve(args, &stop, &serving, pause, out);
         // It may have ended by itself.
@@ -334,7 +331,8 @@ struct AdminState {
     vm: String,
     handle: MachineHandle,
     ghosts: Option<Ghosts>,
-    record: Option<(PathBuf, Arc<AtomicU64>)>,
+    record: Option<RecordProgress>,
+    pause: SharedPause,
 }
 
 impl AdminState {
@@ -344,7 +342,7 @@ impl AdminState {
         args: &Args,
         stop: &AtomicBool,
         serving: &ScopedJoinHandle<'_, anyhow::Result<()>>,
-        mut pause: Option<Pause>,
+        mut pause: Pause,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
         let admin = args.admin.as_deref();
@@ -357,18 +355,16 @@ impl AdminState {
             thread::sleep(TURN);
             turns = turns.wrapping_add(1);
             let is_second = turns.is_multiple_of(TURNS_OF_A_SECOND);
-            if !is_second && pause.is_none() {
+            if !is_second && !pause.is_possible() {
                 continue;
             }
             let Ok(stats) = self.handle.stats() else {
                 continue;
             };
             let now = Instant::now();
-            let mut lines: Vec<_> = pause
-                .iter_mut()
-                .filter_map(|pause| pause.follow(&stats, now))
-                .collect();
+            let mut lines: Vec<_> = pause.follow(&stats, now).into_iter().collect();
             if is_second {
+                lines.extend(self.record.as_ref().and_then(RecordProgress::tell));
                 lines.extend(journal.lines(&stats.disks, now));
                 if let Some(ghosts) = &self.ghosts {
                     // Without memory for a longer list the curve ends where it ended before.
@@ -452,12 +448,11 @@ impl Daemon for AdminState {
             Request::Stat => {
                 let stats = self.handle.stats()?;
                 let prediction = self.prediction(&stats);
-                let record = self.record.as_ref().map(|(trace, lost)| RecordReport {
-                    trace: trace.clone(),
-                    lost: lost.load(Ordering::Relaxed),
-                });
                 let ghosts = prediction.map(|prediction| prediction.report);
-                json!(Report::new(&self.vm, stats, ghosts, record))
+                let mut report = Report::new(&self.vm, stats, ghosts);
+                report.record = self.record.as_ref().map(RecordProgress::report);
+                report.pause = self.pause.get();
+                json!(report)
             }
             Request::Curve => {
                 let stats = self.handle.stats()?;

@@ -10,7 +10,7 @@ use plimsoll_output::{cut_front, duration, per_second, percent, printable, short
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
-use super::report::{GhostsReport, Report};
+use super::report::{GhostsReport, PauseReport, Report};
 use super::trouble::{RAM_ERRORS, UNSHARED};
 
 /// Lines of the curve, at most; they are multiples of [`SEGMENT_PAGES`] apart.
@@ -36,8 +36,12 @@ pub fn text(report: &Report, earlier: Option<&Report>) -> String {
         };
         let trace = printable(&record.trace.to_string_lossy());
         let _ = writeln!(text, "record    {trace}{lost}");
+        if let Some(error) = &record.error {
+            let error = printable(error);
+            let _ = writeln!(text, "UNKEPT    the trace cannot be written: {error}");
+        }
     }
-    table.disks(&mut text);
+    table.disks(&report.pause, &mut text);
     if let Some(ghosts) = &report.ghosts {
         table.expected(ghosts, &mut text);
     }
@@ -259,7 +263,7 @@ impl Table<'_> {
         }
     }
 
-    fn disks(&self, text: &mut String) {
+    fn disks(&self, pause: &PauseReport, text: &mut String) {
         if self.now.disks.is_empty() {
             return;
         }
@@ -288,7 +292,15 @@ impl Table<'_> {
             self.failures(number, disk, text);
         }
         if self.now.engine.wants_pause {
-            text.push_str("PAUSED    the VM, until its writes succeed (--write-error)\n");
+            if pause.paused {
+                text.push_str("PAUSED    the VM, until its writes succeed (--write-error)\n");
+            } else {
+                let why = printable(pause.error.as_deref().unwrap_or("it did not run"));
+                let _ = writeln!(
+                    text,
+                    "WAITING   writes, until they succeed (--write-error); the VM was not paused: {why}"
+                );
+            }
         }
     }
 
@@ -454,6 +466,7 @@ fn hundredths(part: u64, whole: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::report::RecordReport;
     use super::super::report::tests::example;
     use super::*;
     use plimsoll_protocol::curve_json::{MissesJson, PointJson};
@@ -541,6 +554,7 @@ band now: noise 1.0 %, order 3.0 % (87.5 % of evictions out of it), unreported e
         disk.unwritable_pages = 2;
         disk.unsynced = true;
         report.machine.engine.wants_pause = true;
+        report.pause.paused = true;
         let told = text(&report, None);
         let lines = "\
 ERRORS    disk 0: 7 for lack of space, 0 others; the last: No space left
@@ -550,6 +564,29 @@ UNWRITTEN disk 0: 8 KiB cannot be written; they stay dirty, and flushes fail
 UNSYNCED  disk 0: a sync failed, so flushes fail until `plimsoll disk enable`
 PAUSED    the VM, until its writes succeed (--write-error)
 ";
+        assert!(told.contains(lines), "{told}");
+        report.pause = PauseReport {
+            paused: false,
+            error: Some("no greeting".to_owned()),
+        };
+        let line = "WAITING   writes, until they succeed (--write-error); the VM was not paused: no greeting\n";
+        let told = text(&report, None);
+        assert!(told.contains(line) && !told.contains("PAUSED"), "{told}");
+    }
+
+    #[test]
+    fn a_trace_that_cannot_be_written_is_told() {
+        let mut report = example();
+        report.record = Some(RecordReport {
+            trace: "/t.ids".into(),
+            lost: 9,
+            error: Some("No space left".to_owned()),
+        });
+        let lines = "\
+record    /t.ids, 9 references lost
+UNKEPT    the trace cannot be written: No space left
+";
+        let told = text(&report, None);
         assert!(told.contains(lines), "{told}");
     }
 

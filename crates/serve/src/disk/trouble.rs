@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use plimsoll_disk::{DiskStats, MachineStats, boot_id};
 use plimsoll_vm::{ProcessId, Qmp, VmError};
+
+use super::report::PauseReport;
 
 /// Why RAM cannot be accessed.
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
@@ -91,10 +94,29 @@ pub(super) fn counts(disk: &DiskStats) -> String {
     )
 }
 
+/// What became of pausing the VM, as others read it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedPause(Arc<Mutex<PauseReport>>);
+
+impl SharedPause {
+    pub(super) fn get(&self) -> PauseReport {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set(&self, report: PauseReport) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+}
+
 /// Pauses the VM by one of its monitors while its writes cannot be stored.
 #[derive(Debug)]
 pub(super) struct Pause {
+    /// None if the VM cannot be paused.
     monitors: Vec<PathBuf>,
+    report: SharedPause,
     /// Says to the next daemon in which boot, and which process of, the VM was paused by this one.
     marker: Option<PathBuf>,
     paused: bool,
@@ -111,17 +133,37 @@ impl Pause {
         let mark = mark.and_then(Result::ok).unwrap_or_default();
         let mut words = mark.split_whitespace();
         let boot = words.next();
+        let error = monitors
+            .is_empty()
+            .then(|| "no monitor is known (--monitor)".to_owned());
+        let paused = boot.is_some() && boot == boot_id().ok().as_deref();
+        let report = SharedPause::default();
+        report.set(PauseReport { paused, error });
         Self {
             monitors: monitors.to_owned(),
-            paused: boot.is_some() && boot == boot_id().ok().as_deref(),
+            report,
+            paused,
             process: words.next().and_then(|process| process.parse().ok()),
             marker,
             try_at: None,
         }
     }
 
+    /// Whether there is a monitor.
+    pub(super) fn is_possible(&self) -> bool {
+        !self.monitors.is_empty()
+    }
+
+    /// What became of it, now and later.
+    pub(super) fn report(&self) -> SharedPause {
+        self.report.clone()
+    }
+
     /// Pauses or resumes the VM if the machine asks for it; returns a line to print.
     pub(super) fn follow(&mut self, stats: &MachineStats, now: Instant) -> Option<String> {
+        if !self.is_possible() {
+            return None;
+        }
         let wants = stats.engine.wants_pause;
         // Another process is another VM, which is not to be resumed.
         if self.paused && self.process.is_some_and(|process| !process.is_there()) {
@@ -136,6 +178,14 @@ impl Pause {
         } else {
             connected.and_then(|mut monitor| self.resume(&mut monitor))
         };
+        if wants && matches!(done, Err(VmError::QmpRefused { .. })) {
+            // It was answered: the VM runs on.
+            self.forget();
+        }
+        self.report.set(PauseReport {
+            paused: self.paused,
+            error: done.as_ref().err().map(VmError::to_string),
+        });
         let (what, state) = match wants {
             true => ("paused", "its writes wait"),
             false => ("resumed", "it stays paused"),
@@ -200,9 +250,17 @@ mod tests {
 
     use super::*;
 
+    /// How a monitor answers `stop`.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Answer {
+        Success,
+        Refusal,
+        /// As QEMU does while requests are in flight.
+        None,
+    }
+
     /// A monitor of a VM that runs until it is stopped; returns the commands that it gets.
-    /// As QEMU does while requests are in flight, it may leave `stop` unanswered.
-    fn monitor(socket: &Path, answers_stop: bool) -> Receiver<String> {
+    fn monitor(socket: &Path, to_stop: Answer) -> Receiver<String> {
         let (commands, received) = channel();
         let listener = UnixListener::bind(socket).unwrap();
         thread::spawn(move || {
@@ -216,6 +274,10 @@ mod tests {
                     let command = line["execute"].as_str().unwrap().to_owned();
                     let mut answer = serde_json::json!({"return": {}, "id": line["id"]});
                     match &*command {
+                        "stop" if to_stop == Answer::Refusal => {
+                            let error = serde_json::json!({"class": "GenericError", "desc": "no"});
+                            answer = serde_json::json!({"error": error, "id": line["id"]});
+                        }
                         "stop" => running = false,
                         "cont" => running = true,
                         "query-status" => {
@@ -228,7 +290,7 @@ mod tests {
                     if line["id"].is_null() {
                         answer.as_object_mut().unwrap().remove("id");
                     }
-                    if answers_stop || command != "stop" {
+                    if to_stop != Answer::None || command != "stop" {
                         writeln!(stream, "{answer}").unwrap();
                     }
                     if ["stop", "cont"].contains(&&*command) {
@@ -245,7 +307,7 @@ mod tests {
     fn a_vm_is_paused_while_its_writes_fail_and_resumed_by_whoever_serves_then() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("monitor");
-        let received = monitor(&socket, true);
+        let received = monitor(&socket, Answer::Success);
         let now = Instant::now();
         let mut stats = MachineStats::default();
         let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
@@ -281,7 +343,7 @@ mod tests {
     fn another_vm_than_the_one_that_was_paused_is_not_resumed() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("monitor");
-        let received = monitor(&socket, true);
+        let received = monitor(&socket, Answer::Success);
         let mut ended = Command::new("sleep").arg("60").spawn().unwrap();
         let process = ProcessId::of_pid(ended.id()).unwrap();
         let marker = folder.path().join("paused");
@@ -303,7 +365,7 @@ mod tests {
     fn a_vm_whose_pause_is_not_answered_is_resumed_all_the_same() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("monitor");
-        let received = monitor(&socket, false);
+        let received = monitor(&socket, Answer::None);
         let mut stats = MachineStats::default();
         stats.engine.wants_pause = true;
         let mut pause = Pause::new(std::slice::from_ref(&socket), None);
@@ -317,12 +379,35 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_whose_pause_is_refused_runs_on_and_is_paused_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("monitor");
+        let received = monitor(&socket, Answer::Refusal);
+        let mut stats = MachineStats::default();
+        stats.engine.wants_pause = true;
+        let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
+        let report = pause.report();
+        let now = Instant::now();
+        let line = pause.follow(&stats, now).unwrap();
+        assert!(
+            line.starts_with("disk: the VM cannot be paused: "),
+            "{line}"
+        );
+        assert_eq!(received.recv().unwrap(), "stop");
+        assert!(!report.get().paused && report.get().error.unwrap().contains("refused"));
+        assert!(!folder.path().join("paused").exists());
+        assert_eq!(pause.follow(&stats, now), None);
+        assert!(pause.follow(&stats, now + MONITOR_RETRY).is_some());
+        assert_eq!(received.recv().unwrap(), "stop");
+    }
+
+    #[test]
     fn a_vm_is_paused_by_the_monitor_that_no_other_client_holds() {
         let folder = tempfile::tempdir().unwrap();
         let [taken, free] = ["taken", "free"].map(|name| folder.path().join(name));
         // It accepts, and greets nobody.
         let _listener = UnixListener::bind(&taken).unwrap();
-        let received = monitor(&free, true);
+        let received = monitor(&free, Answer::Success);
         let mut stats = MachineStats::default();
         stats.engine.wants_pause = true;
         let mut pause = Pause::new(&[taken, free], None);

@@ -148,7 +148,7 @@ fn daemon_arguments(
         disk.image = fs::canonicalize(&disk.image)
             .with_context(|| format!("image {}", disk.image.display()))?;
     }
-    check_distinct(&disks)?;
+    check_distinct(&disks, args.cache.record.as_deref())?;
     create(directory)?;
     let directory = fs::canonicalize(directory)
         .with_context(|| format!("cannot find the directory {}", directory.display()))?;
