@@ -1,9 +1,8 @@
 //! The program as its users meet it: what it writes where, and how it ends.
 
-use plimsoll_skip::{Lack, skip};
+use plimsoll_skip::{Lack, skip, write_program};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
@@ -1482,8 +1481,7 @@ fn a_stream_is_followed_by_the_curve_of_its_last_window() {
 fn a_vm_is_started_also_if_nobody_reads_the_output() {
     let desk = Desk::new();
     let qemu = desk.path("qemu");
-    fs::write(&qemu, "#!/bin/sh\ntouch started\nexit 7\n").unwrap();
-    fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).unwrap();
+    write_program(qemu, "#!/bin/sh\ntouch started\nexit 7\n");
     let gone = || std::io::pipe().unwrap().1;
     let ended = desk.command("run -- ./qemu").stdout(gone()).output();
     let ended = ended.unwrap();

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use plimsoll_serve::disk::Report;
+use plimsoll_skip::write_program;
 use tempfile::TempDir;
 
 use program::{KilledOnDrop, ran};
@@ -339,10 +340,8 @@ fn verbs_without_a_daemon_end_with_3() {
 
 /// A program in place of QEMU that says what it was given, and ends with 7.
 fn pretender(folder: &TempDir) {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = folder.path().join("qemu");
-    fs::write(&path, "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 7\n").unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "#!/bin/sh\nprintf '%s\\n' \"$@\"\nexit 7\n";
+    write_program(folder.path().join("qemu"), script);
 }
 
 #[test]

@@ -195,6 +195,7 @@ mod tests {
     use std::process::Command;
 
     use plimsoll_flow::GroupKind;
+    use plimsoll_skip::write_program;
     use plimsoll_vm::{CgroupVersion, GroupFault, GroupPattern};
 
     use super::*;
@@ -294,7 +295,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut children = ["app", "pause", "catatonit"].map(|name| {
             let program = folder.path().join(name);
-            fs::copy("/bin/sleep", &program).unwrap();
+            write_program(&program, fs::read("/bin/sleep").unwrap());
             let sleeper = Command::new(program).arg("60").spawn().unwrap();
             let comm = format!("/proc/{}/comm", sleeper.id());
             while fs::read_to_string(&comm).is_ok_and(|comm| comm.trim_end() != name) {

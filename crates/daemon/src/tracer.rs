@@ -537,8 +537,8 @@ mod tests {
     };
     use plimsoll_protocol::SCHEMA;
     use plimsoll_protocol::curve_json::CurveJson;
+    use plimsoll_skip::write_program;
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     fn settings() -> TraceSettings {
@@ -569,8 +569,7 @@ mod tests {
     fn scripted(script: &str) -> (tempfile::TempDir, Tracer) {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("tracer");
-        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&program, format!("#!/bin/sh\n{script}\n"));
         let tracer = Tracer::new(vm(false), program, &settings());
         (folder, tracer)
     }
@@ -593,8 +592,7 @@ mod tests {
         for allowed in [false, true] {
             let script = r#"case "$*" in *" --allow-namespaced"*) echo yes >&2 ;; *) echo no >&2 ;; esac; exit 1"#;
             let program = folder.path().join(format!("tracer-{allowed}"));
-            fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&program, format!("#!/bin/sh\n{script}\n"));
             let mut tracer = Tracer::new(vm(allowed), program, &settings());
             let seen = until(&mut tracer, |seen| {
                 seen.trace

@@ -404,6 +404,7 @@ pub(crate) fn connect_within(path: &Path, timeout: Duration) -> io::Result<UnixS
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_skip::write_program;
     use std::os::unix::fs::{PermissionsExt as _, symlink};
     use std::os::unix::net::UnixListener;
     use std::process::{Child, Command};
@@ -426,7 +427,7 @@ mod tests {
     /// A process whose executable, a copy of sleep(1), has this mode.
     fn sleeper(folder: &Path, mode: u32) -> KilledOnDrop {
         let program = folder.join("qemu-system-evil");
-        fs::copy("/bin/sleep", &program).unwrap();
+        write_program(&program, fs::read("/bin/sleep").unwrap());
         fs::set_permissions(&program, fs::Permissions::from_mode(mode)).unwrap();
         KilledOnDrop(Command::new(program).arg("60").spawn().unwrap())
     }

@@ -23,6 +23,7 @@ pub fn own_program() -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_skip::write_program;
     use std::fs;
     use std::process::Command;
 
@@ -41,7 +42,7 @@ mod tests {
         assert_eq!(own_program().unwrap(), std::env::current_exe().unwrap());
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("copy");
-        fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        write_program(&copy, fs::read(std::env::current_exe().unwrap()).unwrap());
         let mut first = Command::new(&copy);
         first.args([
             "--exact",

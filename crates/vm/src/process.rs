@@ -589,6 +589,7 @@ fn vcpus_by_monitor(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use plimsoll_skip::write_program;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -637,7 +638,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // A shell that is called as QEMU is.
         let program = folder.path().join("qemu-system-none");
-        fs::copy("/bin/sh", &program).unwrap();
+        write_program(&program, fs::read("/bin/sh").unwrap());
         let text = "[memory]\nsize = \"96M\"\n[name]\nguest = \"conf\"\n\
              [chardev \"m\"]\nbackend = \"socket\"\npath = \"qmp\"\nserver = \"on\"\n\
              [mon]\nchardev = \"m\"\nmode = \"control\"\n";
@@ -668,7 +669,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         // A shell that is called as QEMU is.
         let program = folder.path().join("qemu-system-none");
-        fs::copy("/bin/sh", &program).unwrap();
+        write_program(&program, fs::read("/bin/sh").unwrap());
         let mut child = Command::new(&program)
             .args(["-c", "read end", "-name", "guest=twin"])
             .stdin(Stdio::piped())

@@ -9,7 +9,7 @@
 //!
 //! Tests that boot guests call [`guests_wanted`] first: `cargo test` alone boots none.
 //!
-//! Beside it, [`longer`] is how `./dev soak` makes campaigns longer.
+//! Beside it, [`longer`] is how `./dev soak` makes campaigns longer, and [`write_program`] is how a test makes a program.
 //!
 //! Not here: how to find out what is missing.
 
@@ -17,8 +17,11 @@
 
 use std::env;
 use std::fmt::{self, Display};
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Lists kinds whose absence fails a test.
 const MUST_RUN: &str = "PLIMSOLL_TESTS_MUST_RUN";
@@ -164,6 +167,28 @@ pub fn longer(count: usize) -> usize {
         .to_str()
         .and_then(|factor| factor.parse::<usize>().ok());
     count * number.unwrap_or_else(|| panic!("{LONGER}={} is no number", factor.display()))
+}
+
+/// Writes a program that everybody may execute, through another process. A program that is open for writing cannot be executed
+/// (`ETXTBSY`), and a process that another thread starts meanwhile would keep a file of this one open until it executes its own.
+///
+/// # Panics
+///
+/// If it cannot be written.
+pub fn write_program(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) {
+    let path = path.as_ref();
+    let mut writer = Command::new("tee")
+        .arg("--")
+        .arg(path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut stdin = writer.stdin.take().unwrap();
+    stdin.write_all(contents.as_ref()).unwrap();
+    drop(stdin);
+    assert!(writer.wait().unwrap().success(), "{}", path.display());
+    fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }
 
 #[cfg(test)]

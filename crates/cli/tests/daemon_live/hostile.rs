@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use plimsoll_skip::write_program;
 use rustix::process::Signal;
 
 use crate::rig::{
@@ -47,9 +48,8 @@ fn victim(path: &Path) -> Arc<AtomicUsize> {
 fn impostor(folder: &Path, owner: u32, user: u32, monitor: &Path) -> Program {
     fs::create_dir_all(folder).unwrap();
     let program = folder.join("qemu-system-evil");
-    fs::copy("/bin/sh", &program).unwrap();
+    write_program(&program, fs::read("/bin/sh").unwrap());
     chown(&program, Some(owner), Some(owner)).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let child = Command::new("setpriv")
         .args([&format!("--reuid={user}"), "--clear-groups", "--"])
         .arg(&program)

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use plimsoll_rig::{GuestConfig, Subject};
-use plimsoll_skip::{Lack, skip};
+use plimsoll_skip::{Lack, skip, write_program};
 
 use crate::rig::{
     Attach, EVERYTHING, Ground, PLIMSOLL, boot_with, make_readable, quiet_ground, shared_ground,
@@ -138,8 +138,7 @@ fn a_user_without_privilege_is_refused_and_told_which_to_take() {
     let folder = tempfile::tempdir().unwrap();
     make_readable(folder.path(), 0o755);
     let program = folder.path().join("plimsoll");
-    fs::copy(PLIMSOLL, &program).unwrap();
-    make_readable(&program, 0o755);
+    write_program(&program, fs::read(PLIMSOLL).unwrap());
     let as_nobody = |vm: &str| {
         let mut command = Command::new(AS_NOBODY[0]);
         command.args(&AS_NOBODY[1..]).arg(&program);
