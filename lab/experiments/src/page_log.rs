@@ -297,8 +297,13 @@ impl Misses {
     /// `None` if none misses there, or more of them at every size.
     pub fn working_set(&self, from: PageCount) -> Option<PageCount> {
         let allowed = self.at(from) as f64 * WorkingSet::MISS_RATIO;
+        (allowed > 0.0).then(|| self.size_for(allowed, from))?
+    }
+
+    /// Smallest size above `from` with at most so many misses; `None` if every size has more.
+    pub fn size_for(&self, allowed: f64, from: PageCount) -> Option<PageCount> {
         let (mut low, mut high) = (from.0, self.after.distinct().0.max(from.0) + 1);
-        if allowed == 0.0 || self.at(PageCount(high)) as f64 > allowed {
+        if self.at(PageCount(high)) as f64 > allowed {
             return None;
         }
         while low + 1 < high {

@@ -1,10 +1,10 @@
 //! The judge: the working set of one process by every interface of the kernel, and by our backends, beside the truth.
 //!
 //! Everything runs inside of one emulated guest, on a program of which it is known what it touches: `plimsoll-judge`
-//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths: the LRU memory at which 5 % of
-//! the visits miss, which an operator asks for; and the pages touched in a second, which most of the kernel's interfaces are for.
-//! Each estimate is compared with both. Of our backends, the first is that of the visits that their curves resolve, as their
-//! working sets are.
+//! (`bin/plimsoll-judge.rs`) reads the kernel's own interfaces, `plimsoll attach` is ours. Two truths, the same for every method: the
+//! pages touched in a second, which most of the kernel's interfaces are for; and the LRU memory at which the misses a second are a
+//! tenth of that, which an operator asks for. The one number of an interface is compared with both; of a curve each is read.
+//! A third is for our backends alone: their working sets are of the visits that their curves resolve.
 //!
 //! Truths of made programs are closed forms. Those of real programs are counted by the emulator's plugin (`qemu/pagelog`), which
 //! sees every reference of the guest: of these, the ones to page frames that the process has mapped, as its `pagemap` says before each
@@ -26,7 +26,7 @@ use plimsoll_plot::{Axis, Chart, Series, SeriesStyle, Unit as AxisUnit};
 use plimsoll_rig::{AcceleratorChoice, Guest, GuestConfig, GuestError, GuestImage, host, median};
 
 use program::{Kind, MADE, Program, QUICK_MADE, QUICK_REAL, REAL};
-use reader::{Estimate, Judged, Reader, Shown};
+use reader::{Band, Estimate, Judged, Judgement, Reader, Shown};
 use script::{Lengths, methods, script};
 use truth::{ClosedForm, Counted, PAGES_PER_MIB, Truth};
 
@@ -98,7 +98,7 @@ impl Programs {
         let [program, truth] = match self {
             Self::Made => [
                 "a program of known touches",
-                "These are closed forms, the second at the rate that the program itself reports. ",
+                "These are closed forms, at the rate that the program itself reports. ",
             ],
             Self::Real => [
                 "a program of Debian",
@@ -117,9 +117,13 @@ impl Programs {
             "In an emulated guest (TCG) {program} runs in a control group of its own, and every method in turn watches it while it runs: the kernel's \
              own interfaces read once a second by `plimsoll-judge`, a program that reads and writes files alone, and `plimsoll attach` with \
              periods of 5 s at a budget of 1 %, or of 10 %. Errors are medians over a method's estimates, of the relative distance from a \
-             truth: the LRU memory at which 5 % of the visits miss, and the pages touched in a second. {truth}\
+             truth, which is the same for all methods: the pages touched in a second, and the LRU memory at which the misses a second are a tenth \
+             of these. {truth}\
              The memory needed is of the time since the method's estimate before; the pages touched are of the second before the estimate. \
-             Working sets of ours are of the visits that their curves resolve, and are compared with the memory at which 5 % of these miss. \
+             An interface of the kernel gives one number, which is compared with both. Of ours, the memory is the first size of the curve with \
+             so few misses a second, and the pages touched are those that come in a second if the misses a second are the rate at which new pages \
+             come. A table of its own compares the working sets that ours report, which are of the visits that their curves resolve, \
+             with the memory at which 5 % of these miss. \
              The error of a curve is that of its misses a second, over the sizes that it resolves, as a share of the misses at the smallest \
              of these, if they are more than a tenth of what the program touches in a second; {visits}. {INTERFACES_ARE}"
         )
@@ -229,7 +233,7 @@ const INTERFACES_ARE: &str = "`damon-default` is DAMON at the settings of its do
     drop its TLB: that has room for all pages of the program and would hide nearly all accesses from a kernel's thread.";
 
 const LIMITS: [&str; 5] = [
-    "Working sets of ours that are given as bounds only (`at least`), because too little was seen for more, count as estimates here. How many are, and how often band or bound holds the truth, has tables of its own if the measurements have them (those before 27 November 2026 have not).",
+    "What a curve gives as a bound only (`at least`, `at most`), because too little was seen for more or it begins above, counts as an estimate in the tables of errors. How many are bounds, and how often band or bound holds the truth, has tables of its own.",
     "Emulated: CPU costs are those of an emulated processor, some 20 to 50 times those of a real one for each page, and the budget of 1 % pays for as much less. Costs can be compared with each other.",
     "The emulator's TLB is dropped every 2 ms; a processor's has some thousand entries, of which pages in constant use keep theirs for longer. DAMON clears accessed bits at every check, so that each of its intervals misses what the TLB hides in it: where they are of a few milliseconds, its misses a second are too low.",
     "Errors of curves are of the number of misses over up to the last minute, and so hold that of the visits a second, which change while other work runs on the host; the working sets show how far the shapes are right.",
@@ -319,33 +323,63 @@ fn judge(program: &Program, seed: u64, lengths: Lengths) -> anyhow::Result<Judge
 /// The figures of a method on a program: one of each seed.
 type Figure = fn(&Shown) -> Option<f64>;
 
-fn median_error(shown: &Shown, truth: fn(Estimate) -> f64) -> Option<f64> {
-    let errors = shown.estimates.iter().map(|one| one.error(truth));
-    (!shown.estimates.is_empty()).then(|| median(errors))
+/// One of the judgements of an estimate.
+type OneOf = fn(&Estimate) -> Option<Judgement>;
+
+fn median_error(shown: &Shown, of: OneOf) -> Option<f64> {
+    let errors = shown.estimates.iter().filter_map(of);
+    let errors: Vec<f64> = errors.map(|judged| judged.error()).collect();
+    (!errors.is_empty()).then(|| median(errors))
+}
+
+/// Share of the estimates with a band for which this is true.
+fn share_of_bands(shown: &Shown, of: OneOf, is_so: fn(&Band, f64) -> bool) -> Option<f64> {
+    let judged = shown.estimates.iter().filter_map(of);
+    let each = judged.filter_map(|one| Some(is_so(&one.band?, one.truth)));
+    let each: Vec<bool> = each.collect();
+    let count = each.iter().filter(|&&is_so| is_so).count();
+    (!each.is_empty()).then(|| count as f64 / each.len() as f64)
+}
+
+fn is_bound(band: &Band, _: f64) -> bool {
+    band.bound != WorkingSetBound::Estimate
 }
 
 fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
-    let figures: [(&str, Unit, Figure); 8] = [
+    let figures: [(&str, Unit, Figure); 11] = [
         (
-            "Error of the working set: memory at which 5 % of the visits miss; ours count those that their curves resolve, the kernel's all, so that their truths differ",
+            "Error of the memory at which the misses a second are a tenth of the pages touched in a second",
             Unit::Percent,
-            |shown| median_error(shown, |one| one.needed),
+            |shown| median_error(shown, NEEDED),
         ),
         (
-            "Error of the working set: pages touched in a second",
+            "Error of the pages touched in a second",
             Unit::Percent,
-            |shown| median_error(shown, |one| one.touched),
+            |shown| median_error(shown, |one| Some(one.touched)),
         ),
         (
-            "Estimates whose 95 % band, or bound, holds the memory at which 5 % of the visits miss",
+            "Estimates of that memory whose 95 % band, or bound, holds the truth",
             Unit::Share,
-            |shown| shown.share_of_bands(|band, truth| band.holds(truth)),
+            |shown| share_of_bands(shown, NEEDED, Band::holds),
         ),
         (
-            "Estimates that are given as bounds only",
+            "Estimates of that memory that are bounds only",
             Unit::Share,
-            |shown| shown.share_of_bands(|band, _| band.bound != WorkingSetBound::Estimate),
+            |shown| share_of_bands(shown, NEEDED, is_bound),
         ),
+        (
+            "Error of the working sets that ours report: memory at which 5 % of the visits miss that their curves resolve",
+            Unit::Percent,
+            |shown| median_error(shown, |one| one.of_resolved),
+        ),
+        (
+            "Working sets whose 95 % band, or bound, holds the truth",
+            Unit::Share,
+            |shown| share_of_bands(shown, |one| one.of_resolved, Band::holds),
+        ),
+        ("Working sets that are bounds only", Unit::Share, |shown| {
+            share_of_bands(shown, |one| one.of_resolved, is_bound)
+        }),
         (
             "CPU time over that of the program",
             Unit::Percent,
@@ -377,11 +411,16 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
                     .map(|judged| judged.get(method).filter(|_| !is_blind).and_then(figure))
                     .collect();
                 let has_value = values.iter().any(Option::is_some);
+                let message = shown().find_map(|shown| shown.message.clone());
+                let remark = match (has_value, is_blind) {
+                    (true, _) => String::new(),
+                    (false, true) => "the program only reads".to_owned(),
+                    (false, false) => message.unwrap_or_default(),
+                };
                 // Only ours have curves.
-                if !has_value && unit != Unit::Percent {
+                if !has_value && (unit != Unit::Percent || remark.is_empty()) {
                     continue;
                 }
-                let message = shown().find_map(|shown| shown.message.clone());
                 made.push(Measurement {
                     item: String::new(),
                     what: what.to_owned(),
@@ -390,17 +429,16 @@ fn measurements(all: &[(&Program, Vec<Judged>)]) -> Vec<Measurement> {
                     unit,
                     values,
                     paper: String::new(),
-                    remark: match (has_value, is_blind) {
-                        (true, _) => String::new(),
-                        (false, true) => "the program only reads".to_owned(),
-                        (false, false) => message.unwrap_or_default(),
-                    },
+                    remark,
                 });
             }
         }
     }
     made
 }
+
+/// The memory that few misses need.
+const NEEDED: OneOf = |estimate| Some(estimate.needed);
 
 /// Methods that cost CPU time for each estimate: ours that see reads, and the kernel's.
 const COSTING: [[&str; 4]; 2] = [
@@ -419,7 +457,7 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
         let points = all.iter().filter_map(|(_, seeds)| {
             Some((
                 of_seeds(seeds, method, |shown| shown.cost)?,
-                of_seeds(seeds, method, |shown| median_error(shown, |one| one.needed))?,
+                of_seeds(seeds, method, |shown| median_error(shown, NEEDED))?,
             ))
         });
         Series::new(method, SeriesStyle::Dots, points)
@@ -427,7 +465,7 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
     let mut charts = vec![(
         "cost",
         Chart::new(
-            "Error of the working set (5 % of visits miss) against its cost",
+            "Error of the memory at which few pages miss, against its cost",
             "a dot for each program, but those of errors beyond 100 %; emulated (TCG)",
             [
                 Axis::new("CPU time over that of the program", AxisUnit::Share),
@@ -457,9 +495,9 @@ fn charts(all: &[(&Program, Vec<Judged>)]) -> Vec<(&'static str, Chart)> {
                 series.push(Series::new(
                     method,
                     SeriesStyle::Dots,
-                    points(|one| one.bytes),
+                    points(|one| one.needed.bytes),
                 ));
-                truth.extend(points(|one| one.needed));
+                truth.extend(points(|one| one.needed.truth));
                 offset += shown.estimates.last().map_or(0.0, |one| one.seconds);
             }
             series.push(Series::new("in use", SeriesStyle::Truth, truth));

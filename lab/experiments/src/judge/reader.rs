@@ -4,25 +4,39 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use plimsoll_flow::WorkingSetBound;
+use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, WorkingSetBound};
 use plimsoll_protocol::tracer::{PeriodLine, TracerLine};
 use serde::{Deserialize, Serialize};
 
 use super::truth::{PAGE_BYTES, Truth, Truths};
 
-/// An estimate beside the truths at its time.
+/// What a method estimates at a time, beside the truths of then.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Estimate {
     /// Since the method began.
     pub seconds: f64,
-    pub bytes: f64,
-    /// Memory at which 5 % of the visits miss.
-    pub needed: f64,
+    /// Memory at which at most [`Truths::allowed`] pages miss in a second.
+    pub needed: Judgement,
     /// Touched in a second.
-    pub touched: f64,
+    pub touched: Judgement,
+    /// Working set: memory at which 5 % of the visits miss that the curve resolves; of methods with a curve.
+    pub of_resolved: Option<Judgement>,
+}
+
+/// An estimate beside its truth, both in bytes.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Judgement {
+    pub bytes: f64,
+    pub truth: f64,
     /// Its confidence band; the kernel's interfaces report none.
-    #[serde(default)]
     pub band: Option<Band>,
+}
+
+impl Judgement {
+    /// Relative distance from the truth.
+    pub fn error(&self) -> f64 {
+        (self.bytes / self.truth - 1.0).abs()
+    }
 }
 
 /// The band of an estimate in bytes, or what a bound excludes.
@@ -54,10 +68,51 @@ impl Band {
     }
 }
 
-impl Estimate {
-    pub fn error(self, truth: fn(Self) -> f64) -> f64 {
-        (self.bytes / truth(self) - 1.0).abs()
+/// The memory at which a curve has at most so many misses a second, with its band: the first size if all have fewer, and the last if
+/// all have more. `None` without a number of misses.
+fn needed(curve: &MissRatioCurve, allowed: f64) -> Option<(f64, Band)> {
+    let bytes = |size: PageCount| size.0 as f64 * PAGE_BYTES;
+    let points = curve.points();
+    let (first, last) = (points.first()?, points.last()?);
+    first.misses?;
+    let at = |of: fn(MissesPerSecond) -> f64| {
+        let mut points = points.iter();
+        points
+            .find(|point| point.misses.is_some_and(|misses| of(misses) <= allowed))
+            .map(|point| point.size)
+    };
+    let expected = at(|misses| misses.expected);
+    let bound = match expected {
+        None => WorkingSetBound::AtLeast,
+        Some(size) if size == first.size => WorkingSetBound::AtMost,
+        Some(_) => WorkingSetBound::Estimate,
+    };
+    let low = at(|misses| misses.low).unwrap_or(last.size);
+    let band = Band {
+        bound,
+        low: if low == first.size { 0.0 } else { bytes(low) },
+        high: at(|misses| misses.high).map(bytes),
+    };
+    Some((bytes(expected.unwrap_or(last.size)), band))
+}
+
+/// Pages touched in a second by a curve, in bytes: misses a second at a size are the rate at which pages come that were not touched for
+/// as long as it takes to touch so many, so that the time for a size is the integral of their reciprocal. Up to the first size, at which the curve begins, they are taken to come evenly. `None` without a number of misses.
+fn touched(curve: &MissRatioCurve) -> Option<f64> {
+    let mut seconds = 0.0;
+    let mut size = 0.0;
+    let mut rate = curve.points().first()?.misses?.expected;
+    for point in curve.points() {
+        let next = point.size.0 as f64;
+        let left = (1.0 - seconds) * rate;
+        if next - size >= left {
+            return Some((size + left) * PAGE_BYTES);
+        }
+        seconds += (next - size) / rate;
+        size = next;
+        rate = point.misses?.expected;
     }
+    Some(size * PAGE_BYTES)
 }
 
 /// What one method showed of one program.
@@ -77,19 +132,9 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Share of the estimates with a band of which this is true, given the memory needed.
-    pub fn share_of_bands(&self, is_so: impl Fn(&Band, f64) -> bool) -> Option<f64> {
-        let estimates = self.estimates.iter();
-        let each: Vec<bool> = estimates
-            .filter_map(|one| Some(is_so(one.band.as_ref()?, one.needed)))
-            .collect();
-        let count = each.iter().filter(|&&is_so| is_so).count();
-        (!each.is_empty()).then(|| count as f64 / each.len() as f64)
-    }
-
     /// Whether its curve makes a claim of more than a tenth of what the program touches in a second.
     pub fn resolves_much(&self) -> bool {
-        let touched = self.estimates.iter().map(|one| one.touched);
+        let touched = self.estimates.iter().map(|one| one.touched.truth);
         let most = touched.fold(0.0, f64::max);
         self.resolved_bytes.is_some_and(|first| first < 0.9 * most)
     }
@@ -105,7 +150,6 @@ pub struct Reader {
     pub judged: Judged,
     pub method: Option<String>,
     pub begun: Instant,
-    pub costs: Vec<f64>,
     /// The beginning of a line of JSON that was folded.
     pub folded: String,
     /// Methods that began since the process's frames were listed.
@@ -119,7 +163,6 @@ impl Reader {
             judged: Judged::new(),
             method: None,
             begun: Instant::now(),
-            costs: Vec::new(),
             folded: String::new(),
             since_list: Vec::new(),
         }
@@ -134,7 +177,9 @@ impl Reader {
         if line.starts_with("begin ") {
             self.folded.clear();
         }
-        if line.starts_with('{') || !self.folded.is_empty() {
+        // The program prints beside a method.
+        let is_of_program = line.starts_with("plimsoll: round ");
+        if line.starts_with('{') || !(self.folded.is_empty() || is_of_program) {
             self.folded.push_str(line);
             if self.folded.ends_with('}')
                 && serde_json::from_str::<serde_json::Value>(&self.folded).is_ok()
@@ -164,7 +209,6 @@ impl Reader {
         if let Some(method) = line.strip_prefix("begin ") {
             self.judged.entry(method.to_owned()).or_default();
             self.method = Some(method.to_owned());
-            self.costs.clear();
             self.since_list.push(method.to_owned());
             self.truth.begin(method, at);
             self.begun = at;
@@ -180,21 +224,20 @@ impl Reader {
         let Some((method, shown)) = shown else {
             return Ok(());
         };
-        let mut estimate = |bytes: f64, band| {
-            let Truths { needed, touched } = self.truth.at(method, at);
-            shown.estimates.push(Estimate {
-                seconds: at.saturating_duration_since(self.begun).as_secs_f64(),
-                bytes,
-                needed,
-                touched,
-                band,
-            });
-        };
+        let seconds = at.saturating_duration_since(self.begun).as_secs_f64();
+        let judged = |bytes, truth, band| Judgement { bytes, truth, band };
         match words.as_slice() {
-            ["estimate", _, bytes] => bytes
-                .parse()
-                .into_iter()
-                .for_each(|bytes| estimate(bytes, None)),
+            ["estimate", _, bytes] => {
+                if let Ok(bytes) = bytes.parse() {
+                    let truths = self.truth.at(method, at, None);
+                    shown.estimates.push(Estimate {
+                        seconds,
+                        needed: judged(bytes, truths.needed, None),
+                        touched: judged(bytes, truths.touched, None),
+                        of_resolved: None,
+                    });
+                }
+            }
             ["cost", _, own, target, _] => {
                 if let (Ok(own), Ok(target)) = (own.parse::<f64>(), target.parse::<f64>()) {
                     shown.cost = Some(own / target);
@@ -202,8 +245,25 @@ impl Reader {
             }
             _ if line.starts_with('{') => match TracerLine::read(line.as_bytes()) {
                 Ok(TracerLine::Period(period)) => {
-                    if let Some(pages) = period.working_set_pages {
-                        estimate(pages as f64 * PAGE_BYTES, Band::of(&period));
+                    let curve = period.curve.as_ref().and_then(Option::as_ref);
+                    let curve = curve.and_then(|curve| curve.to_curve().ok());
+                    let resolved = curve.as_ref().map(|curve| curve.points()[0].size);
+                    // Also of a period without an estimate: truths are of the time since the last.
+                    let truths = self.truth.at(method, at, resolved);
+                    let of_curve = curve.as_ref().and_then(|curve| {
+                        let allowed = Truths::allowed(truths.touched);
+                        Some((needed(curve, allowed)?, touched(curve)?))
+                    });
+                    if let Some(((bytes, band), touched)) = of_curve {
+                        let size = period.working_set_pages.zip(truths.of_resolved);
+                        shown.estimates.push(Estimate {
+                            seconds,
+                            needed: judged(bytes, truths.needed, Some(band)),
+                            touched: judged(touched, truths.touched, None),
+                            of_resolved: size.map(|(pages, truth)| {
+                                judged(pages as f64 * PAGE_BYTES, truth, Band::of(&period))
+                            }),
+                        });
                     }
                 }
                 Ok(TracerLine::Final(last)) => {
@@ -213,30 +273,14 @@ impl Reader {
                     if let (Some(curve), Some(first)) = (&curve, first) {
                         shown.resolved_bytes = Some(first.size.0 as f64 * PAGE_BYTES);
                         shown.curve_error = self.truth.curve_error(method, curve, at);
-                        let needed = self.truth.needed_from(first.size, shown.estimates.len());
-                        for (estimate, needed) in shown.estimates.iter_mut().zip(needed) {
-                            estimate.needed = needed;
-                        }
                     }
                 }
                 Err(error) => shown.message = Some(error.to_string()),
             },
-            _ => {
-                let fields: Vec<&str> = line.split(',').collect();
-                let number = |index: usize| fields.get(index)?.parse::<f64>().ok();
-                match (number(0), number(2), number(7)) {
-                    (Some(_), Some(pages), Some(cost)) => {
-                        estimate(pages * PAGE_BYTES, None);
-                        self.costs.push(cost);
-                        let mean = self.costs.iter().sum::<f64>() / self.costs.len() as f64;
-                        shown.cost = Some(mean);
-                    }
-                    _ if line.starts_with("plimsoll") && line.contains("error") => {
-                        shown.message = Some(line.to_owned());
-                    }
-                    _ => {}
-                }
+            _ if line.starts_with("plimsoll") && line.contains("error") => {
+                shown.message = Some(line.to_owned());
             }
+            _ => {}
         }
         Ok(())
     }
@@ -244,7 +288,8 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use plimsoll_flow::PageCount;
+    use plimsoll_flow::{CurvePoint, PageSize};
+    use plimsoll_protocol::curve_json::{CurveJson, SCHEMA};
 
     use super::super::program::{Kind, MADE};
     use super::super::truth::{ClosedForm, Counted};
@@ -269,7 +314,6 @@ mod tests {
             "estimate mglru 50331648",
             "cost mglru 0.5 10.0 12.0",
             "begin idle",
-            "3,5.000,12288,estimate,0.01,100,0,0.012000,0,300",
             "plimsoll: error: no such thing",
         ] {
             reader.take(line, Instant::now()).unwrap();
@@ -279,41 +323,122 @@ mod tests {
         let [first, second] = shown.estimates[..] else {
             panic!()
         };
-        assert_eq!((first.needed, first.touched), (mib(32), mib(32)));
-        assert_eq!(first.error(|one| one.needed), 0.0);
         assert_eq!(
-            (second.needed, second.touched),
+            (first.needed.truth, first.touched.truth),
+            (mib(32), mib(32))
+        );
+        assert_eq!(first.needed.error(), 0.0);
+        assert_eq!(
+            (second.needed.truth, second.touched.truth),
             (mib(96), 1000.0 * PAGE_BYTES)
         );
         assert_eq!(shown.cost, Some(0.05));
         let idle = &reader.judged["idle"];
-        assert_eq!((idle.estimates[0].bytes, idle.cost), (mib(48), Some(0.012)));
         assert!(idle.message.as_ref().unwrap().contains("no such thing"));
+    }
+
+    /// Of pages of which each is touched once a second, at random: so many misses a second at each size.
+    fn at_random(pages: u64, sizes: impl Iterator<Item = u64>) -> MissRatioCurve {
+        let points = sizes.map(|size| {
+            let ratio = 1.0 - size as f64 / pages as f64;
+            let misses = ratio * pages as f64;
+            CurvePoint {
+                misses: Some(MissesPerSecond {
+                    expected: misses,
+                    low: misses * 0.8,
+                    high: misses * 1.2,
+                }),
+                ..CurvePoint::exact(PageCount(size), ratio)
+            }
+        });
+        MissRatioCurve::new(points.collect(), 1).unwrap()
+    }
+
+    #[test]
+    fn what_a_curve_needs_and_what_is_touched_follow_from_its_misses_a_second() {
+        let pages = |bytes: f64| bytes / PAGE_BYTES;
+        let curve = at_random(10_000, (100..=10_000).step_by(10));
+        let (bytes, band) = needed(&curve, 1000.0).unwrap();
+        assert_eq!(pages(bytes), 9000.0);
+        assert_eq!(band.bound, WorkingSetBound::Estimate);
+        assert_eq!(pages(band.low), 8750.0);
+        assert_eq!(band.high.map(pages), Some(9170.0));
+        let share = pages(touched(&curve).unwrap()) / 10_000.0;
+        assert!((share - (1.0 - (-1.0_f64).exp())).abs() < 0.001, "{share}");
+        // All that it resolves has fewer misses, or more.
+        let end = at_random(10_000, (9500..=9900).step_by(100));
+        let (bytes, band) = needed(&end, 1000.0).unwrap();
+        assert_eq!(
+            (pages(bytes), band.bound),
+            (9500.0, WorkingSetBound::AtMost)
+        );
+        assert_eq!((band.low, band.high.map(pages)), (0.0, Some(9500.0)));
+        let (bytes, band) = needed(&end, 50.0).unwrap();
+        assert_eq!(
+            (pages(bytes), band.bound),
+            (9900.0, WorkingSetBound::AtLeast)
+        );
+        assert_eq!((pages(band.low), band.high), (9900.0, None));
+        // Less than the first size is touched in a second.
+        let start = at_random(10_000, 9000..9001);
+        assert_eq!(
+            touched(&start).map(|bytes| pages(bytes).round()),
+            Some(1000.0)
+        );
+        assert!(
+            needed(
+                &MissRatioCurve::new(vec![CurvePoint::exact(PageCount(1), 0.5)], 1).unwrap(),
+                1.0
+            )
+            .is_none()
+        );
+    }
+
+    #[test]
+    fn a_period_of_a_curve_is_judged_by_it_though_the_program_prints_beside_it() {
+        let Kind::Made(program) = MADE[3].kind else {
+            panic!()
+        };
+        let mut closed = ClosedForm::new(program).unwrap();
+        let pages = closed.pages;
+        closed.rate = pages as f64;
+        let curve = at_random(pages, (pages / 100..pages).step_by(100));
+        let curve = CurveJson::new("judged", PageSize::FOUR_KIB, None, &curve);
+        let period = serde_json::json!({
+            "schema": SCHEMA, "vm": "judged", "method": "idle", "page_bytes": 4096, "period": 0, "seconds": 5.0, "window_seconds": 5.0,
+            "working_set_pages": pages * 95 / 100, "working_set_bound": "estimate", "working_set_low_pages": null,
+            "working_set_high_pages": null, "tracking_rate": 0.5, "populated_pages": pages, "tracked_pages": 100, "distinct_pages": 100,
+            "traps": 0, "write_traps": 0, "stray_traps": 0, "rearmed_pages": 0, "trap_seconds": 0.0, "rearm_seconds": 0.0,
+            "collect_seconds": 0.0, "overhead_ratio": 0.01, "budget_ran_out": false, "lost": 0, "first_touches_unseen": 0,
+            "curve": curve,
+        });
+        let text = period.to_string();
+        let (one, other) = text.split_at(100);
+        let mut reader = Reader::new(Truth::Made(closed));
+        let round = format!(
+            "plimsoll: round index=2 pages={pages} ops={pages} ms=1000 total_ops=1 mismatches=0"
+        );
+        for line in ["begin idle", one, &round, other] {
+            reader.take(line, Instant::now()).unwrap();
+        }
+        let [estimate] = reader.judged["idle"].estimates[..] else {
+            panic!("{:?}", reader.judged)
+        };
+        assert!(
+            estimate.needed.error() < 0.01 && estimate.touched.error() < 0.01,
+            "{estimate:?}"
+        );
+        let of_resolved = estimate.of_resolved.unwrap();
+        assert!(of_resolved.error() < 0.01, "{of_resolved:?}");
     }
 
     #[test]
     fn a_band_and_a_bound_hold_what_they_do_not_exclude() {
-        let shown = |bound, low, high| {
-            let band = Band { bound, low, high };
-            let estimate = Estimate {
-                seconds: 1.0,
-                bytes: 10.0,
-                needed: 20.0,
-                touched: 0.0,
-                band: Some(band),
-            };
-            Shown {
-                estimates: vec![estimate],
-                ..Shown::default()
-            }
-        };
-        let holds = |shown: Shown| shown.share_of_bands(|band, truth| band.holds(truth));
-        let near = shown(WorkingSetBound::Estimate, 9.0, Some(11.0));
-        assert_eq!(holds(near), Some(0.0));
-        let wide = shown(WorkingSetBound::Estimate, 9.0, Some(21.0));
-        assert_eq!(holds(wide), Some(1.0));
-        assert_eq!(holds(shown(WorkingSetBound::AtLeast, 9.0, None)), Some(1.0));
-        assert_eq!(holds(Shown::default()), None);
+        let holds = |bound, low, high| Band { bound, low, high }.holds(20.0);
+        assert!(!holds(WorkingSetBound::Estimate, 9.0, Some(11.0)));
+        assert!(holds(WorkingSetBound::Estimate, 9.0, Some(21.0)));
+        assert!(holds(WorkingSetBound::AtLeast, 9.0, None));
+        assert!(!holds(WorkingSetBound::AtMost, 0.0, Some(19.0)));
     }
 
     #[test]

@@ -106,7 +106,6 @@ pid=$!
 while ! $b grep -q round /tmp/log; do $b sleep 0.2; done
 /plimsoll-judge wake 2000 &
 $b tail -f /tmp/log &
-tail=$!
 "
             );
         }
@@ -133,30 +132,14 @@ tail=$!
         };
     }
     text += "wait $readers\n";
-    let (form, to) = match program.kind {
-        Kind::Made(made) if made.is_changing => ("csv", ""),
-        // Lines of JSON are long, and the console is one.
-        Kind::Made(_) => {
-            text += "$b kill $tail\n";
-            ("json", " > /tmp/out")
-        }
-        // As they are printed: the truth is of that time. The console takes lines of up to 16 KiB.
-        Kind::Real(_) => ("json", " | $b fold -w 4000"),
-    };
-    let is_kept = to.contains("/tmp/out");
     for ours in &OURS {
         text += list;
-        if is_kept {
-            text += "lines=$($b wc -l < /tmp/log)\n";
-        }
+        // As lines are printed: the truth is of that time. The console takes lines of up to 16 KiB; up to 1 KiB are written at
+        // once, so that no line of the program falls into one.
         text += &format!(
-            "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} -o {form} 2>&1{to}\n",
+            "echo begin {}\n/plimsoll attach $pid --backend {} --budget {}% --period {PERIOD_S}s --periods {} --curve -o json 2>&1 | $b fold -w 1000\n",
             ours.name, ours.backend, ours.budget_percent, lengths.periods
         );
-        if is_kept {
-            // The rounds that ended meanwhile.
-            text += "$b tail -n +$((lines + 1)) /tmp/log\n$b fold -w 4000 /tmp/out\n";
-        }
     }
     text += list;
     text + "echo finished\n$b poweroff -f\n"

@@ -28,10 +28,22 @@ pub enum Truth {
 /// Truths at the time of an estimate, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Truths {
-    /// Memory at which 5 % of the visits miss.
-    pub needed: f64,
     /// Touched in a second.
     pub touched: f64,
+    /// Memory at which at most [`Truths::allowed`] pages miss in a second.
+    pub needed: f64,
+    /// Memory at which 5 % of the visits miss that a curve resolves; of methods with a curve.
+    pub of_resolved: Option<f64>,
+}
+
+impl Truths {
+    /// Misses a second that the memory needed may have, as a share of the pages touched in a second.
+    pub const ALLOWED: f64 = 0.1;
+
+    /// Misses a second that the memory needed may have: so much memory can be judged by every method, whatever it resolves.
+    pub fn allowed(touched: f64) -> f64 {
+        touched / PAGE_BYTES * Self::ALLOWED
+    }
 }
 
 impl Truth {
@@ -61,22 +73,18 @@ impl Truth {
         }
     }
 
-    /// When a method estimates.
-    pub fn at(&mut self, method: &str, at: Instant) -> Truths {
+    /// When a method estimates, by a curve that begins at a size if it has one.
+    pub fn at(&mut self, method: &str, at: Instant, resolved: Option<PageCount>) -> Truths {
         match self {
-            Self::Made(made) => Truths {
-                needed: made.needed(PageCount(0)),
-                touched: made.touched(),
-            },
-            Self::Real(real) => real.at(method, at),
-        }
-    }
-
-    /// What was needed at each estimate of the method that began last, of the visits that miss at `from`.
-    pub fn needed_from(&self, from: PageCount, estimates: usize) -> Vec<f64> {
-        match self {
-            Self::Made(made) => vec![made.needed(from); estimates],
-            Self::Real(real) => real.stretches.iter().map(|one| needed(one, from)).collect(),
+            Self::Made(made) => {
+                let touched = made.touched();
+                Truths {
+                    touched,
+                    needed: made.needed(Truths::allowed(touched)),
+                    of_resolved: resolved.map(|from| made.of_resolved(from)),
+                }
+            }
+            Self::Real(real) => real.at(method, at, resolved),
         }
     }
 
@@ -110,16 +118,6 @@ fn error_of(
     Some(errors.iter().sum::<f64>() / errors.len() as f64)
 }
 
-/// Bytes at which 5 % of those references miss that miss at `from`, or at the filter's size if that is more: `from` if none does.
-fn needed(misses: &Misses, from: PageCount) -> f64 {
-    let from = from.max(FILTER);
-    let size = match misses.at(from) {
-        0 => from,
-        _ => misses.working_set(from).unwrap_or(misses.after.distinct()),
-    };
-    size.0 as f64 * PAGE_BYTES
-}
-
 /// References counted by the plugin, to the frames of the process.
 #[derive(Debug)]
 pub struct Counted {
@@ -132,10 +130,8 @@ pub struct Counted {
     lists: u32,
     /// By method: when it began, with the counts of then.
     begun: BTreeMap<String, (Instant, FilteredLru)>,
-    /// By method: the counts at its last estimate.
-    last: BTreeMap<String, FilteredLru>,
-    /// Up to each estimate of the method that began last, from the one before.
-    stretches: Vec<Misses>,
+    /// By method: its last estimate, with the counts of then.
+    last: BTreeMap<String, (Instant, FilteredLru)>,
     /// Share of the frames of the latest list that were not in the one before.
     new_frames: Option<f64>,
 }
@@ -149,7 +145,6 @@ impl Counted {
             lists: 0,
             begun: BTreeMap::new(),
             last: BTreeMap::new(),
-            stretches: Vec::new(),
             new_frames: None,
         }
     }
@@ -182,25 +177,40 @@ impl Counted {
 
     fn begin(&mut self, method: &str, at: Instant) {
         let now = self.frames.lock().now();
-        self.last.insert(method.to_owned(), now.clone());
+        self.last.insert(method.to_owned(), (at, now.clone()));
         self.begun.insert(method.to_owned(), (at, now));
-        self.stretches.clear();
     }
 
-    fn at(&mut self, method: &str, at: Instant) -> Truths {
+    fn at(&mut self, method: &str, at: Instant, resolved: Option<PageCount>) -> Truths {
         let (after, touched) = {
             let frames = self.frames.lock();
             let since = at.checked_sub(INTERVAL).unwrap_or(at);
             (frames.now(), frames.touched_since(since))
         };
-        let before = self.last.insert(method.to_owned(), after.clone());
-        let before = before.unwrap_or_else(|| after.clone());
+        let last = self.last.insert(method.to_owned(), (at, after.clone()));
+        let (begun, before) = last.unwrap_or_else(|| (at, after.clone()));
+        let seconds = at.saturating_duration_since(begun).as_secs_f64();
         let stretch = Misses { before, after };
-        let needed = needed(&stretch, FILTER);
-        self.stretches.push(stretch);
+        let bytes = |size: PageCount| size.0 as f64 * PAGE_BYTES;
+        let touched = bytes(touched);
+        let allowed = Truths::allowed(touched) * seconds;
+        let needed = match stretch.at(FILTER) as f64 > allowed {
+            true => stretch.size_for(allowed, FILTER),
+            false => Some(FILTER),
+        };
+        let of_resolved = resolved.map(|from| {
+            let from = from.max(FILTER);
+            match stretch.at(from) {
+                0 => from,
+                _ => stretch
+                    .working_set(from)
+                    .unwrap_or(stretch.after.distinct()),
+            }
+        });
         Truths {
-            needed,
-            touched: touched.0 as f64 * PAGE_BYTES,
+            touched,
+            needed: bytes(needed.unwrap_or(stretch.after.distinct())),
+            of_resolved: of_resolved.map(bytes),
         }
     }
 
@@ -246,13 +256,22 @@ impl ClosedForm {
         })
     }
 
+    /// Bytes at which so many visits a second miss.
+    pub fn needed(&self, allowed: f64) -> f64 {
+        self.at_ratio(allowed / self.rate)
+    }
+
     /// Bytes at which 5 % of the visits miss that miss at `from`.
-    pub fn needed(&self, from: PageCount) -> f64 {
+    pub fn of_resolved(&self, from: PageCount) -> f64 {
         let of_curve = self.curve.as_ref();
-        let size = of_curve.and_then(|curve| {
-            let resolved = curve.miss_ratio(from);
-            curve.size_for(resolved * WorkingSet::MISS_RATIO)
-        });
+        let resolved = of_curve.map_or(1.0, |curve| curve.miss_ratio(from));
+        self.at_ratio(resolved * WorkingSet::MISS_RATIO)
+    }
+
+    /// Bytes at which this share of the visits misses.
+    fn at_ratio(&self, ratio: f64) -> f64 {
+        let of_curve = self.curve.as_ref();
+        let size = of_curve.and_then(|curve| curve.size_for(ratio));
         size.map_or(self.pages, |size| size.0) as f64 * PAGE_BYTES
     }
 
@@ -329,11 +348,14 @@ mod tests {
         let share = truth.touched() / PAGE_BYTES / pages;
         assert!((share - (1.0 - (-1.0_f64).exp())).abs() < 1e-9, "{share}");
         // 5 % of the visits miss 95 % of the pages.
-        let needed = |from: u64| truth.needed(PageCount(from)) / PAGE_BYTES / pages;
-        assert!((needed(0) - 0.95).abs() < 0.001);
+        let of_resolved = |from: u64| truth.of_resolved(PageCount(from)) / PAGE_BYTES / pages;
+        assert!((of_resolved(0) - 0.95).abs() < 0.001);
         // Of the half that misses half of the memory.
         // As far as points of the curve are apart.
-        assert!((needed(truth.pages / 2) - 0.975).abs() < 0.002);
+        assert!((of_resolved(truth.pages / 2) - 0.975).abs() < 0.002);
+        // Each page is visited once a second in the mean.
+        let needed = truth.needed(pages / 4.0) / PAGE_BYTES / pages;
+        assert!((needed - 0.75).abs() < 0.002, "{needed}");
     }
 
     /// A loop over frames behind a filter of one page.
@@ -364,17 +386,17 @@ mod tests {
         assert!(!truth.follow("estimate rss 5").unwrap());
         truth.begin("mglru", second(0));
         pass(&frames, 0..0x1000, 2, second(1));
-        let first = truth.at("mglru", second(1));
+        let first = truth.at("mglru", second(1), Some(PageCount(0x100)));
         assert_eq!((first.needed, first.touched), (bytes(0x190), bytes(0x190)));
-        // In a loop of 20 rounds over a part, the first round misses, which is 5 %.
+        assert_eq!(first.of_resolved, Some(bytes(0x190)));
+        // In a loop of 20 rounds over a part, the first round misses all sizes up to those of the pages since.
         pass(&frames, 0x200..0x280, 20, second(3));
-        let part = truth.at("mglru", second(3));
-        assert_eq!((part.needed, part.touched), (bytes(0x80), bytes(0x80)));
+        let part = truth.at("mglru", second(3), Some(PageCount(0x100)));
+        assert_eq!(part.touched, bytes(0x80));
         // Its pages were last used before 0x110 others.
-        assert_eq!(
-            truth.needed_from(PageCount(0x100), 2),
-            [bytes(0x190), bytes(0x110)]
-        );
+        assert_eq!(part.of_resolved, Some(bytes(0x110)));
+        // In 2 s 0x80 misses are more than a tenth of the pages a second.
+        assert_eq!(part.needed, bytes(0x110));
         // Two rounds over all, and the first over the part, in 4 s.
         let at_first = f64::from(2 * 0x190 + 0x80);
         let two_rounds = f64::from(2 * 0x190) / at_first;
@@ -396,6 +418,11 @@ mod tests {
         assert!((two_rounds..1.0).contains(&twice), "{twice}");
         // Without a number of visits a second a curve says nothing of misses.
         assert_eq!(truth.curve_error("mglru", &curve, second(4)), None);
+        // In 40 s they are not, and the loop's own misses need its pages.
+        pass(&frames, 0x200..0x280, 20, second(43));
+        pass(&frames, 0x100..0x180, 1, second(43));
+        let slow = truth.at("mglru", second(43), None);
+        assert_eq!((slow.needed, slow.of_resolved), (bytes(0x80), None));
     }
 
     #[test]

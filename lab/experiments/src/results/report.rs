@@ -42,7 +42,7 @@ const HEADLINES: [(&str, &str); 9] = [
     ("aet", "Overhead, hot set 64, rate 1/128"),
     (
         "judge-programs",
-        "Error of the working set: memory at which 5 % of the visits miss",
+        "Error of the memory at which the misses a second are a tenth of the pages touched in a second",
     ),
     ("divide", "Promises"),
     (
