@@ -67,6 +67,7 @@ mod target_pages;
 mod traps;
 mod trial;
 pub mod uffd;
+mod unmapping;
 #[cfg(target_arch = "x86_64")]
 mod vcpu;
 #[cfg(not(target_arch = "x86_64"))]

@@ -25,6 +25,7 @@ use crate::swap::SwapWatch;
 use crate::sys::{AddressRange, process_cpu_time};
 use crate::target::TraceTarget;
 use crate::uffd::{Userfault, UserfaultPurpose};
+use crate::unmapping::Unmapping;
 use crate::watchdog::Watchdog;
 
 /// Longest wait without checking the stop flag.
@@ -264,6 +265,7 @@ pub struct Session<B: PageBarrier = RemotePageout> {
     pages_before: Option<u64>,
     /// `None` if swap does not matter to the barrier.
     swap: Option<SwapWatch>,
+    pub unmapping: Unmapping,
 }
 
 impl Session {
@@ -309,17 +311,28 @@ impl Session {
         Ok(())
     }
 
-    /// Unmaps `pages`, trying twice; returns those that are mapped all the same: in constant use, or
-    /// pinned. The two cannot be distinguished from outside.
-    pub fn unmap_firmly(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+    /// Unmaps `pages`, trying twice; returns how many are mapped all the same: in constant use, or pinned. The two cannot be
+    /// distinguished from outside.
+    ///
+    /// # Errors
+    ///
+    /// As [`Unmapping::record`], and those of the calls.
+    pub fn unmap_firmly(&mut self, pages: &[u64]) -> Result<u64, TrapError> {
+        let tried = self.mapped_of(pages)?.len() as u64;
         let mut missed = pages.to_vec();
         for _ in 0..2 {
             self.unmap(&missed)?;
-            let mut mapped = Vec::new();
-            self.for_each_mapped(&missed, |page, _| mapped.push(page))?;
-            missed = mapped;
+            missed = self.mapped_of(&missed)?;
         }
-        Ok(missed)
+        let stayed = missed.len() as u64;
+        self.unmapping.record(tried, stayed)?;
+        Ok(stayed)
+    }
+
+    fn mapped_of(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let mut mapped = Vec::new();
+        self.for_each_mapped(pages, |page, _| mapped.push(page))?;
+        Ok(mapped)
     }
 }
 
@@ -341,6 +354,7 @@ impl<B: PageBarrier> Session<B> {
             placement: Placement::new(config.handler_cpu, target.pid, &target.busy_threads()),
             pages_before: None,
             swap: None,
+            unmapping: Unmapping::default(),
         }
     }
 

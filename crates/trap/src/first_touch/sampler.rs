@@ -19,6 +19,7 @@ use plimsoll_flow::{
 use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
 use crate::sys::usize_of;
+use crate::unmapping::Unmapping;
 
 /// Age at which a sample is withdrawn, and the number of waiting samples above which the oldest is.
 const AGE_MAX: Duration = Duration::from_secs(600);
@@ -35,8 +36,6 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// CPU time for the checks of one page before and after the RAM is free, and the share of the budget that all may take.
 const FINDING_SECONDS: f64 = 2e-6;
 const FINDING_SHARE: f64 = 0.1;
-/// Minimum number of armed pages from which to conclude that a VM's pages cannot be made inaccessible.
-const TRIED_MIN: u64 = 64;
 /// Parts of the RAM of which each has the same number of draws: the sum over them varies less than with free draws.
 const STRATA: u64 = 64;
 
@@ -138,9 +137,7 @@ pub struct Sampler<V> {
     traps: Vec<Trap>,
     /// Samples begun since the pace was settled.
     unsettled: u64,
-    /// Pages armed since the start.
-    tried: u64,
-    stayed: u64,
+    unmapping: Unmapping,
     report: Report,
     /// End of the last report.
     reported: Timestamp,
@@ -169,8 +166,7 @@ impl<V: SampledVm> Sampler<V> {
             rested: now,
             traps: Vec::new(),
             unsettled: 0,
-            tried: 0,
-            stayed: 0,
+            unmapping: Unmapping::default(),
             report: Report::default(),
             reported,
             populated_before: None,
@@ -408,16 +404,11 @@ impl<V: SampledVm> Sampler<V> {
         let stayed = if new.is_empty() {
             Vec::new()
         } else {
-            self.vm.arm(&new)?
+            let tried = self.vm.accessible(&new)?.len() as u64;
+            let stayed = self.vm.arm(&new)?;
+            self.unmapping.record(tried, stayed.len() as u64)?;
+            stayed
         };
-        self.tried += new.len() as u64;
-        self.stayed += stayed.len() as u64;
-        if self.tried >= TRIED_MIN && self.stayed * 2 > self.tried {
-            return Err(TrapError::StayedAccessible {
-                tried: self.tried,
-                accessible: self.stayed,
-            });
-        }
         self.report.armed_pages += (new.len() - stayed.len()) as u64;
         self.report.losses.stayed_accessible += stayed.len() as u64;
         let (at, now) = (self.vm.now(), self.vm.vm_time());

@@ -71,8 +71,6 @@ const NAP_MIN: Duration = Duration::from_micros(200);
 const CHUNK_PAGES: usize = 64;
 /// Minimum number of scans in a window, whatever they cost: one alone sees no reuse.
 const SCANS_MIN: u64 = 3;
-/// Minimum sample from which to conclude that a VM cannot be scanned, if most of its pages stay mapped.
-const TRIED_MIN: u64 = 64;
 /// Number of touches found for a curve with an error of [`CURVE_ERROR`](crate::CURVE_ERROR), and the CPU
 /// time of the scanner for each, as measured (docs/performance.md).
 const TOUCHES_PER_CURVE: u32 = 17_000;
@@ -206,19 +204,13 @@ impl AccessedPageScanner {
         let mut stayed = 0;
         for pages in watched.chunks(CHUNK_PAGES) {
             self.protect(pages)?;
-            stayed += self.session.unmap_firmly(pages)?.len() as u64;
+            stayed += self.session.unmap_firmly(pages)?;
         }
         let tried = watched.len() as u64;
         self.watched = watched;
         window.dropped_pages += tried;
         self.account_for_interrupts(window, before);
         window.arm_time = cpu_time().saturating_sub(start);
-        if tried >= TRIED_MIN && stayed * 2 > tried {
-            return Err(TrapError::StayedAccessible {
-                tried,
-                accessible: stayed,
-            });
-        }
         Ok(stayed)
     }
 

@@ -26,13 +26,6 @@ impl<B: PageBarrier> Tracer<B> {
         self.watched = watched;
         let stayed_accessible = armed?;
         self.counts.losses.stayed_accessible = stayed_accessible;
-        let tried = self.counts.rearmed_pages;
-        if self.periods == 0 && stayed_accessible * 2 > tried {
-            return Err(TrapError::StayedAccessible {
-                tried,
-                accessible: stayed_accessible,
-            });
-        }
         Ok(())
     }
 
@@ -42,15 +35,18 @@ impl<B: PageBarrier> Tracer<B> {
         stop: &AtomicBool,
         sink: Sink<'_>,
     ) -> Result<u64, TrapError> {
+        let tried = self.accessible_of(runs, stop, sink)?.len() as u64;
         self.raise_all(runs, stop, sink)?;
         // A page in use by the kernel at that time stays accessible: once more for those.
-        let missed = self.accessible_of(runs, stop, sink)?;
+        let missed = self.missed_of(runs, stop, sink)?;
         self.raise_all(&missed, stop, sink)?;
-        let escaped = self.accessible_of(&missed, stop, sink)?;
+        let escaped = self.missed_of(&missed, stop, sink)?;
         for page in escaped.iter().cloned().flatten() {
             self.raised.set(page, false);
         }
-        Ok(escaped.iter().map(|run| run.end - run.start).sum())
+        let stayed = escaped.len() as u64;
+        self.session.unmapping.record(tried, stayed)?;
+        Ok(stayed)
     }
 
     fn raise_all(
@@ -80,6 +76,18 @@ impl<B: PageBarrier> Tracer<B> {
     }
 
     /// Lists the pages of `runs` that should be inaccessible and are not.
+    fn missed_of(
+        &mut self,
+        runs: &[PageRange],
+        stop: &AtomicBool,
+        sink: Sink<'_>,
+    ) -> Result<Vec<PageRange>, TrapError> {
+        let mut missed = self.accessible_of(runs, stop, sink)?;
+        missed.retain(|page| self.raised.get(page.start));
+        Ok(missed)
+    }
+
+    /// Lists the pages of `runs` that are accessible, each as a run of its own.
     fn accessible_of(
         &mut self,
         runs: &[PageRange],
@@ -108,14 +116,11 @@ impl<B: PageBarrier> Tracer<B> {
                 let Some(PageNumber(first)) = self.session.layout.page_at(range.start) else {
                     continue;
                 };
-                let raised = &self.raised;
                 self.session
                     .barrier
                     .for_each_down(range, &mut |index| {
                         let page = first + index;
-                        if raised.get(page) {
-                            accessible.push(page..page + 1);
-                        }
+                        accessible.push(page..page + 1);
                     })
                     .map_err(self.session.process.failed("reading pagemap"))?;
             }
