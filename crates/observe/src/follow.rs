@@ -5,9 +5,10 @@
 //!
 //! RAM and virtual CPUs may be added and removed: the backend is then attached anew, so that a period covers the RAM
 //! and CPUs that exist at its beginning. While QEMU receives, sends or saves the VM's memory ([`Transfer`]) no backend
-//! is attached: a period ends when that begins, the backend detaches at once, and the next period is refused until it
-//! is over.
+//! is attached: a period ends when that begins, with an error because QEMU's accesses may be among those observed, the backend
+//! detaches at once, and the next period is refused until it is over.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -323,7 +324,7 @@ impl Backend for Follower {
             return Err(gone);
         };
         let interrupted = AtomicBool::new(false);
-        let is_moving = AtomicBool::new(false);
+        let moving = OnceLock::new();
         let (watch, target) = (&mut self.watch, &self.target);
         // A group that is removed gave its memory back before: samples of it then do not show what it used.
         let mut has_ended = false;
@@ -335,7 +336,8 @@ impl Backend for Follower {
                 }
                 _ => false,
             };
-            if !has_ended {
+            // QEMU reads the memory as well.
+            if !has_ended && moving.get().is_none() {
                 sink(seen);
             }
         };
@@ -346,9 +348,10 @@ impl Backend for Follower {
             scope.spawn(|| {
                 let period_is_over = over;
                 loop {
-                    let moving = watch.as_mut().is_some_and(|watch| watch.check().is_some());
-                    is_moving.fetch_or(moving, Ordering::Relaxed);
-                    if moving || stop.load(Ordering::Relaxed) {
+                    if let Some(transfer) = watch.as_mut().and_then(TransferWatch::check) {
+                        let _ = moving.set(transfer.to_string());
+                    }
+                    if moving.get().is_some() || stop.load(Ordering::Relaxed) {
                         interrupted.store(true, Ordering::Relaxed);
                     }
                     if period_is_over.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Disconnected)
@@ -362,8 +365,10 @@ impl Backend for Follower {
         if has_ended {
             return Err(gone);
         }
-        if is_moving.load(Ordering::Relaxed) {
+        if let Some(why) = moving.into_inner() {
             self.backend = None;
+            // Of this period it is not known which touches are the VM's.
+            return Err(TrapError::Interrupted(Refusal::MemoryTransfer { why }));
         }
         let mut period = ran.map_err(|error| self.explain(error))?;
         period.index = self.periods;
