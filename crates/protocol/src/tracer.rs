@@ -175,7 +175,8 @@ pub struct FinalLine {
     pub overhead_ratio: f64,
     /// References that may be missing.
     pub lost: u64,
-    /// The curve of the run; `null` if no page was used twice.
+    /// The curve of the run, with first touches that of the last minute at most, since the last change of phase; `null` if no page was
+    /// used twice.
     pub curve: Option<CurveJson>,
     /// With `--compare`: the curve by AET.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -92,16 +92,21 @@ impl<'a> TracingReport<'a> {
         let name = self.target;
         match self.target {
             Target::Vm(vm) => {
-                let vcpus = self.vcpus();
+                let vcpus = match vm.vcpus.len() {
+                    // QEMU names its threads with -name debug-threads=on, and a monitor lists them.
+                    0 => "vCPUs unknown (without debug-threads=on and a monitor; counted as 1)"
+                        .to_owned(),
+                    1 => "1 vCPU".to_owned(),
+                    count => format!("{count} vCPUs"),
+                };
                 let accelerator = vm.accelerator.map_or_else(
                     || "accelerator unknown".to_owned(),
                     |accelerator| accelerator.to_string(),
                 );
                 format!(
-                    "{name} (process {}): {} of RAM, {vcpus} vCPU{}, {accelerator}",
+                    "{name} (process {}): {} of RAM, {vcpus}, {accelerator}",
                     vm.pid,
                     size(self.ram().unwrap_or_default()),
-                    if vcpus == 1 { "" } else { "s" },
                 )
             }
             Target::Process(process) => format!("{name}: {}", of_process(process)),
@@ -499,11 +504,16 @@ impl<'a> TracingReport<'a> {
                 self.what_is_counted()
             )?;
         }
+        let time = match self.backend.yields {
+            // Since the last change of phase, and at most as long as their curve reaches.
+            Yield::FirstTouches => "at the end",
+            _ => "over the whole run",
+        };
         match set {
-            None => writeln!(rows, "\nThe working set over the whole run is unknown."),
+            None => writeln!(rows, "\nThe working set {time} is unknown."),
             Some(set) if curve.size_for(WorkingSet::MISS_RATIO).is_some() => writeln!(
                 rows,
-                "\nWorking set over the whole run: {} (5 % misses).",
+                "\nWorking set {time}: {} (5 % misses).",
                 working_set(Some(set), false)
             ),
             Some(_) => writeln!(rows, "\nMore than 5 % miss at every size that was seen."),

@@ -27,7 +27,7 @@
 //! that of all touches since then (`phase`), also of samples that were armed before.
 //!
 //! Source: \[Xiang13\] for the slope; the estimate of F is ours (`mixture`).
-//! Cost: memory for the samples that count; 5 to 12 ms for each curve; there is one for each eighth of the window.
+//! Cost: memory for the samples that count; 5 to 12 ms for each curve; there is one for each eighth of the window, and one when the touches have doubled.
 //! Not here: how pages are drawn and armed (crate `plimsoll-trap`).
 
 mod cells;
@@ -101,8 +101,12 @@ pub(super) struct FirstTouchCurve {
     changed: Duration,
     /// The curve of the samples, once it was computed.
     curve: OnceCell<Option<MissRatioCurve>>,
+    /// Whether no sample came since.
+    is_current: bool,
     /// Wall time at which the next curve is due.
     due: Duration,
+    /// Touches that are observed then if it is due earlier, because it has many more.
+    due_touches: usize,
 }
 
 impl FirstTouchCurve {
@@ -117,7 +121,9 @@ impl FirstTouchCurve {
             ends: VecDeque::new(),
             changed: Duration::ZERO,
             curve: OnceCell::new(),
+            is_current: false,
             due: Duration::ZERO,
+            due_touches: 0,
         }
     }
 
@@ -136,9 +142,14 @@ impl FirstTouchCurve {
             self.changed = change;
         }
         let is_known = matches!(self.curve.get(), Some(Some(_)));
-        if change.is_some() || now.wall >= self.due || !is_known {
+        let touched = self.since_change().filter(|one| one.touched_by.is_some());
+        let touches = touched.count();
+        let is_due = now.wall >= self.due || touches >= self.due_touches;
+        self.is_current = change.is_some() || is_due || !is_known;
+        if self.is_current {
             self.curve.take();
             self.due = now.wall.saturating_add(self.window / RENEWED);
+            self.due_touches = (touches * 2).max(1);
         }
     }
 
@@ -264,22 +275,26 @@ impl LiveEstimator for FirstTouchCurve {
 
     fn close_window(&mut self, _: &LiveWindow) -> Option<MissRatioCurve> {
         self.open = 0;
-        self.curve()
+        self.recent_curve()
     }
 
     fn discard_window(&mut self) {
         self.curve.take();
+        self.is_current = true;
         self.ended.truncate(self.ended.len() - self.open);
         self.open = 0;
         self.waiting.clear();
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {
-        self.curve.get_or_init(|| self.computed()).clone()
+        match self.is_current {
+            true => self.recent_curve(),
+            false => self.computed(),
+        }
     }
 
     fn recent_curve(&self) -> Option<MissRatioCurve> {
-        self.curve()
+        self.curve.get_or_init(|| self.computed()).clone()
     }
 }
 

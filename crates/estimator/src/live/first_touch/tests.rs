@@ -147,6 +147,29 @@ fn a_vm_that_runs_a_quarter_of_the_time_has_the_same_curve_and_a_quarter_of_the_
 }
 
 #[test]
+fn a_curve_is_renewed_when_its_touches_have_doubled_and_the_last_one_counts_all() {
+    let mut estimator = estimator();
+    let mut vm = a_loop(POPULATION);
+    let mut periods = Vec::new();
+    let (mut ended, mut all) = (Vec::new(), 0);
+    for period in 0..5 {
+        // Within an eighth of the window.
+        let from = 20_000 + period * 500;
+        let (new, _) = vm.samples(200, from - 10_000, from - 9_000, from);
+        ended.clear();
+        ended.extend(new);
+        all += ended.len();
+        observe(&mut estimator, &ended, &[], ms(from + 500));
+        let curve = estimator.close_window(&LiveWindow::default()).unwrap();
+        periods.push(curve.references());
+    }
+    let each = periods[0];
+    assert_eq!(periods, [1, 2, 2, 4, 4].map(|times| each * times));
+    assert_eq!(estimator.curve().unwrap().references(), all as u64);
+    assert_eq!(each * 5, all as u64);
+}
+
+#[test]
 fn samples_are_dropped_by_wall_time() {
     // Half a minute of the VM in two minutes: what counts is the last minute, in which it ran for 5 s.
     let mut estimator = estimator();
