@@ -16,13 +16,16 @@ use std::time::Duration;
 use plimsoll_flow::TraceMethod;
 
 use crate::assess::Assessment;
-use crate::backend::BackendRow;
+use crate::backend::{BackendRow, Yield};
 use crate::error::TrapError;
 use crate::refusal::Refusal;
 use crate::trial::TouchCost;
 
 /// The mean absolute error of a curve for which backends are compared, from a 64th of the VM on.
 pub const CURVE_ERROR: f64 = 0.08;
+/// Factor by which the costs of two backends may differ from one trial to the next. First touches resolve smaller sizes than
+/// traps and scans, and their cost grows neither with the VM's size nor with its speed.
+const ALIKE: f64 = 1.5;
 
 /// A backend as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,8 +188,8 @@ impl Choice {
         })
     }
 
-    /// Chooses the cheapest of `candidates`; if there is none, the first of `others` that can attach, those with curves before
-    /// those without. All of them if none can.
+    /// Chooses the cheapest of `candidates`, or first touches if they cost less than [`ALIKE`] times as much; if there is none, the first
+    /// of `others` that can attach, those with curves before those without. All of them if none can.
     fn among(
         mut candidates: Vec<Candidate>,
         mut others: Vec<Assessment>,
@@ -194,7 +197,11 @@ impl Choice {
         let costs = candidates
             .iter()
             .filter_map(|candidate| Some((candidate.row, candidate.cost()?.curve)));
-        if let Some((row, _)) = costs.min_by_key(|&(_, curve)| curve) {
+        let worth = |&(row, curve): &(&BackendRow, Duration)| match row.yields {
+            Yield::FirstTouches => curve.div_f64(ALIKE),
+            _ => curve,
+        };
+        if let Some((row, _)) = costs.min_by_key(worth) {
             return Ok(Self { row, candidates });
         }
         others.sort_by_key(|found| !found.row.gives_curve());
@@ -309,6 +316,19 @@ mod tests {
             let choice = Choice::among(candidates, vec![]).unwrap();
             assert_eq!(choice.row.method, expected, "{trap_ms:?} {scan_ms:?}");
             assert_eq!(choice.candidates.len(), 2);
+        }
+    }
+
+    #[test]
+    fn of_costs_that_a_trial_hardly_tells_apart_first_touches_are_chosen() {
+        let (traps, first_touches) = (TraceMethod::Traps, TraceMethod::FirstTouches);
+        for (trap_ms, expected) in [(39, first_touches), (32, traps)] {
+            let candidates = vec![
+                candidate(traps, Some(trap_ms)),
+                candidate(first_touches, Some(52)),
+            ];
+            let choice = Choice::among(candidates, vec![]).unwrap();
+            assert_eq!(choice.row.method, expected, "{trap_ms}");
         }
     }
 
