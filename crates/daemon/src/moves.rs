@@ -24,7 +24,7 @@ pub const SAME_BYTES: u64 = 1 << 20;
 /// Maximum duration of a move, however slowly its VMs follow.
 const DURATION_MAX: Duration = Duration::from_secs(30 * 60);
 /// Minimum amount of free memory for which a VM gets a new target before the rest is free.
-const GRANT_MIN_BYTES: u64 = 4 << 20;
+pub const GRANT_MIN_BYTES: u64 = 4 << 20;
 /// Difference to its target at which a cache counts as resized: it consists of whole pages.
 const CACHE_SLACK_BYTES: u64 = 64 << 10;
 /// Number of failed requests to a VM after which its part is abandoned.
@@ -69,6 +69,8 @@ pub struct Move {
     began: Instant,
     /// All memory, as of the last second.
     divided_bytes: u64,
+    /// Why memory is withheld from its VMs, if some is.
+    pub why_withheld: Option<String>,
 }
 
 /// The progress of a move.
@@ -126,6 +128,7 @@ impl Move {
             parts: vms.into_iter().map(part).collect(),
             began: now,
             divided_bytes: 0,
+            why_withheld: None,
         }
     }
 
@@ -274,6 +277,10 @@ impl Move {
         progress: &mut dyn FnMut(),
     ) {
         let until = Instant::now() + REQUESTS_MAX;
+        let why_waiting = match &self.why_withheld {
+            Some(why) => format!("the memory that it was to get is {why}"),
+            None => "the memory that it was to get was not freed".to_owned(),
+        };
         let is_held =
             |part: &Part| !matches!(part.state, StepState::Done | StepState::Gone) && which(part);
         let parts = self.parts.iter().enumerate();
@@ -295,7 +302,7 @@ impl Move {
             let free_bytes = self.free_bytes(vms);
             let part = &mut self.parts[index];
             if let Some(held) = vms.get_mut(&part.vm) {
-                part.hold(held, free_bytes, Instant::now() < until);
+                part.hold(held, free_bytes, Instant::now() < until, &why_waiting);
                 progress();
             }
         }
@@ -650,7 +657,13 @@ impl Part {
     ///
     /// Memory that it freed for its own cache, and that did not get there, is returned: a VM that was to keep its size
     /// does, as far as that memory is free.
-    fn hold(&mut self, held: &mut MovableVm<'_>, free_bytes: u64, is_in_time: bool) {
+    fn hold(
+        &mut self,
+        held: &mut MovableVm<'_>,
+        free_bytes: u64,
+        is_in_time: bool,
+        why_waiting: &str,
+    ) {
         let has = held.status.holding();
         let gets_back = self.state.has_ended() && self.told.direct_bytes > has.direct_bytes;
         if gets_back && self.to.direct_bytes < self.from.direct_bytes {
@@ -695,7 +708,7 @@ impl Part {
         if let Some(why) = why {
             self.error = Some(format!("its target could not be reset to its size: {why}"));
         } else if self.state == StepState::Waiting {
-            self.error = Some("the memory that it was to get was not freed".to_owned());
+            self.error = Some(why_waiting.to_owned());
         }
     }
 }

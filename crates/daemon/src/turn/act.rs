@@ -149,11 +149,13 @@ impl<H: Host> Turns<H> {
     /// Advances a move in progress by one tick.
     pub(super) fn advance(&mut self, now: Instant) {
         let divided = self.granted_bytes().saturating_sub(self.store_bytes);
+        let why_withheld = self.why_withheld();
         let Some(active) = &mut self.active else {
             return;
         };
         match &mut active.stage {
             Stage::Moving(under_way) => {
+                under_way.why_withheld = why_withheld;
                 let vms = self.vms.iter_mut();
                 poll_now(vms.filter_map(|(name, vm)| under_way.polls(name).then_some(vm)));
                 let mut held = held(&mut self.vms);

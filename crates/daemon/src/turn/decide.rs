@@ -50,13 +50,13 @@ impl<H: Host> Turns<H> {
             vms.fold(store, u64::saturating_add)
         };
         let mut total = self.config.total_bytes.unwrap_or_else(found);
-        if let Some(returnable_bytes) = self.returnable_bytes {
+        if let Some(returnable) = self.returnable {
             let kept = self
                 .vms
                 .iter()
                 .map(|(name, vm)| self.kept_above_bytes(name, vm));
             let kept = kept.fold(found(), u64::saturating_add);
-            total = total.max(kept.min(returnable_bytes));
+            total = total.max(kept.min(returnable.bytes));
         }
         // Neither a configuration nor VMs' own reports can make a host larger than it is.
         total.min(self.host_ram.0)

@@ -8,7 +8,7 @@ use plimsoll_protocol::decision::{Initiator, Kind};
 use super::discover::poll_all;
 use super::{CACHE_LEAST_BYTES, Move, PendingMove, SAME_BYTES, STORE, Turns};
 use crate::host::Host;
-use crate::moves::is_fresh;
+use crate::moves::{GRANT_MIN_BYTES, is_fresh};
 use crate::vm::Vm;
 
 /// Time after which nothing more is begun: systemd waits for 60 s, and monitors or a libvirt that hang take some of it.
@@ -19,6 +19,16 @@ const ANSWER_MAX: Duration = Duration::from_secs(8);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause before what a VM refused is tried again: its monitor or libvirt may be back then.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What VMs and the page store may hold while VMs get back what they had.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Returnable {
+    /// What they held at the beginning.
+    held_bytes: u64,
+    /// What they may hold: that, and what the host had available above the headroom, at the beginning or later. What VMs
+    /// got since does not count again while they do not use it.
+    pub bytes: u64,
+}
 
 impl<H: Host> Turns<H> {
     /// As the daemon's end does it, for VMs that an earlier daemon left resized: finds them, gives them what they had
@@ -85,6 +95,7 @@ impl<H: Host> Turns<H> {
         let resized = self.vms.iter().filter(|(name, vm)| {
             self.history.was_resized(name, vm.found.process()) && vm.settings().managed
         });
+        let why_withheld = self.why_withheld();
         let lacks = resized.filter_map(|(name, vm)| {
             if !vm.is_known() {
                 return Some(format!(
@@ -95,9 +106,12 @@ impl<H: Host> Turns<H> {
             let (has, had) = (vm.size_bytes(), vm.first_bytes);
             let lacks_bytes = had.saturating_sub(has);
             let direct = &vm.status.direct;
-            let later = match direct.target_bytes > Some(direct.actual_bytes) {
-                true => ", and gets them when its balloon follows",
-                false => "",
+            let later = match &why_withheld {
+                _ if direct.target_bytes > Some(direct.actual_bytes) => {
+                    ", and gets them when its balloon follows".to_owned()
+                }
+                Some(why) => format!(", which are {why}"),
+                None => String::new(),
             };
             (vm.first_is_kept && lacks_bytes >= SAME_BYTES).then(|| {
                 format!(
@@ -144,24 +158,49 @@ impl<H: Host> Turns<H> {
         if let Some(first) = self.lent_store() {
             self.resize_store(first);
         }
-        let (total, available) = self.host.ram();
-        let spare = available.saturating_sub(self.headroom_bytes(total));
-        self.returnable_bytes = Some(self.held_bytes().saturating_add(spare));
+        self.returnable = None;
         self.return_to_vms(now);
     }
 
+    /// Begins that move, or another one for what VMs still lack if it can move anything.
     fn return_to_vms(&mut self, now: Instant) {
         poll_all(self.vms.values_mut());
+        let is_first = self.returnable.is_none();
+        self.follow_spare();
         let mut moves = self.resized();
         // Each request to one that does not answer would be waited for.
         moves.retain(|(name, ..)| is_fresh(&self.vms[name].status.direct));
-        if moves.is_empty() {
+        if moves.is_empty() || (!is_first && !self.can_move_any(&moves)) {
             return;
         }
         let reason =
             "The daemon ends, so the VMs get back what they had when they were first found.";
         let pending = PendingMove::new(Kind::GiveBack, moves, reason);
         self.begin(pending, Initiator::Daemon, None, now);
+    }
+
+    /// Updates what VMs may hold by what the host has available now.
+    fn follow_spare(&mut self) {
+        self.host_ram = self.host.ram();
+        let (total, available) = self.host_ram;
+        let spare = available.saturating_sub(self.headroom_bytes(total));
+        let held_bytes = self.held_bytes();
+        let returnable = self.returnable.get_or_insert(Returnable {
+            held_bytes,
+            bytes: held_bytes,
+        });
+        let bytes = returnable.held_bytes.saturating_add(spare);
+        returnable.bytes = returnable.bytes.max(bytes);
+    }
+
+    /// Whether one of these moves frees memory, or gets some that is free.
+    fn can_move_any(&self, moves: &[(String, Holding, Holding)]) -> bool {
+        let free = self.unreserved_bytes();
+        moves.iter().any(|(_, from, to)| {
+            let frees = to.direct_bytes < from.direct_bytes || to.cache_bytes < from.cache_bytes;
+            let lacks = to.direct_bytes.saturating_sub(from.direct_bytes);
+            frees || free >= lacks.min(GRANT_MIN_BYTES)
+        })
     }
 
     /// Advances that move; whether it goes on.

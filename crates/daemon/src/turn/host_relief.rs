@@ -93,9 +93,29 @@ impl<H: Host> Turns<H> {
     /// it is far too little.
     pub(super) fn withheld_bytes(&self) -> u64 {
         let least = self.store_bytes.saturating_add(SAME_BYTES);
-        let left = self.host_relief.left_bytes.map(|left| left.max(least));
+        let returnable = self.returnable.map(|returnable| returnable.bytes);
+        let left = returnable.or(self.host_relief.left_bytes);
+        let left = left.map(|left| left.max(least));
         let total = self.total_bytes();
         total.saturating_sub(left.unwrap_or(total))
+    }
+
+    /// Why a VM does not get memory, if some is withheld: the end of a sentence about that memory.
+    pub(super) fn why_withheld(&self) -> Option<String> {
+        let headroom = self.headroom_bytes(self.host_ram.0);
+        (self.withheld_bytes() > 0).then(|| {
+            format!(
+                "withheld, because the host should keep {} MiB available",
+                headroom >> 20
+            )
+        })
+    }
+
+    /// The memory that VMs may be given and none of them can take without a new target.
+    pub(super) fn unreserved_bytes(&self) -> u64 {
+        let reserved = self.vms.values().map(Vm::reserved_bytes);
+        let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
+        self.granted_bytes().saturating_sub(reserved)
     }
 
     /// Whether VMs have yet to give what was withheld.

@@ -37,6 +37,7 @@ use plimsoll_protocol::plan::{PlanInputs, PlanJson};
 use plimsoll_protocol::vm::Sample;
 
 use discover::poll_all;
+use exit::Returnable;
 use groups::WatchedGroups;
 use host_relief::HostRelief;
 use relief::LoggedShortage;
@@ -120,8 +121,8 @@ pub struct Turns<H: Host> {
     cooldown_until: Option<Instant>,
     turn: u64,
     host_relief: HostRelief,
-    /// While VMs get back what they had: what they may hold together, which may be more than was to be allocated.
-    returnable_bytes: Option<u64>,
+    /// What VMs may hold while they get back what they had.
+    returnable: Option<Returnable>,
     /// Whether memory was moved since the start.
     has_moved: bool,
     /// Time at which VMs below their baselines were last polled between turns.
@@ -176,7 +177,7 @@ impl<H: Host> Turns<H> {
             cooldown_until: None,
             turn: 0,
             host_relief: HostRelief::default(),
-            returnable_bytes: None,
+            returnable: None,
             has_moved: false,
             guests_polled: None,
             logged_shortage: LoggedShortage::default(),

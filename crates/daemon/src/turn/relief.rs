@@ -156,9 +156,7 @@ impl<H: Host> Turns<H> {
 
     /// A move that gives VMs memory: of their own caches, else free memory, else of VMs above their baselines.
     fn relief(&self, short: &[ShortVm], reasons: &str) -> Option<PendingMove> {
-        let reserved = self.vms.values().map(Vm::reserved_bytes);
-        let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
-        let mut free = self.granted_bytes().saturating_sub(reserved);
+        let mut free = self.unreserved_bytes();
         let above = |(name, vm): (&String, &Vm)| {
             let settings = vm.settings();
             let has = vm.status.holding();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_daemon::config::Workflow;
+use plimsoll_daemon::config::{Config, Workflow};
 use plimsoll_daemon::history::{History, Limits};
 use plimsoll_daemon::host::GroupLimit;
 use plimsoll_daemon::shared::Command;
@@ -758,6 +758,59 @@ fn vms_get_back_what_they_had_also_if_that_is_more_than_was_to_be_allocated() {
         rig.pass(30);
         let has = held(&rig);
         assert!(has + 16 >= returned && has <= returned + 16, "{has}");
+    }
+}
+
+/// Another process takes memory of the host, and gives back more of it, or less, before the daemon ends.
+#[test]
+fn what_a_host_lacked_is_returned_at_the_end_as_far_as_the_host_has_it_then() {
+    const HEADROOM: u64 = 4 << 30;
+    for (available, is_short) in [(HEADROOM + 2000 * MIB, false), (HEADROOM - 50 * MIB, true)] {
+        // By this daemon, or by one that follows one that was killed.
+        for follows in [false, true] {
+            let with_headroom = |mode| Config {
+                headroom_bytes: Some(HEADROOM),
+                ..config(mode)
+            };
+            let mut rig = Rig::of_three(with_headroom(Mode::Act));
+            divided(&mut rig);
+            rig.until("it ends", |rig| rig.newest().state.has_ended());
+            rig.host.set_available(HEADROOM - 200 * MIB);
+            rig.pass(60);
+            let left = sizes(&rig);
+            assert!(left < 1400, "{left}");
+            rig.host.set_available(available);
+            if follows {
+                let history = Arc::clone(&rig.shared.history);
+                rig = Rig::with(with_headroom(Mode::Observe), rig.host.clone(), history);
+                rig.pass(3);
+            }
+            let decisions = rig.decisions().len();
+            rig.turns.begin_return(rig.now);
+            for _ in 0..20 {
+                rig.host.pass(TICK);
+                rig.now += TICK;
+                rig.turns.goes_on_returning(rig.now);
+            }
+            rig.turns.end_return(rig.now);
+            // It is not repeated while nothing has changed.
+            assert_eq!(rig.decisions().len(), decisions + 1);
+            let lacks = rig.turns.lacks();
+            if !is_short {
+                assert!(VMS.iter().all(|vm| rig.mib(vm) == 512), "{lacks:?}");
+                continue;
+            }
+            assert!(sizes(&rig) <= left, "{left} {}", sizes(&rig));
+            let why = "withheld, because the host should keep 4096 MiB available";
+            let errors = rig.newest().steps.into_iter().filter_map(|step| step.error);
+            let errors: Vec<_> = errors.collect();
+            assert!(errors.iter().any(|error| error.contains(why)), "{errors:?}");
+            assert!(lacks.iter().any(|lack| lack.ends_with(why)), "{lacks:?}");
+            // As far as it has it, also later.
+            rig.host.set_available(HEADROOM + 2000 * MIB);
+            rig.turns.end_return(rig.now);
+            assert_eq!(rig.decisions().len(), decisions + 2);
+        }
     }
 }
 
