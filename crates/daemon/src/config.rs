@@ -27,6 +27,8 @@ pub const PATH: &str = "/etc/plimsoll/plimsoll.toml";
 
 /// Minimum baseline of a VM: no guest runs in less, and one in bytes was meant otherwise.
 pub(crate) const BASELINE_BYTES_MIN: u64 = 1 << 20;
+/// The headroom by default, as a share of the host's RAM.
+const HEADROOM_SHARE: u64 = 32;
 /// Maximum weight of a VM in proportional sharing.
 pub(crate) const SHARES_MAX: u32 = 1_000_000;
 
@@ -60,7 +62,7 @@ pub struct Config {
     pub tolerance: f64,
     /// Time without progress after which a balloon is stuck; 30 s by default.
     pub balloon_patience: Duration,
-    /// RAM of the host that stays available; `None` for 1/32 of it.
+    /// RAM of the host that is to stay available; `None` for 1/32 of it.
     pub headroom_bytes: Option<u64>,
     /// Whether VMs get back what they had when the daemon ends; true by default.
     pub gives_back_on_exit: bool,
@@ -327,6 +329,38 @@ impl Config {
             given.flatten().collect()
         };
         given(self) != given(new)
+    }
+
+    /// RAM that stays available on a host with `ram_bytes` of it. A headroom that leaves VMs nothing counts as none that is set.
+    pub fn headroom_of(&self, ram_bytes: u64) -> u64 {
+        let set = self.headroom_bytes.filter(|headroom| *headroom < ram_bytes);
+        set.unwrap_or(ram_bytes / HEADROOM_SHARE)
+    }
+
+    /// Warnings about sizes that do not fit a host with `ram_bytes` of RAM.
+    pub fn warnings_for_ram(&self, ram_bytes: u64) -> Vec<String> {
+        let total = self.total_bytes.filter(|total| *total > ram_bytes);
+        let total = total.map(|total| {
+            format!(
+                "the configured total of {} MiB exceeds the host's RAM: {} MiB are allocated",
+                total >> 20,
+                ram_bytes >> 20
+            )
+        });
+        let is_much = |headroom: &u64| *headroom > ram_bytes / 2;
+        let headroom = self.headroom_bytes.filter(is_much).map(|headroom| {
+            let what = match headroom < ram_bytes {
+                true => "is more than half of the host's RAM",
+                false => "cannot be kept with the host's RAM",
+            };
+            format!(
+                "the configured headroom of {} MiB {what} of {} MiB: {} MiB are to stay available",
+                headroom >> 20,
+                ram_bytes >> 20,
+                self.headroom_of(ram_bytes) >> 20
+            )
+        });
+        total.into_iter().chain(headroom).collect()
     }
 
     /// The keys that differ in `new` and take effect only after a restart.

@@ -22,7 +22,7 @@ use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
 use plimsoll_output::exit::{PartialResult, code_of, with_causes};
 use plimsoll_protocol::decision::Mode;
-use plimsoll_vm::own_program;
+use plimsoll_vm::{HostMemory, own_program};
 use sd_notify::NotifyState;
 use tokio::sync::oneshot;
 
@@ -40,7 +40,7 @@ struct Args {
     /// Configuration; FILE.d/*.toml is read as well [default: /etc/plimsoll/plimsoll.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Only read the configuration and report its errors
+    /// Only read the configuration and report its errors, and sizes that do not fit this host's RAM
     #[arg(long)]
     check_config: bool,
     /// Decide and record, but move nothing, whatever the mode
@@ -117,6 +117,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
             }
         } else {
             println!("as another user than root: groups, tokens and certificates are not checked");
+        }
+        for warning in config.warnings_for_ram(HostMemory::read()?.total_bytes) {
+            println!("{warning}");
         }
         println!("the configuration is good");
         return Ok(());

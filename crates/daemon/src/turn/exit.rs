@@ -183,7 +183,7 @@ impl<H: Host> Turns<H> {
     fn follow_spare(&mut self) {
         self.host_ram = self.host.ram();
         let (total, available) = self.host_ram;
-        let spare = available.saturating_sub(self.headroom_bytes(total));
+        let spare = available.saturating_sub(self.config.headroom_of(total));
         let held_bytes = self.held_bytes();
         let returnable = self.returnable.get_or_insert(Returnable {
             held_bytes,

@@ -29,8 +29,6 @@ const CALM: Duration = Duration::from_mins(1);
 /// time over which it is measured.
 const STALLED_RATIO: f64 = 0.05;
 const STALL_WINDOW: Duration = Duration::from_secs(2);
-/// The headroom by default, as a share of the host's RAM.
-const HEADROOM_SHARE: u64 = 32;
 
 /// What was done about a lack of memory.
 #[derive(Debug, Default)]
@@ -102,7 +100,7 @@ impl<H: Host> Turns<H> {
 
     /// Why a VM does not get memory, if some is withheld: the end of a sentence about that memory.
     pub(super) fn why_withheld(&self) -> Option<String> {
-        let headroom = self.headroom_bytes(self.host_ram.0);
+        let headroom = self.config.headroom_of(self.host_ram.0);
         (self.withheld_bytes() > 0).then(|| {
             format!(
                 "withheld, because the host should keep {} MiB available",
@@ -124,11 +122,6 @@ impl<H: Host> Turns<H> {
             && self.held_bytes() > self.divided_bytes().saturating_add(SAME_BYTES)
     }
 
-    /// RAM that stays available on a host with `total` bytes of RAM.
-    pub(super) fn headroom_bytes(&self, total: u64) -> u64 {
-        self.config.headroom_bytes.unwrap_or(total / HEADROOM_SHARE)
-    }
-
     /// Shrinks caches if the host runs short; to be called several times a second.
     pub(super) fn relieve_host(&mut self, now: Instant) {
         if self.config.mode != Mode::Act || self.paused {
@@ -139,7 +132,7 @@ impl<H: Host> Turns<H> {
         let (total, available) = self.host.ram();
         let pressure = self.host.pressure();
         let full_total = pressure.map(|pressure| pressure.full_total);
-        let headroom = self.headroom_bytes(total);
+        let headroom = self.config.headroom_of(total);
         let required = match self.host_relief.is_stalled(full_total, now) {
             true => headroom.saturating_mul(2),
             false => headroom,
@@ -210,8 +203,11 @@ impl<H: Host> Turns<H> {
             }
         }
         if withheld > 0 {
+            let (ram_bytes, available) = self.host_ram;
             self.warnings.push(format!(
-                "the host runs or ran short of memory: {} MiB are withheld from the VMs",
+                "the host runs or ran short of memory: it has {} MiB available and should keep {}; {} MiB are withheld from the VMs",
+                available >> 20,
+                self.config.headroom_of(ram_bytes) >> 20,
                 withheld >> 20
             ));
         }

@@ -299,14 +299,8 @@ impl<H: Host> Turns<H> {
         self.turn += 1;
         self.warnings.clear();
         self.host_ram = self.host.ram();
-        let ram_bytes = self.host_ram.0;
-        if let Some(total) = self.config.total_bytes.filter(|total| *total > ram_bytes) {
-            self.warnings.push(format!(
-                "the configured total of {} MiB exceeds the host's RAM: {} MiB are allocated",
-                total >> 20,
-                ram_bytes >> 20
-            ));
-        }
+        self.warnings
+            .extend(self.config.warnings_for_ram(self.host_ram.0));
         let started = self.discover();
         poll_all(self.vms.values_mut());
         for vm in started.iter().filter_map(|name| self.vms.get(name)) {

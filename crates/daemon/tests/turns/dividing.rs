@@ -414,3 +414,31 @@ fn a_configured_total_above_the_hosts_ram_gives_no_more_than_that() {
     assert_eq!(total(Some(2 << 40)), (1 << 40, true));
     assert_eq!(total(Some(1 << 31)), (1 << 31, false));
 }
+
+#[test]
+fn a_headroom_that_the_host_cannot_have_withholds_nothing_and_is_named() {
+    let with = |headroom_bytes| {
+        let config = Config {
+            headroom_bytes: Some(headroom_bytes),
+            ..config(Mode::Act)
+        };
+        let mut rig = Rig::of_three(config);
+        rig.host.set_available(100 << 30);
+        rig.pass(6);
+        let host = rig.snapshot().host.clone();
+        let named = |warning: &&String| warning.contains("the configured headroom");
+        let named = host.warnings.iter().find(named).cloned();
+        let withheld = |warning: &&String| warning.contains("are withheld from the VMs");
+        let withheld = host.warnings.iter().find(withheld).cloned();
+        (named, withheld)
+    };
+    // The simulated host has 1 TiB.
+    let cannot = "the configured headroom of 1048576 MiB cannot be kept with the host's RAM of 1048576 MiB: 32768 MiB are to stay available";
+    assert_eq!(with(1 << 40), (Some(cannot.to_owned()), None));
+    let (named, withheld) = with(600 << 30);
+    let much = "is more than half of the host's RAM of 1048576 MiB: 614400 MiB are to stay";
+    assert!(named.is_some_and(|named| named.contains(much)));
+    let short = "it has 102400 MiB available and should keep 614400; ";
+    assert!(withheld.is_some_and(|withheld| withheld.contains(short)));
+    assert_eq!(with(1 << 30), (None, None));
+}
