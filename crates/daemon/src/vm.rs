@@ -400,7 +400,37 @@ impl Vm {
         self.status.direct.is_resizable()
     }
 
-    /// Its limits: set by hand, by the rules, or by default.
+    /// The maximum of each of its limits: with a cache under its disk it can have more than its RAM.
+    pub fn most_bytes(&self) -> u64 {
+        match self.status.cache {
+            Some(_) => u64::MAX,
+            None => self.own_most_bytes(),
+        }
+    }
+
+    /// A warning if the rules have a minimum or a baseline above what it can have.
+    fn rule_warning(&self) -> Option<String> {
+        let most_bytes = self.most_bytes();
+        let parts = [
+            ("minimum", self.rule.min_bytes),
+            ("baseline", self.rule.baseline_bytes),
+        ];
+        let above = parts.into_iter().filter_map(|(name, bytes)| {
+            let bytes = bytes.filter(|bytes| *bytes > most_bytes)?;
+            Some(format!("a {name} of {} MiB", bytes >> 20))
+        });
+        let above: Vec<_> = above.collect();
+        (self.is_known() && !above.is_empty()).then(|| {
+            format!(
+                "its rule asks for more than it can have: {}; it has {} MiB of RAM, and {} MiB count",
+                above.join(", "),
+                self.ram_bytes() >> 20,
+                most_bytes >> 20
+            )
+        })
+    }
+
+    /// Its limits: set by hand, by the rules, or by default; none above what it can have.
     pub fn settings(&self) -> Settings {
         self.settings_with(&self.change)
     }
@@ -410,12 +440,17 @@ impl Vm {
         let baseline_bytes = change
             .baseline_bytes
             .or(self.rule.baseline_bytes)
-            .unwrap_or(self.first_bytes);
+            .unwrap_or(self.first_bytes)
+            .min(self.most_bytes());
         let min = (baseline_bytes / MIN.0).max(MIN.1).min(baseline_bytes);
         let max = self.own_most_bytes().max(baseline_bytes);
         Settings {
-            min_bytes: change.min_bytes.or(self.rule.min_bytes).unwrap_or(min),
-            max_bytes: change.max_bytes.or(self.rule.max_bytes).unwrap_or(max),
+            min_bytes: (change.min_bytes.or(self.rule.min_bytes))
+                .unwrap_or(min)
+                .min(self.most_bytes()),
+            max_bytes: (change.max_bytes.or(self.rule.max_bytes))
+                .unwrap_or(max)
+                .min(self.most_bytes()),
             baseline_bytes,
             shares: change.shares.or(self.rule.shares).unwrap_or(Demand::SHARES),
             promise: change
@@ -478,6 +513,7 @@ impl Vm {
                 self.ram_bytes() >> 20
             ));
         }
+        self.warnings.extend(self.rule_warning());
         let from_disk = matches!(config.workflow, Workflow::Cache { .. });
         let baseline = self.settings().baseline_bytes / PageSize::FOUR_KIB.bytes();
         let baseline = PageCount(baseline);

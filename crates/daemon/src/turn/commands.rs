@@ -256,13 +256,19 @@ impl<H: Host> Turns<H> {
                 ByteSize(BASELINE_BYTES_MIN)
             )));
         }
-        let most_bytes = self.most(vm);
-        if let Some(baseline) = change.baseline_bytes.filter(|_| vm.status.cache.is_none())
-            && baseline > most_bytes
+        let most_bytes = vm.most_bytes();
+        let limits = [
+            ("minimum", change.min_bytes),
+            ("maximum", change.max_bytes),
+            ("baseline", change.baseline_bytes),
+        ];
+        let mut limits = limits.into_iter();
+        if let Some((what, size)) =
+            limits.find_map(|(what, size)| Some((what, size.filter(|size| *size > most_bytes)?)))
         {
             return Err(bad(format!(
-                "a baseline of {}: expected at most its RAM{}, {}",
-                ByteSize(baseline),
+                "a {what} of {}: expected at most its RAM{}, {}",
+                ByteSize(size),
                 match most_bytes < vm.ram_bytes() {
                     true => ", as far as its control group's limit leaves it",
                     false => "",

@@ -135,11 +135,13 @@ fn the_papers_workflow_shrinks_traces_divides_and_gives_back() {
 
 #[test]
 fn promises_that_cannot_all_be_kept_are_refused() {
-    let mut rig = Rig::of_three(config(Mode::Observe));
+    let mut rig = Rig::of_three(Config {
+        total_bytes: Some(1 << 30),
+        ..config(Mode::Observe)
+    });
     rig.pass(10);
     let change = SettingsChange {
-        min_bytes: Some(2 << 30),
-        max_bytes: Some(4 << 30),
+        min_bytes: Some(1 << 30),
         ..SettingsChange::default()
     };
     let refused = rig
@@ -151,6 +153,8 @@ fn promises_that_cannot_all_be_kept_are_refused() {
         "{}",
         refused.message
     );
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.pass(10);
     let change = SettingsChange {
         min_bytes: Some(300 * MIB),
         shares: Some(7),
@@ -190,6 +194,10 @@ fn promises_that_cannot_all_be_kept_are_refused() {
             min_bytes: Some(9 << 30),
             ..SettingsChange::default()
         },
+        SettingsChange {
+            max_bytes: Some(9 << 30),
+            ..SettingsChange::default()
+        },
         // More than its RAM, and it has no cache.
         SettingsChange {
             baseline_bytes: Some(1 << 40),
@@ -205,6 +213,42 @@ fn promises_that_cannot_all_be_kept_are_refused() {
         .ask(|reply| Command::Set("nobody".to_owned(), change, reply))
         .unwrap_err();
     assert_eq!(refused.kind, RefusalKind::NotFound);
+}
+
+/// As by a rule for all VMs of which some are smaller.
+#[test]
+fn no_limit_of_a_rule_is_above_what_a_vm_can_have() {
+    let mut config = config(Mode::Observe);
+    config.vms.push(VmRule {
+        min_bytes: Some(4 << 30),
+        max_bytes: Some(8 << 30),
+        baseline_bytes: Some(10 << 30),
+        ..VmRule::for_name("*")
+    });
+    let mut rig = Rig::of_three(config);
+    rig.host.change("web", |vm| vm.cache_bytes = Some(4 * MIB));
+    rig.pass(20);
+    let snapshot = rig.snapshot();
+    let limits = |name: &str| {
+        let mut vms = snapshot.host.vms.iter();
+        let settings = vms.find(|vm| vm.vm == name).unwrap().settings;
+        [
+            settings.min_bytes,
+            settings.max_bytes,
+            settings.baseline_bytes,
+        ]
+        .map(|size| size / MIB)
+    };
+    assert_eq!(limits("search"), [1024; 3]);
+    // Its cache can have the rest.
+    assert_eq!(limits("web"), [4096, 8192, 10240]);
+    let demands = &snapshot.demands["search"];
+    assert_eq!(*demands, demands.map(|_| 1 << 30));
+    let warnings = &snapshot.host.warnings;
+    let named = "search: its rule asks for more than it can have: a minimum of 4096 MiB, a baseline of 10240 MiB; it has 1024 MiB of RAM, and 1024 MiB count";
+    assert!(warnings.iter().any(|line| line == named), "{warnings:?}");
+    let of_web = |line: &String| line.starts_with("web: its rule");
+    assert!(!warnings.iter().any(of_web), "{warnings:?}");
 }
 
 #[test]
