@@ -7,7 +7,8 @@ use std::fmt;
 
 use plimsoll_flow::{MissRatioCurve, MissesPerSecond, PageCount, PageSize, PageSizeError, VmId};
 use plimsoll_policy::{
-    Allocation, Bound, Demand, PolicyError, Prediction, Relative, Rules, Target, allocate,
+    Allocation, Bound, Demand, PolicyError, Prediction, PredictionUnit, Relative, Rules, Target,
+    allocate,
 };
 pub use plimsoll_policy::{Policy, Reason, Search, Suppression};
 use serde::{Deserialize, Serialize};
@@ -420,12 +421,12 @@ impl PlanJson {
 }
 
 impl TargetJson {
-    /// Its bounds as a table shows them: `1.05x`, `20/s`, `1.05x, 20/s`; `-` without any.
+    /// Its bounds as a table shows them: `1.05x`, `20.0/s`, `1.05x, 20.0/s`; `-` without any.
     pub fn bounds(&self) -> String {
         let loss = self.max_loss.map(|loss| format!("{:.2}x", 1.0 + loss));
         let number = self
             .max_misses_per_second
-            .map(|misses| format!("{misses}/s"));
+            .map(|misses| PredictionUnit::PerSecond.text(misses));
         let bounds: Vec<_> = loss.into_iter().chain(number).collect();
         if bounds.is_empty() {
             return "-".to_owned();
@@ -531,6 +532,13 @@ mod tests {
         assert!((relative.expected - 0.25).abs() < 1e-12, "{relative:?}");
         assert!((plan.geometric_mean - 0.5).abs() < 1e-12);
         assert_eq!((plan.gap, plan.spare_bytes), (Some(0.0), 0));
+    }
+
+    #[test]
+    fn a_bound_that_was_computed_is_rounded() {
+        let mut target = inputs().plan().unwrap().targets.remove(0);
+        target.max_misses_per_second = Some(80.801_832_300_757_92);
+        assert_eq!(target.bounds(), "1.25x, 80.8/s");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use plimsoll_output::{csv_table, per_second, printable};
+use plimsoll_policy::PredictionUnit;
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 
 use crate::words::{local_time, name_of, percent, ratio, relative, size};
@@ -124,7 +125,7 @@ fn checked(check: &Check) -> String {
     let limit = match (check.bound, check.misses) {
         (Some(bound), None) => ratio(bound),
         (bound, Some(misses)) => {
-            let number = format!("{}/s", misses.bound_per_second);
+            let number = PredictionUnit::PerSecond.text(misses.bound_per_second);
             bound.map_or(number.clone(), |bound| {
                 format!("{} and {number}", ratio(bound))
             })
@@ -181,6 +182,17 @@ pub fn csv(decisions: &[&Decision]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_bound_that_was_computed_is_rounded() {
+        let check = serde_json::json!({
+            "vm": "web", "predicted": null, "measured": null, "by": "reads", "bound": null, "stall": null,
+            "misses": {"predicted_per_second": null, "measured_per_second": 3.0, "bound_per_second": 80.801_832_300_757_92},
+            "verdict": "kept", "why": "",
+        });
+        let told = checked(&serde_json::from_value(check).unwrap());
+        assert!(told.contains("80.8/s"), "{told}");
+    }
 
     #[test]
     fn a_maximum_below_the_baseline_is_explained() {
