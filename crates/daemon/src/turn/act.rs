@@ -307,6 +307,8 @@ impl<H: Host> Turns<H> {
         decision.reason.push_str(why.unwrap_or_default());
         tracing::info!(decision = decision.id, state = ?state, "a decision has ended");
         self.keep(&decision);
+        // Who waited for it sees that nothing is in progress, and what VMs have.
+        self.publish();
         self.shared.tell(Event::Decision { id: decision.id });
     }
 

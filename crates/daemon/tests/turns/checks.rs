@@ -1,5 +1,7 @@
 //! Checks after a move, and what follows from a promise that is broken.
 
+use std::time::Duration;
+
 use plimsoll_daemon::config::VmRule;
 use plimsoll_daemon::shared::Command;
 use plimsoll_flow::PageCount;
@@ -240,6 +242,27 @@ fn more_misses_per_second_than_promised_take_the_move_back() {
         "{}",
         broken.reason
     );
+}
+
+#[test]
+fn who_waited_for_the_end_of_a_decision_sees_it_before_the_next_turn() {
+    let mut config = config(Mode::Advise);
+    config.turn_interval = Duration::from_secs(30);
+    let mut rig = Rig::of_three(config);
+    rig.until("it is proposed", |rig| rig.snapshot().proposal.is_some());
+    let id = rig.apply().unwrap().id;
+    rig.pass(1);
+    assert_eq!(rig.snapshot().host.moving, Some(id));
+    let mut turn = 0;
+    let ended = |rig: &Rig| rig.shared.history.decision(id).unwrap().state.has_ended();
+    while !ended(&rig) {
+        turn = rig.snapshot().host.turn;
+        rig.pass(1);
+    }
+    let host = &rig.snapshot().host;
+    assert_eq!((host.turn, host.moving), (turn, None));
+    let scan = host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+    assert_eq!(scan.size_bytes / MIB, rig.mib("scan"));
 }
 
 /// Seconds from the end of the first move to the end of its check, with this many references per second of the VM that
