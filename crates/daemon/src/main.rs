@@ -254,8 +254,6 @@ fn give_back(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     config.trace.enabled = false;
-    // Nothing is changed in VMs that were not resized.
-    config.mode = Mode::Observe;
     let limits = Limits {
         bytes_max: config.history_bytes_max,
         keep: config.history_keep,
