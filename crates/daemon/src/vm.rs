@@ -100,6 +100,11 @@ pub struct Vm {
     spared_until: Option<Instant>,
     /// Whether that time is not over, as of the last turn.
     is_spared: bool,
+    /// Whether its memory counts: not that of a process to which another VM of the host is copied, nor that of one that
+    /// was copied. False until its first turn.
+    pub is_counted: bool,
+    /// Whether it is, or was, the source or target of such a copy while the other process is there.
+    pub is_copied: bool,
     /// Major page faults per second of its guest when it was last not below its baseline.
     pub whole_faults_per_second: f64,
     /// Time and duration of its last poll in a turn.
@@ -150,6 +155,8 @@ impl Vm {
             breaks: 0,
             spared_until: None,
             is_spared: false,
+            is_counted: false,
+            is_copied: false,
             whole_faults_per_second: 0.0,
             polled: None,
             counts: VecDeque::new(),
@@ -299,9 +306,9 @@ impl Vm {
     }
 
     /// Whether no plan takes memory from it for now: its misses are not counted, so that nothing would show whether its
-    /// promise is kept, or it broke its promise or ran short lately.
+    /// promise is kept, or it broke its promise or ran short lately, or it is copied to another process.
     pub fn gives_nothing(&self) -> bool {
-        self.is_spared || self.counts.is_empty()
+        self.is_spared || self.is_copied || self.counts.is_empty()
     }
 
     /// Its baseline, as far as it is within its limits.
@@ -388,6 +395,11 @@ impl Vm {
             let has = self.status.direct.actual_bytes;
             self.floor_bytes = floor.next_multiple_of(FLOOR_UNIT_BYTES).min(has);
         }
+    }
+
+    /// Whether it was migrated away, by the state of its QEMU.
+    pub fn is_migrated(&self) -> bool {
+        self.status.stopped.as_deref() == Some("postmigrate")
     }
 
     /// Whether the VM's own memory can be changed, and what is taken from it becomes free.

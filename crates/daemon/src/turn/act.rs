@@ -268,7 +268,7 @@ impl<H: Host> Turns<H> {
                 vm.settings().baseline_bytes.saturating_sub(its)
             })
             .fold(0, u64::saturating_add);
-        let reserved = self.vms.values().map(Vm::reserved_bytes);
+        let reserved = self.counted_vms().map(Vm::reserved_bytes);
         let reserved = reserved.fold(0, u64::saturating_add);
         // What others have got meanwhile, or the host lacks, is not lent as well.
         let free = self.granted_bytes().saturating_sub(reserved);
@@ -427,7 +427,8 @@ impl<H: Host> Turns<H> {
 
 /// The actuators that a move may use.
 pub(super) fn held(vms: &mut BTreeMap<String, Vm>) -> BTreeMap<String, moves::MovableVm<'_>> {
-    let held = vms.iter_mut().map(|(name, vm)| {
+    let counted = vms.iter_mut().filter(|(_, vm)| vm.is_counted);
+    let held = counted.map(|(name, vm)| {
         let held = moves::MovableVm {
             swap_bytes: vm.swap_bytes(),
             miss_cost_ms: vm.miss_cost.ms,

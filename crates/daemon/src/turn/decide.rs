@@ -45,7 +45,7 @@ impl<H: Host> Turns<H> {
     /// The total memory to allocate on a host that lacks nothing.
     pub(super) fn total_bytes(&self) -> u64 {
         let found = || {
-            let vms = self.vms.values().map(|vm| vm.first_bytes);
+            let vms = self.counted_vms().map(|vm| vm.first_bytes);
             let store = self.store_first_bytes.unwrap_or_default();
             vms.fold(store, u64::saturating_add)
         };
@@ -108,7 +108,8 @@ impl<H: Host> Turns<H> {
                 working_set: vm.seen.working_set.map(|set| used(set, holding)),
             }
         };
-        self.vms.iter().map(demand).collect()
+        let counted = self.vms.iter().filter(|(_, vm)| vm.is_counted);
+        counted.map(demand).collect()
     }
 
     /// The maximum that a VM can hold, regardless of its limits.
@@ -416,7 +417,7 @@ impl<H: Host> Turns<H> {
             .vms
             .iter()
             .filter(|(_, vm)| vm.rule.self_balloon == Some(true) && vm.settings().managed)
-            .filter(|(_, vm)| vm.is_known() && vm.is_resizable())
+            .filter(|(_, vm)| vm.is_known() && vm.is_resizable() && vm.is_counted)
             .filter_map(|(name, vm)| {
                 let settings = vm.settings();
                 let from = vm.status.holding();

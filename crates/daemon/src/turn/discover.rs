@@ -1,5 +1,6 @@
 //! The first part of a turn: the running VMs, and how much memory each of them and the page store hold.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use plimsoll_output::exit::with_causes;
@@ -16,8 +17,8 @@ const SLOW_POLLS_BEGIN_MAX: Duration = Duration::from_millis(200);
 const QUICK_POLLS_BEGIN_MAX: Duration = Duration::from_millis(300);
 
 impl<H: Host> Turns<H> {
-    /// Finds VMs that have started or ended since the last time; returns the names of the former.
-    pub(super) fn discover(&mut self) -> Vec<String> {
+    /// Finds VMs that have started or ended since the last time.
+    pub(super) fn discover(&mut self) {
         let (found, warnings) = self.host.vms();
         self.warnings.extend(warnings);
         let gone: Vec<String> = self
@@ -34,7 +35,7 @@ impl<H: Host> Turns<H> {
         self.keep_last_curves(leaving);
         for name in gone {
             tracing::info!(vm = name, "the VM has ended");
-            if let Some(vm) = self.vms.remove(&name) {
+            if let Some(vm) = self.vms.remove(&name).filter(|vm| vm.is_counted) {
                 self.host_relief.vm_ended(vm.size_bytes());
             }
             // Another VM of its name neither takes part in its move nor is judged by what it was promised.
@@ -45,7 +46,6 @@ impl<H: Host> Turns<H> {
                 }
             }
         }
-        let mut started = Vec::new();
         for found in found {
             if let Some(vm) = self.vms.get_mut(&found.vm) {
                 vm.found.backends = found.backends;
@@ -53,10 +53,49 @@ impl<H: Host> Turns<H> {
                 vm.found.receives = found.receives;
                 continue;
             }
-            started.push(found.vm.clone());
             self.add_vm(found);
         }
-        started
+    }
+
+    /// Marks VMs that are migrated to another process of this host, as to run a newer QEMU. Their memory counts once: that
+    /// of the source until the target runs. A VM that comes from another host counts from its start.
+    pub(super) fn count_copies_once(&mut self) {
+        let (mut processes, mut receiving) = (BTreeMap::<String, usize>::new(), BTreeSet::new());
+        for vm in self.vms.values() {
+            let Some(uuid) = &vm.found.uuid else {
+                continue;
+            };
+            *processes.entry(uuid.clone()).or_default() += 1;
+            if vm.found.receives {
+                receiving.insert(uuid.clone());
+            }
+        }
+        let is_twin = |uuid: &&String| processes[*uuid] > 1;
+        let is_copy = |vm: &Vm| {
+            let uuid = vm.found.uuid.as_ref().filter(is_twin);
+            uuid.is_some_and(|uuid| match receiving.contains(uuid) {
+                true => vm.found.receives,
+                false => vm.is_migrated(),
+            })
+        };
+        let copies = self.vms.values().filter(|vm| is_copy(vm));
+        let copied: BTreeSet<_> = copies.filter_map(|vm| vm.found.uuid.clone()).collect();
+        for vm in self.vms.values_mut() {
+            let is_counted = !is_copy(vm);
+            let before = std::mem::replace(&mut vm.is_counted, is_counted);
+            let uuid = vm.found.uuid.as_ref();
+            vm.is_copied = uuid.is_some_and(|uuid| copied.contains(uuid));
+            match (before, is_counted) {
+                (false, true) => self.host_relief.vm_started(vm.size_bytes()),
+                (true, false) => self.host_relief.vm_ended(vm.size_bytes()),
+                _ => {}
+            }
+        }
+    }
+
+    /// The VMs whose memory counts.
+    pub(super) fn counted_vms(&self) -> impl Iterator<Item = &Vm> {
+        self.vms.values().filter(|vm| vm.is_counted)
     }
 
     pub(super) fn add_vm(&mut self, found: DiscoveredVm) {

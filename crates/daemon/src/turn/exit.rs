@@ -43,6 +43,7 @@ impl<H: Host> Turns<H> {
                 let _ = vm.actuator.want_statistics(was_resized);
             }
             poll_all(self.vms.values_mut());
+            self.count_copies_once();
             self.recognise_restored();
             let all_answer = self.vms.values().all(Vm::is_known);
             let longest = match self.vms.is_empty() {

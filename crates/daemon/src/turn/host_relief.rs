@@ -81,9 +81,9 @@ impl HostRelief {
 }
 
 impl<H: Host> Turns<H> {
-    /// What the VMs and the page store hold.
+    /// What the VMs and the page store hold. A VM that is copied to another process of the host counts once.
     pub(super) fn held_bytes(&self) -> u64 {
-        let held = self.vms.values().map(Vm::size_bytes);
+        let held = self.counted_vms().map(Vm::size_bytes);
         held.fold(self.store_bytes, u64::saturating_add)
     }
 
@@ -111,7 +111,7 @@ impl<H: Host> Turns<H> {
 
     /// The memory that VMs may be given and none of them can take without a new target.
     pub(super) fn unreserved_bytes(&self) -> u64 {
-        let reserved = self.vms.values().map(Vm::reserved_bytes);
+        let reserved = self.counted_vms().map(Vm::reserved_bytes);
         let reserved = reserved.fold(self.store_bytes, u64::saturating_add);
         self.granted_bytes().saturating_sub(reserved)
     }

@@ -301,11 +301,9 @@ impl<H: Host> Turns<H> {
         self.host_ram = self.host.ram();
         self.warnings
             .extend(self.config.warnings_for_ram(self.host_ram.0));
-        let started = self.discover();
+        self.discover();
         poll_all(self.vms.values_mut());
-        for vm in started.iter().filter_map(|name| self.vms.get(name)) {
-            self.host_relief.vm_started(vm.size_bytes());
-        }
+        self.count_copies_once();
         self.share_group_limits();
         for vm in self.vms.values_mut() {
             vm.feel(self.host.pressure_of(&vm.found), now);

@@ -200,9 +200,7 @@ impl<H: Host> Turns<H> {
             its.map(move |warning| (name.as_str(), warning.as_str()))
         });
         warnings.extend(folded(of_vms));
-        let held = direct
-            .saturating_add(cache)
-            .saturating_add(self.store_bytes);
+        let held = self.held_bytes();
         if held > divided {
             warnings.push(format!(
                 "the VMs have {} MiB, {} MiB more than the total to allocate",

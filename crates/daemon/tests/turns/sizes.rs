@@ -640,6 +640,56 @@ fn a_vm_that_is_found_while_its_saved_state_is_read_gets_back_what_it_had() {
     later.until("all is back", |rig| VMS.iter().all(|vm| rig.mib(vm) == 512));
 }
 
+/// Its target has an empty balloon and all of its RAM until it runs, and the same balloon then.
+#[test]
+fn a_vm_that_is_migrated_on_its_host_is_not_squeezed_for_its_copy() {
+    let mut config = config(Mode::Act);
+    config.total_bytes = Some(1400 * MIB);
+    let mut rig = Rig::of_three(config);
+    let (host, uuid) = (rig.host.clone(), "c7a5fdbd-edaf-9455-926a-d65c16db1809");
+    host.change("web", |vm| vm.uuid = Some(uuid.to_owned()));
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig.pass(120);
+    let (before, decisions) = (VMS.map(|vm| rig.mib(vm)), rig.decisions().len());
+    let add_copy = |rig: &Rig| {
+        rig.add(900, "web-900", web());
+        host.change("web-900", |vm| {
+            vm.uuid = Some(uuid.to_owned());
+            vm.receives = true;
+            vm.direct_bytes = vm.ram_bytes;
+            vm.follows = BalloonBehaviour::Boots;
+        });
+    };
+    add_copy(&rig);
+    rig.pass(120);
+    assert_eq!(VMS.map(|vm| rig.mib(vm)), before);
+    // Its source still has its memory when it runs.
+    let source = host.vm("web").unwrap();
+    host.change("web", |vm| vm.stopped = Some("postmigrate"));
+    host.change("web-900", |vm| {
+        vm.receives = false;
+        vm.direct_bytes = source.direct_bytes;
+        vm.follows = source.follows;
+    });
+    rig.pass(120);
+    assert_eq!(VMS.map(|vm| rig.mib(vm)), before);
+    host.end("web-900");
+    host.change("web", |vm| {
+        vm.pid = 900;
+        vm.stopped = None;
+    });
+    rig.pass(120);
+    assert_eq!(VMS.map(|vm| rig.mib(vm)), before);
+    assert_eq!(rig.decisions().len(), decisions, "{:#?}", rig.newest());
+    // What comes from another host gets its memory from the others.
+    add_copy(&rig);
+    host.change("web-900", |vm| vm.uuid = None);
+    rig.until("they give", |rig| {
+        VMS.map(|vm| rig.mib(vm)).iter().sum::<u64>() < before.iter().sum()
+    });
+}
+
 /// There is a file where the history's directory is to be: what a VM had cannot be kept, as with a full disk.
 #[test]
 fn nothing_is_taken_from_vms_while_the_way_back_cannot_be_kept() {
