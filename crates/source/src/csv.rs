@@ -1,7 +1,7 @@
 //! `csv`: comma-separated values, RFC 4180, one column of which is the page, or a key.
 //!
 //! Or values separated by tabs or semicolons. A record is a line: a quoted field may contain separators and doubled quotes, but no line
-//! end. The first record is a header if a column is found by its name, or if a field in which a number is expected does not
+//! end, so that a line with an open quote is an error. The first record is a header if a column is found by its name, or if a field in which a number is expected does not
 //! begin with a digit, or a sign and a digit. A key is the page of its XXH3-64 hash (seed 0), as in `twitter`.
 
 use std::fmt;
@@ -196,11 +196,10 @@ impl<R: Read> Reader<R> {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            if self.record.parse(line) {
+            let Err(expected) = self.record.parse(line) else {
                 return Ok(true);
-            }
+            };
             let found = line.to_vec();
-            let expected = format!("a record of at most {COLUMNS_MAX} columns");
             return Err(self.lines.unexpected(expected, &found));
         }
         Ok(false)
@@ -257,9 +256,26 @@ impl<R: Read> Source for Reader<R> {
 
 impl<R: Read> Reading for Reader<R> {}
 
+/// What is expected of a line whose quotes are wrong.
+const ONE_LINE: &str = "a record in one line, its quotes closed";
+
+/// Where in a field a byte is.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Before its contents.
+    Before,
+    /// In an unquoted one.
+    Plain,
+    /// Within its quotes.
+    Quoted,
+    /// Behind a quote that ends it, or is the first of two that stand for one.
+    Quote,
+    /// Behind blanks that follow its quotes.
+    After,
+}
+
 /// The fields of one record.
 struct Record {
-    parser: csv_core::Reader,
     /// What separates them, which the first record determines.
     separator: Option<u8>,
     bytes: Box<[u8]>,
@@ -272,7 +288,6 @@ struct Record {
 impl Record {
     fn new() -> Self {
         Self {
-            parser: csv_core::Reader::new(),
             separator: None,
             bytes: vec![0; LINE_BYTES_MAX].into_boxed_slice(),
             ends: vec![0; COLUMNS_MAX].into_boxed_slice(),
@@ -281,38 +296,23 @@ impl Record {
         }
     }
 
-    /// Parses a line; `false` if it has too many fields.
-    fn parse(&mut self, line: &[u8]) -> bool {
+    /// Parses a line, of at most [`LINE_BYTES_MAX`]; the error is what was expected.
+    fn parse(&mut self, line: &[u8]) -> Result<(), String> {
         let separator = *self.separator.get_or_insert_with(|| {
             let line = line.trim_ascii();
             let mut all = SEPARATORS.into_iter();
             let separator = all.find(|separator| line.contains(separator));
-            let separator = separator.unwrap_or(SEPARATORS[0]);
-            self.parser = csv_core::ReaderBuilder::new().delimiter(separator).build();
-            separator
+            separator.unwrap_or(SEPARATORS[0])
         });
         if self.parse_plain(line, separator) {
-            return true;
+            return Ok(());
         }
-        self.gap = 0;
-        self.parser.reset();
-        let (_, _, bytes, fields) = self
-            .parser
-            .read_record(line, &mut self.bytes, &mut self.ends);
-        // The end of the input ends the record, as a line end does.
-        let (result, _, _, last) =
-            self.parser
-                .read_record(&[], &mut self.bytes[bytes..], &mut self.ends[fields..]);
-        self.len = fields + last;
-        matches!(result, csv_core::ReadRecordResult::Record)
+        self.parse_quoted(line, separator)
     }
 
     /// Splits a line at its separators if that is sufficient: no quotes, no carriage return
     /// within, not too many fields.
     fn parse_plain(&mut self, line: &[u8], separator: u8) -> bool {
-        if line.len() > self.bytes.len() {
-            return false;
-        }
         self.len = 0;
         for (place, &byte) in line.iter().enumerate() {
             if matches!(byte, b'"' | b'\r') {
@@ -334,6 +334,48 @@ impl Record {
         self.gap = 1;
         self.bytes[..line.len()].copy_from_slice(line);
         true
+    }
+
+    /// Parses any line. Blanks before and after the quotes of a field are no part of it; quotes within an unquoted field are.
+    fn parse_quoted(&mut self, line: &[u8], separator: u8) -> Result<(), String> {
+        let Self { bytes, ends, .. } = self;
+        let (mut fields, mut written) = (0, 0);
+        let mut write = |byte| {
+            bytes[written] = byte;
+            written += 1;
+            written
+        };
+        let (mut place, mut end) = (Place::Before, 0);
+        for &byte in line.iter().chain([&separator]) {
+            place = match (place, byte) {
+                (Place::Quoted, b'"') => Place::Quote,
+                (Place::Before, b'"') => Place::Quoted,
+                (Place::Quoted, _) | (Place::Quote, b'"') => {
+                    end = write(byte);
+                    Place::Quoted
+                }
+                (_, byte) if byte == separator => {
+                    let too_many = || format!("a record of at most {COLUMNS_MAX} columns");
+                    *ends.get_mut(fields).ok_or_else(too_many)? = end;
+                    fields += 1;
+                    Place::Before
+                }
+                // Which ends a record for some programs.
+                (_, b'\r') => return Err(ONE_LINE.to_owned()),
+                (Place::Before, byte) if byte.is_ascii_whitespace() => Place::Before,
+                (Place::Before | Place::Plain, byte) => {
+                    end = write(byte);
+                    Place::Plain
+                }
+                (Place::Quote | Place::After, byte) if byte.is_ascii_whitespace() => Place::After,
+                (Place::Quote | Place::After, _) => return Err(ONE_LINE.to_owned()),
+            };
+        }
+        (self.len, self.gap) = (fields, 0);
+        match place {
+            Place::Before => Ok(()),
+            _ => Err(ONE_LINE.to_owned()),
+        }
     }
 
     fn len(&self) -> usize {
@@ -653,24 +695,61 @@ mod tests {
         assert_eq!(read(&widest, Some("1"), None).unwrap(), [(1, U)]);
     }
 
-    /// The fields of a record, or `None` if it has too many.
-    fn fields_of(record: &mut Record, parse: impl Fn(&mut Record) -> bool) -> Option<Vec<Vec<u8>>> {
-        parse(record).then(|| {
-            let fields = (0..record.len()).filter_map(|index| record.get(index));
-            fields.map(<[u8]>::to_vec).collect()
-        })
+    #[test]
+    fn a_line_whose_quotes_are_wrong_is_an_error() {
+        let expected = "line 2: expected a record in one line, its quotes closed, found '";
+        for line in [
+            "\"http://a/\nx\",r",
+            "\"a,r",
+            "a,\"r",
+            "\"a\"x,r",
+            "\"a\" \"b\",r",
+            "\"a\"\"",
+            "\"",
+            "\"a\",r\rb,w",
+        ] {
+            let error = read(&format!("page,op\n{line}\n"), Some("1"), None).unwrap_err();
+            assert!(error.to_string().contains(expected), "{line:?}: {error}");
+        }
+        let header = read("\"page\n\",op\n1,r\n", None, None).unwrap_err();
+        assert!(matches!(header, SourceError::Line { line: 1, .. }));
+    }
+
+    #[test]
+    fn quoted_fields_are_taken_out_of_their_quotes() {
+        for (line, expected) in [
+            ("\"a\"\"b\",\"\"", vec!["a\"b", ""]),
+            ("\"\"\"\"\"\",\"a\",", vec!["\"\"", "a", ""]),
+            ("1, \"a, b\" ,\"c\" ", vec!["1", "a, b", "c"]),
+            ("a\"b,c\"", vec!["a\"b", "c\""]),
+            ("\"a\rb\",c", vec!["a\rb", "c"]),
+        ] {
+            let fields = fields_of(&mut Record::new(), line).unwrap();
+            let fields = fields.into_iter().map(String::from_utf8);
+            let fields: Vec<_> = fields.map(Result::unwrap).collect();
+            assert_eq!(fields, expected, "{line}");
+        }
+        let longest = format!("a\"{}", "b".repeat(LINE_BYTES_MAX - 2));
+        let fields = fields_of(&mut Record::new(), &longest).unwrap();
+        assert_eq!(fields, [longest.as_bytes()]);
+    }
+
+    /// The fields of a line, or `None` if it is no record.
+    fn fields_of(record: &mut Record, line: &str) -> Option<Vec<Vec<u8>>> {
+        record.parse(line.as_bytes()).ok()?;
+        let fields = (0..record.len()).filter_map(|index| record.get(index));
+        Some(fields.map(<[u8]>::to_vec).collect())
     }
 
     proptest! {
         #[test]
-        fn a_line_without_quotes_is_cut_as_the_csv_parser_cuts_it(
+        fn a_line_without_quotes_is_cut_as_one_with_quotes(
             line in "[a, ]{0,30}|,{4090,4100}",
         ) {
             let mut record = Record::new();
-            let cut = fields_of(&mut record, |record| record.parse(line.as_bytes()));
+            let cut = fields_of(&mut record, &line);
             // An additional field with a quote forces the line to the full parser.
-            let quoted = format!("{line},\"\"");
-            let parsed = fields_of(&mut record, |record| record.parse(quoted.as_bytes()));
+            let parsed = fields_of(&mut record, &format!("{line},\"\""));
             if let (Some(cut), Some(mut parsed)) = (cut, parsed) {
                 prop_assert_eq!(parsed.pop(), Some(vec![]));
                 prop_assert_eq!(cut, parsed);
