@@ -79,15 +79,18 @@ struct Reader<R> {
     clients: Devices,
     skipped: u64,
     wanted: Wanted,
+    by_client: bool,
 }
 
 impl<R: Read> Reader<R> {
     fn new(input: R, name: &str, options: &Options) -> Self {
+        let wanted = Wanted::of(options, Grouping::Device);
         Self {
             lines: Lines::new(input, name),
             clients: Devices::new(options.device.as_deref()),
             skipped: 0,
-            wanted: Wanted::of(options, Grouping::Device),
+            wanted,
+            by_client: wanted.groups || options.device.is_some(),
         }
     }
 }
@@ -112,14 +115,17 @@ impl<R: Read> Source for Reader<R> {
                 let found = line.to_vec();
                 return Err(self.lines.unexpected(EXPECTED, &found));
             };
-            let client = match self.clients.number_of(request.client) {
-                Ok(Some(client)) => client,
-                Ok(None) => continue,
-                Err(expected) => {
-                    let found = line.to_vec();
-                    return Err(self.lines.unexpected(expected, &found));
+            let mut client = 0;
+            if self.by_client {
+                match self.clients.number_of(request.client) {
+                    Ok(Some(number)) => client = number,
+                    Ok(None) => continue,
+                    Err(expected) => {
+                        let found = line.to_vec();
+                        return Err(self.lines.unexpected(expected, &found));
+                    }
                 }
-            };
+            }
             let Some(kind) = request.kind else {
                 self.skipped += 1;
                 continue;
@@ -163,6 +169,7 @@ pub(crate) const ROW: FormatRow = FormatRow {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::devices::DEVICES_MAX;
     use crate::drained::references_of;
     use AccessKind::{Read as R, Write as W};
 
@@ -179,10 +186,7 @@ mod tests {
         let [first, second] = [&b"a:b"[..], b"k,x"].map(xxh3_64);
         let (references, reader) = read(&Options::default());
         assert_eq!(references, [(first, R), (second, W), (first, W)]);
-        assert_eq!(
-            (reader.skipped(), reader.groups()),
-            (1, vec!["11".into(), "12".into()])
-        );
+        assert_eq!(reader.skipped(), 1);
         let only = Options {
             device: Some("12".to_owned()),
             ..Options::default()
@@ -209,6 +213,26 @@ mod tests {
         assert_eq!(details.times_us, [0, 1_000_000, 3_000_000]);
         assert_eq!(details.sizes_bytes, [10, 103, 3]);
         assert_eq!(details.groups, [0, 1, 1]);
+        assert_eq!(reader.groups(), ["11", "12"]);
+    }
+
+    #[test]
+    fn clients_are_counted_only_if_they_are_asked_for() {
+        let requests = (0..=DEVICES_MAX).map(|client| format!("0,k,1,1,{client},get,0\n"));
+        let text: String = requests.collect();
+        let references = |groups| {
+            let options = Options {
+                groups,
+                ..Options::default()
+            };
+            references_of(&mut Reader::new(text.as_bytes(), "t.csv", &options))
+        };
+        assert_eq!(references(None).unwrap().len(), DEVICES_MAX + 1);
+        let error = references(Some(Grouping::Device)).unwrap_err().to_string();
+        assert!(
+            error.contains("line 65537: expected at most 65536"),
+            "{error}"
+        );
     }
 
     #[test]
