@@ -96,7 +96,7 @@ mod tests {
             expected: None,
             band: BandReport::default(),
         };
-        let mut report = Report::new("web", MachineStats::default(), Some(ghosts), None);
+        let mut report = Report::new("web", MachineStats::default(), Some(ghosts));
         assert!(chart(&report).unwrap_err().to_string().contains("no curve"));
         let point = |size_pages, miss_ratio| PointJson {
             size_pages,
