@@ -171,7 +171,7 @@ fn report(
         length,
         references: window.references,
         working_set: shown.working_set,
-        least_miss_ratio: shown.least_miss_ratio,
+        end: shown.end,
         curve: shown.curve,
         sizes: view.sizes(trace.page_bytes)?,
         has_head,

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 
 use plimsoll_estimator::Estimator;
-use plimsoll_flow::{CurveError, MissRatioCurve, PageCount, PageSize, WorkingSet};
+use plimsoll_flow::{CurveError, CurvePoint, MissRatioCurve, PageCount, PageSize, WorkingSet};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Format, OutputArgs, bail_usage};
 use plimsoll_plot::Figure as _;
@@ -34,8 +34,8 @@ pub struct ViewArgs {
 pub(super) struct Shown {
     /// Of the whole curve.
     pub(super) working_set: Option<PageCount>,
-    /// The ratio at the whole curve's largest size.
-    pub(super) least_miss_ratio: Option<f64>,
+    /// The whole curve's largest size.
+    pub(super) end: Option<CurvePoint>,
     pub(super) curve: Option<MissRatioCurve>,
 }
 
@@ -68,6 +68,7 @@ impl ViewArgs {
             references,
             page_size: trace.page_bytes,
             working_set: curve.size_for(WorkingSet::MISS_RATIO),
+            end: curve.points().last().copied(),
             curve: self.select(curve, trace.page_bytes)?,
         };
         report.write(&self.output, out)
@@ -117,7 +118,7 @@ impl ViewArgs {
         };
         Ok(Shown {
             working_set: curve.size_for(WorkingSet::MISS_RATIO),
-            least_miss_ratio: curve.points().last().map(|point| point.miss_ratio),
+            end: curve.points().last().copied(),
             curve: Some(self.select(&curve, page_size)?),
         })
     }

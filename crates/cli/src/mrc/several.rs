@@ -67,7 +67,7 @@ fn part(
         from_us,
         references,
         working_set: shown.working_set,
-        least_miss_ratio: shown.least_miss_ratio,
+        end: shown.end,
         curve: shown.curve,
     })
 }

@@ -38,6 +38,7 @@ pub(super) fn run(
         by_bytes,
     } = curves.with_context(|| format!("no curve of '{}'", trace.label()))?;
     let working_set = by_requests.size_for(WorkingSet::MISS_RATIO);
+    let end = by_requests.points().last().copied();
     // Sizes of these curves are bytes.
     let by_requests = view.select(&by_requests, PageSize::new(1)?)?;
     let sizes: Vec<_> = by_requests
@@ -52,6 +53,7 @@ pub(super) fn run(
         sampled: lru.sampled_references(),
         footprint_bytes: lru.footprint_bytes(),
         working_set,
+        end,
         by_bytes: by_bytes.at_sizes(&sizes)?,
         by_requests,
     };

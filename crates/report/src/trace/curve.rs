@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::{grouped, json_line, labelled};
 use plimsoll_plot::{Chart, Figure, Marker, Series};
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::size::ByteSize;
 
-use super::{counted, points_csv};
+use super::{counted, points_csv, working_set};
 
 /// A curve and its description in the table.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub struct CurveReport {
     pub page_size: PageSize,
     /// Of the whole curve, not of the points selected.
     pub working_set: Option<PageCount>,
+    /// The largest size of the whole curve.
+    pub end: Option<CurvePoint>,
     /// The points selected.
     pub curve: MissRatioCurve,
 }
@@ -38,14 +40,11 @@ impl CurveReport {
     }
 
     fn working_set(&self) -> String {
-        match self.working_set {
-            Some(size) => format!(
-                "{} pages, {} (5 % misses)",
-                grouped(size.0 as f64),
-                self.bytes(size).rounded()
-            ),
-            None => "none: more than 5 % miss at every size".to_owned(),
-        }
+        let pages = |size: PageCount| {
+            let pages = grouped(size.0 as f64);
+            format!("{pages} pages, {}", self.bytes(size).rounded())
+        };
+        working_set(self.working_set, self.end.as_ref(), pages, "misses")
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::{Format, grouped, json_line, local_time};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::curve_json::{CurveJson, FollowedCurve};
 use plimsoll_protocol::size::ByteSize;
 
-use super::points_csv;
+use super::{least_misses, points_csv};
 
 /// A window of a stream.
 #[derive(Debug)]
@@ -25,8 +25,8 @@ pub struct FollowedReport {
     pub references: u64,
     /// Of the whole curve, not of the selected points.
     pub working_set: Option<PageCount>,
-    /// Ratio at the largest size of the whole curve.
-    pub least_miss_ratio: Option<f64>,
+    /// The largest size of the whole curve.
+    pub end: Option<CurvePoint>,
     /// The points selected; `None` if no reference was sampled.
     pub curve: Option<MissRatioCurve>,
     /// Sizes whose ratios the table shows.
@@ -79,7 +79,6 @@ impl FollowedReport {
                     }
                     text.push('\n');
                 }
-                let least = self.least_miss_ratio.unwrap_or(f64::NAN);
                 let set = match (&self.curve, self.working_set) {
                     (None, _) => String::new(),
                     (Some(_), Some(size)) => bytes(size),
@@ -92,8 +91,8 @@ impl FollowedReport {
                     grouped(self.references as f64),
                     grouped(rate.round())
                 ));
-                if self.curve.is_some() {
-                    text.push_str(&format!("  {:>10.2} %", least * 100.0));
+                if let Some(end) = &self.end {
+                    text.push_str(&format!("  {:>12}", least_misses(end)));
                     for point in points().filter(|_| !self.sizes.is_empty()) {
                         text.push_str(&format!("  {:>8.2} %", point.miss_ratio * 100.0));
                     }

@@ -1,6 +1,6 @@
 //! Curves of the devices of a trace, or of the intervals of its time.
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{grouped, json_line, labelled, printable, table};
 use plimsoll_plot::{Axis, Chart, Figure, HeatChart, Series, Unit};
@@ -9,7 +9,7 @@ use plimsoll_protocol::curve_json::{CurveJson, CurvesBy};
 use plimsoll_protocol::size::{ByteSize, Interval};
 use serde::Serialize;
 
-use super::points_csv;
+use super::{least_misses, may_have_working_set, points_csv};
 
 /// Maximum number of curves in one chart: as many as there are colours.
 const CURVES_MAX: usize = 8;
@@ -27,8 +27,8 @@ pub struct Part {
     pub references: u64,
     /// Of the whole curve, not of the selected points.
     pub working_set: Option<PageCount>,
-    /// Ratio at the largest size of the whole curve.
-    pub least_miss_ratio: Option<f64>,
+    /// The largest size of the whole curve.
+    pub end: Option<CurvePoint>,
     /// The points selected; `None` if no reference was sampled.
     pub curve: Option<MissRatioCurve>,
 }
@@ -177,9 +177,10 @@ impl Figure for SeveralReport {
             Right "references": grouped(part.references as f64),
             Right "working set (5 %)": match part.working_set {
                 Some(size) => self.bytes(size).rounded(),
+                None if may_have_working_set(part.end.as_ref()) => "unknown".to_owned(),
                 None => "none".to_owned(),
             },
-            Right "least misses": part.least_miss_ratio.map(percent),
+            Right "least misses": part.end.as_ref().map(least_misses),
             Right "misses at these sizes": part.curve.as_ref().map(|curve| {
                 let ratios = self.sizes.iter().map(|&size| curve.miss_ratio(size));
                 let ratios: Vec<_> = ratios.map(|ratio| format!("{:>8}", percent(ratio))).collect();

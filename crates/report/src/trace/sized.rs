@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
+use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::{csv_table, grouped, json_line, labelled};
 use plimsoll_plot::{Chart, Figure, Series};
 use plimsoll_protocol::SCHEMA;
 use plimsoll_protocol::size::ByteSize;
 use serde::Serialize;
 
-use super::counted;
+use super::{counted, working_set};
 
 /// Sizes of these curves are bytes.
 fn byte() -> PageSize {
@@ -31,6 +31,8 @@ pub struct SizedReport {
     pub footprint_bytes: u64,
     /// By requests; of the whole curve, not of the points selected.
     pub working_set: Option<PageCount>,
+    /// The largest size of the whole curve by requests.
+    pub end: Option<CurvePoint>,
     /// Share of the requests.
     pub by_requests: MissRatioCurve,
     /// Share of the requested bytes.
@@ -56,10 +58,9 @@ impl SizedReport {
 
 impl Figure for SizedReport {
     fn table(&self) -> anyhow::Result<String> {
-        let working_set = match self.working_set {
-            Some(size) => format!("{} (5 % of the requests miss)", ByteSize(size.0).rounded()),
-            None => "none: more than 5 % miss at every size".to_owned(),
-        };
+        let bytes = |size: PageCount| ByteSize(size.0).rounded();
+        let misses = "of the requests miss";
+        let working_set = working_set(self.working_set, self.end.as_ref(), bytes, misses);
         let (references, sampled) = counted(self.references, self.sampled);
         let mut table = labelled(
             12,
