@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use plimsoll_protocol::curve_json::CurveJson;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use tempfile::TempDir;
 
 /// A folder with traces whose curves are known, and the program.
@@ -416,23 +416,49 @@ fn a_file_that_may_not_grow_is_an_error_and_leaves_nothing() {
 
 #[test]
 fn two_signals_at_once_are_one_request_to_end() {
-    let desk = Desk::new();
-    let mut follower = desk.command("mrc - --follow --every 1h --estimator lru -o csv");
-    follower.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut follower = follower.spawn().unwrap();
-    let pid = Pid::from_child(&follower);
-    let mut input = follower.stdin.take().unwrap();
-    input.write_all(b"1\n2\n1\n").unwrap();
-    let status = format!("/proc/{}/status", follower.id());
-    while !catches(&status, Signal::TERM) {
-        thread::sleep(Duration::from_millis(1));
+    // As timeout(1) does, but two different ones, which the kernel does not merge; and as a shell whose terminal is closed.
+    for signals in [&[Signal::INT, Signal::TERM][..], &[Signal::HUP]] {
+        let desk = Desk::new();
+        let mut follower = desk.command("mrc - --follow --every 1h --estimator lru -o csv");
+        follower.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut follower = follower.spawn().unwrap();
+        let pid = Pid::from_child(&follower);
+        let mut input = follower.stdin.take().unwrap();
+        input.write_all(b"1\n2\n1\n").unwrap();
+        let status = format!("/proc/{}/status", follower.id());
+        // The last one that is registered.
+        while !catches(&status, Signal::HUP) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for &signal in signals {
+            kill_process(pid, signal).unwrap();
+        }
+        let output = follower.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        assert!(!output.stdout.is_empty(), "{output:?}");
     }
-    // As timeout(1) does, but two different ones, which the kernel does not merge.
-    kill_process(pid, Signal::INT).unwrap();
-    kill_process(pid, Signal::TERM).unwrap();
-    let output = follower.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    assert!(!output.stdout.is_empty(), "{output:?}");
+}
+
+#[test]
+fn a_hang_up_that_is_ignored_stays_so() {
+    for verb in ["mrc - --partial counters", "mrc - --follow --every 1h"] {
+        let desk = Desk::new();
+        let mut program = Command::new("sh")
+            .args(["-c", &format!("trap '' HUP; exec \"$0\" {verb}")])
+            .arg(env!("CARGO_BIN_EXE_plimsoll"))
+            .current_dir(desk.0.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let status = format!("/proc/{}/status", program.id());
+        while !catches(&status, Signal::TERM) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        kill_process(Pid::from_child(&program), Signal::HUP).unwrap();
+        program.stdin.take().unwrap().write_all(b"1\n1\n").unwrap();
+        assert!(program.wait().unwrap().success(), "{verb}");
+    }
 }
 
 /// Whether the process of a `/proc/PID/status` has a handler of a signal.
@@ -451,10 +477,15 @@ fn a_file_whose_writing_is_interrupted_is_what_it_was() {
         "trace convert - counters",
         "trace generate uniform --pages 9 --references 1000000000000 --out counters",
     ];
-    for (verb, signal) in verbs
-        .into_iter()
-        .zip([Signal::INT, Signal::TERM].into_iter().cycle())
-    {
+    // SIGQUIT leaves no core in the directory.
+    let core = getrlimit(Resource::Core);
+    let no_core = Rlimit {
+        current: Some(0),
+        ..core
+    };
+    setrlimit(Resource::Core, no_core).unwrap();
+    let signals = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
+    for (verb, signal) in verbs.into_iter().zip(signals) {
         let desk = Desk::new();
         fs::write(desk.path("counters"), "old").unwrap();
         let files = || fs::read_dir(desk.0.path()).unwrap().count();

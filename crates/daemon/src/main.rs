@@ -156,7 +156,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     );
     let shared = Arc::new(shared);
     let server = http::serve(Arc::clone(&shared), &config.serve)?;
-    let stop = plimsoll_output::stop_flag()?;
+    let stop = plimsoll_output::daemon_stop_flag()?;
     let hang_up = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&hang_up))?;
 

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use anyhow::Context;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 use tempfile::NamedTempFile;
 
+use crate::stop::is_ignored;
 use crate::text::printable_path;
 
 /// Most symbolic links that are followed, as the kernel does.
@@ -45,14 +46,17 @@ pub fn create_log(path: &Path) -> io::Result<File> {
     File::options().append(true).open(path)
 }
 
-/// Removes the temporary file at `path` if SIGINT or SIGTERM ends the process; it still ends at once, also while it waits for input.
+/// Removes the temporary file at `path` if SIGINT or SIGTERM ends the process, or SIGHUP or SIGQUIT that is not ignored; it still ends at
+/// once, also while it waits for input.
 ///
 /// # Errors
 ///
 /// The system's, if no handler can be installed.
 pub fn remove_at_signals(path: &Path) -> io::Result<()> {
     let path = path.to_owned();
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let unless_ignored = [SIGHUP, SIGQUIT].into_iter();
+    let unless_ignored = unless_ignored.filter(|&signal| !is_ignored(signal));
+    let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(unless_ignored))?;
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
             // It is not there any more if the file has its name.
@@ -110,7 +114,7 @@ impl AtomicFile {
         })
     }
 
-    /// Removes the file if SIGINT or SIGTERM ends the process before the file has its name: for files that take long to write.
+    /// As [`remove_at_signals`], if a signal ends the process before the file has its name: for files that take long to write.
     /// The process still ends at once, also while it waits for input.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 //! | [`time`] | local times |
 //! | [`mod@file`] | files that are replaced whole or not at all |
 //! | [`progress_bar`] | progress on standard error |
-//! | [`stop`] | SIGINT and SIGTERM, SIGTSTP, SIGXFSZ |
+//! | [`stop`] | SIGINT, SIGTERM and SIGHUP, SIGTSTP, SIGXFSZ |
 //! | [`mod@watch`] | repetition of a report |
 //! | [`exit`] | exit codes, and the errors that choose them |
 //!
@@ -33,7 +33,7 @@ pub use args::{
 pub use columns::{Cell, Columns, Side, csv};
 pub use file::{AtomicFile, cannot_write, create_log, directory_of, remove_at_signals, write_file};
 pub use progress_bar::ReadingBar;
-pub use stop::{ignore_suspension, outlive_file_size_limit, stop_flag};
+pub use stop::{daemon_stop_flag, ignore_suspension, outlive_file_size_limit, stop_flag};
 pub use text::{
     cut, cut_front, duration, grouped, labelled, per_second, percent, printable, printable_path,
     ratio, short, short_percent,
