@@ -10,7 +10,7 @@ use std::io::{self, BufRead, BufReader, Cursor, Read};
 
 use flate2::bufread::GzDecoder;
 
-use crate::lines::read_full;
+use crate::lines::read_some;
 
 /// Memory limit for decoding xz: above the 65 MiB of `xz -9`.
 const XZ_MEMORY_BYTES_MAX: u64 = 256 << 20;
@@ -70,11 +70,25 @@ impl fmt::Display for Compression {
     }
 }
 
+/// Whether bytes that follow these may make a compression of them.
+fn may_be_compressed(head: &[u8]) -> bool {
+    match head {
+        [] | [b'B'] | [b'B', b'Z'] | [b'B', b'Z', b'h'] | [b'B', b'Z', b'h', b'1'..=b'9', ..] => {
+            true
+        }
+        [0x1f, rest @ ..] => b"\x8b".starts_with(rest),
+        [0xfd, rest @ ..] => b"7zXZ\0".starts_with(rest),
+        [0x28, rest @ ..] => b"\xb5\x2f\xfd".starts_with(rest),
+        [0x50..=0x5f, rest @ ..] => b"\x2a\x4d\x18".starts_with(rest),
+        _ => false,
+    }
+}
+
 /// The reader returned by [`decompressed`].
 pub(crate) type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 
 /// Returns a reader of the decompressed bytes, and the compression. It returns what it can decompress of the bytes that
-/// have come, once there are six.
+/// have come, once those show which compression it is.
 ///
 /// # Errors
 ///
@@ -82,9 +96,13 @@ pub(crate) type DecompressedReader<'a> = Box<dyn Read + Send + 'a>;
 pub(crate) fn decompressed<'a>(
     mut input: impl Read + Send + 'a,
 ) -> io::Result<(DecompressedReader<'a>, Compression)> {
-    let mut head = [0; 6];
-    let (length, result) = read_full(&mut input, &mut head);
-    result?;
+    let (mut head, mut length) = ([0; 6], 0);
+    while length < head.len() && may_be_compressed(&head[..length]) {
+        match read_some(&mut input, &mut head[length..])? {
+            0 => break,
+            read => length += read,
+        }
+    }
     let compression = Compression::of_head(&head[..length]);
     let whole = Cursor::new(head).take(length as u64).chain(input);
     let reader: DecompressedReader = match compression {
@@ -210,6 +228,34 @@ mod tests {
                 read_all(&twice).unwrap(),
                 (b"1\n2\n3\n".to_vec(), compression)
             );
+        }
+    }
+
+    /// Bytes one at a time, after which nothing comes for now.
+    struct Dripping<'a>(&'a [u8]);
+
+    impl Read for Dripping<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let (first, rest) = self.0.split_first().expect("a wait for more bytes");
+            self.0 = rest;
+            buffer[0] = *first;
+            Ok(1)
+        }
+    }
+
+    #[test]
+    fn no_more_bytes_are_awaited_than_show_the_compression() {
+        for (bytes, compression) in [
+            (&b"1\n"[..], Compression::Plain),
+            (b"(1", Compression::Plain),
+            (b"Page", Compression::Plain),
+            (b"BZh9no", Compression::Plain),
+            (&bzip2(b"1")[..6], Compression::Bzip2),
+            (&gzip(b"1")[..2], Compression::Gzip),
+            (&xz(b"1")[..6], Compression::Xz),
+            (&zstd(b"1")[..4], Compression::Zstd),
+        ] {
+            assert_eq!(decompressed(Dripping(bytes)).unwrap().1, compression);
         }
     }
 
