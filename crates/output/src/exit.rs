@@ -65,11 +65,13 @@ impl<W: Write> Output<W> {
         }
     }
 
+    /// Names standard output in an error, whose kind stays.
     fn watch<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
-        if let Err(error) = &result {
+        result.map_err(|error| {
             self.reader_gone |= error.kind() == io::ErrorKind::BrokenPipe;
-        }
-        result
+            let named = format!("cannot write standard output: {error}");
+            io::Error::new(error.kind(), named)
+        })
     }
 
     /// Ends the run of `program`: reports an error to `complaints` unless the reader of this output
@@ -158,6 +160,8 @@ pub fn with_causes(error: &(dyn Error + 'static)) -> String {
 mod tests {
     use super::*;
     use anyhow::{Context, anyhow};
+    use std::fs::File;
+    use std::io::BufWriter;
 
     struct BrokenPipe;
 
@@ -168,6 +172,22 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn standard_output_that_is_full_is_named() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let buffered = BufWriter::new(full.try_clone().unwrap());
+        for inner in [Box::new(full) as Box<dyn Write>, Box::new(buffered)] {
+            let mut output = Output::new(inner);
+            let result = writeln!(output, "line").map_err(anyhow::Error::from);
+            let mut complaints = Vec::new();
+            let code = output.finish("plimsoll", result, &mut complaints);
+            let why = "No space left on device (os error 28)";
+            let said = format!("plimsoll: error: cannot write standard output: {why}\n");
+            assert_eq!(String::from_utf8(complaints).unwrap(), said);
+            assert_eq!(code, ExitCode::FAILURE);
         }
     }
 
