@@ -10,8 +10,8 @@ use super::source::{Daemons, complain};
 /// Keep the curves and working sets of all VMs as Parquet files, for queries over many hosts and months.
 ///
 /// Writes DIR/date=YYYY-MM-DD/host=NAME/curves.parquet and working_sets.parquet. Files of days that ended more than three hours ago are
-/// final; others are replaced when the command is repeated, as by a timer once a day. A run that is interrupted leaves no damaged
-/// file. The exit code is 5 if some hosts are not completely archived, such as those that did not answer: their days are archived later,
+/// final; others are replaced when the command is repeated, as by a timer once a day, and keep what a daemon does not have any more.
+/// A run that is interrupted leaves no damaged file. The exit code is 5 if some hosts are not completely archived, such as those that did not answer: their days are archived later,
 /// as long as their daemons keep them.
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -3,7 +3,9 @@
 //! Of each day (UTC, by the host's clock) and host there are two tables, `date=YYYY-MM-DD/host=NAME/curves.parquet` and
 //! `working_sets.parquet`. A table is written whole under another name, and gets its own when it is complete. It records the time
 //! until which it has the host's past: a table with more than the day and three hours after it is final and never written again,
-//! others are replaced. So archiving may be repeated, interrupted, or left out for as long as daemons keep their past.
+//! others are replaced. What a file has of times before its daemon's past begins, and of VMs of which the daemon has none, as after it
+//! was restarted without its history, is kept. So archiving may be repeated, interrupted, or left out for as long as daemons keep
+//! their past.
 //!
 //! Not here: queries. VMs that have left are archived if they have a UUID.
 
@@ -31,6 +33,8 @@ pub const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 const SETTLED_MS: u64 = 3 * 60 * 60 * 1000;
 /// Rows of a day: means of five minutes.
 const SAMPLES: usize = 288;
+/// Time span of such a mean. It stands for all older rows of its span.
+const SPAN_MS: i64 = 5 * 60 * 1000;
 /// How far ahead of ours a host's clock may be. A host whose clock is not believed is not archived.
 const AHEAD_MAX_MS: i64 = 60 * 60 * 1000;
 
@@ -190,7 +194,8 @@ struct Day<'a> {
 }
 
 impl Day<'_> {
-    /// Writes a table; whether it has a row. One without rows is not written.
+    /// Writes a table, with the rows of its file that the daemon does not have any more; whether the daemon has a row. If not, nothing
+    /// is written.
     fn write(&self, path: &Path, columns: &'static Columns, rows: Rows) -> Result<bool, String> {
         let demands = &self.host.demands;
         let failed = |error: io::Error| format!("cannot write '{}': {error}", path.display());
@@ -202,6 +207,12 @@ impl Day<'_> {
             return Ok(false);
         }
         fs::create_dir_all(&self.folder).map_err(failed)?;
+        table.add_earlier(path, SPAN_MS).map_err(|error| {
+            format!(
+                "cannot read '{}': {error}; it stays as it is, and is written anew once it is moved away",
+                path.display()
+            )
+        })?;
         table.write(path).map_err(failed)?;
         Ok(true)
     }
@@ -242,7 +253,7 @@ impl Day<'_> {
             for point in &curve.points {
                 let misses = point.misses;
                 let rate = |of: fn(&MissesJson) -> f64| real(misses.as_ref().map(of));
-                table.push([
+                table.push(&[
                     time,
                     Cell::Text(&vm.vm),
                     uuid(vm),
@@ -266,7 +277,7 @@ impl Day<'_> {
         let history: HistoryView = self.ask(vm, "/history", Some(SAMPLES))?;
         let optional = |bytes: Option<u64>| bytes.map_or(Ok(Cell::Null), whole);
         for sample in &history.samples {
-            table.push([
+            table.push(&[
                 self.time(sample.unix_ms)?,
                 Cell::Text(&vm.vm),
                 uuid(vm),

@@ -3,16 +3,19 @@
 //! Columns are compressed by Zstandard. The footer's metadata have `plimsoll.until_unix_ms`, the time until which the table has the
 //! host's past, and `plimsoll.schema`.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::Path;
 use std::sync::Arc;
 
 use parquet::basic::{Compression, ZstdLevel};
-use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
-use parquet::errors::Result as ParquetResult;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
+use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::metadata::{KeyValue, ParquetMetaDataReader};
 use parquet::file::properties::WriterProperties;
+use parquet::file::reader::{FileReader as _, RowGroupReader, SerializedFileReader};
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 use plimsoll_protocol::SCHEMA;
@@ -23,7 +26,7 @@ const GROUP_ROWS: usize = 1 << 18;
 const UNTIL: &str = "plimsoll.until_unix_ms";
 const SCHEMA_KEY: &str = "plimsoll.schema";
 
-/// Columns of a table, as in a Parquet schema.
+/// Columns of a table, as in a Parquet schema; the first three are time, name and UUID.
 pub(super) type Columns = [&'static str];
 
 /// A point of a curve.
@@ -115,6 +118,70 @@ impl Column {
         }
     }
 
+    /// Reads the column that is so declared. If a file of an earlier version has none, it has no values.
+    fn read(declared: &str, group: &dyn RowGroupReader) -> ParquetResult<Self> {
+        let name = declared.split(' ').nth(2).unwrap_or_default();
+        let other = || ParquetError::General(format!("no column {name} of this form"));
+        let rows = usize::try_from(group.metadata().num_rows())?;
+        let mut column = Self::new(declared);
+        let columns = group.metadata().columns();
+        let place = columns
+            .iter()
+            .position(|own| own.column_path().string() == name);
+        let Some(place) = place else {
+            column.present.as_mut().ok_or_else(other)?.resize(rows, 0);
+            return Ok(column);
+        };
+        let descriptor = columns[place].column_descr();
+        let levels = (descriptor.max_def_level(), descriptor.max_rep_level());
+        if levels != (i16::from(column.present.is_some()), 0) {
+            return Err(other());
+        }
+        let present = column.present.as_mut();
+        match (&mut column.values, group.get_column_reader(place)?) {
+            (Values::Whole(values), ColumnReader::Int64ColumnReader(reader)) => {
+                read_all(reader, rows, present, values)?;
+            }
+            (Values::Real(values), ColumnReader::DoubleColumnReader(reader)) => {
+                read_all(reader, rows, present, values)?;
+            }
+            (Values::Text(values), ColumnReader::ByteArrayColumnReader(reader)) => {
+                read_all(reader, rows, present, values)?;
+                for value in values {
+                    value.as_utf8()?;
+                }
+            }
+            _ => return Err(other()),
+        }
+        Ok(column)
+    }
+
+    /// The values of all rows.
+    fn cells(&self) -> impl Iterator<Item = Cell<'_>> {
+        let rows = match (&self.present, &self.values) {
+            (Some(present), _) => present.len(),
+            (None, Values::Whole(values)) => values.len(),
+            (None, Values::Real(values)) => values.len(),
+            (None, Values::Text(values)) => values.len(),
+        };
+        let mut next = 0;
+        (0..rows).map(move |row| {
+            if self
+                .present
+                .as_ref()
+                .is_some_and(|present| present[row] == 0)
+            {
+                return Cell::Null;
+            }
+            next += 1;
+            match &self.values {
+                Values::Whole(values) => Cell::Whole(values[next - 1]),
+                Values::Real(values) => Cell::Real(values[next - 1]),
+                Values::Text(values) => Cell::Text(values[next - 1].as_utf8().unwrap_or_default()),
+            }
+        })
+    }
+
     fn write(&self, mut column: SerializedColumnWriter<'_>) -> ParquetResult<()> {
         let present = self.present.as_deref();
         match &self.values {
@@ -133,6 +200,30 @@ impl Column {
         }
         column.close()
     }
+}
+
+/// Reads the values of so many rows, and which of them have one.
+fn read_all<T: DataType>(
+    mut reader: ColumnReaderImpl<T>,
+    rows: usize,
+    mut present: Option<&mut Vec<i16>>,
+    values: &mut Vec<T::T>,
+) -> ParquetResult<()> {
+    let mut read = 0;
+    while read < rows {
+        let (more, ..) = reader.read_records(rows - read, present.as_deref_mut(), None, values)?;
+        if more == 0 {
+            return Err(ParquetError::EOF(format!("{read} of {rows} rows")));
+        }
+        read += more;
+    }
+    Ok(())
+}
+
+/// The rows of a row group.
+fn rows_of(columns: &[Column]) -> impl Iterator<Item = Vec<Cell<'_>>> {
+    let mut columns: Vec<_> = columns.iter().map(Column::cells).collect();
+    std::iter::from_fn(move || columns.iter_mut().map(Iterator::next).collect())
 }
 
 /// A table in memory.
@@ -162,8 +253,8 @@ impl Table {
     }
 
     /// Adds a row, with one cell for each column.
-    pub(super) fn push<const N: usize>(&mut self, cells: [Cell<'_>; N]) {
-        assert_eq!(N, self.declared.len());
+    pub(super) fn push(&mut self, cells: &[Cell<'_>]) {
+        assert_eq!(cells.len(), self.declared.len());
         if self.groups.is_empty() || self.rows == GROUP_ROWS {
             let columns = self.declared.iter().map(|declared| Column::new(declared));
             self.groups.push(columns.collect());
@@ -172,8 +263,62 @@ impl Table {
         self.rows += 1;
         let columns = self.groups.last_mut().into_iter().flatten();
         for (column, cell) in columns.zip(cells) {
-            column.push(cell);
+            column.push(*cell);
         }
+    }
+
+    /// Adds the rows of a file that are of an earlier span of time than the first row of their VM here, and those of VMs that have
+    /// no row here. A file that does not exist, or has no readable footer, has no rows.
+    pub(super) fn add_earlier(&mut self, path: &Path, span_ms: i64) -> io::Result<()> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        match SerializedFileReader::new(file) {
+            Ok(file) => self
+                .add_earlier_of(&file, span_ms)
+                .map_err(io::Error::other),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn add_earlier_of(
+        &mut self,
+        file: &SerializedFileReader<File>,
+        span_ms: i64,
+    ) -> ParquetResult<()> {
+        // By UUID and by name, as a VM may have got its UUID since.
+        let mut first: HashMap<String, i64> = HashMap::new();
+        for row in self.groups.iter().flat_map(|columns| rows_of(columns)) {
+            let [Cell::Whole(time), ids @ ..] = &row[..3] else {
+                continue;
+            };
+            for id in ids {
+                if let Cell::Text(id) = *id {
+                    let first = first.entry(id.to_owned()).or_insert(*time);
+                    *first = (*first).min(*time);
+                }
+            }
+        }
+        for group in 0..file.num_row_groups() {
+            let group = file.get_row_group(group)?;
+            let columns = self.declared.iter();
+            let columns = columns.map(|declared| Column::read(declared, &*group));
+            let columns = columns.collect::<ParquetResult<Vec<_>>>()?;
+            for row in rows_of(&columns) {
+                let is_earlier = match row[..3] {
+                    [Cell::Whole(time), _, Cell::Text(id)]
+                    | [Cell::Whole(time), Cell::Text(id), Cell::Null] => first
+                        .get(id)
+                        .is_none_or(|first| time.div_euclid(span_ms) < first.div_euclid(span_ms)),
+                    _ => false,
+                };
+                if is_earlier {
+                    self.push(&row);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Writes it to a file, which is replaced when the new one is complete and on disk.

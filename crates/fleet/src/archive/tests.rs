@@ -214,6 +214,100 @@ fn a_table_is_replaced_until_its_day_is_final() {
 }
 
 #[test]
+fn rows_that_a_daemon_does_not_have_any_more_stay() {
+    const MINUTE: u64 = 60_000;
+    let folder = TempDir::new().unwrap();
+    let samples = |times: &[u64]| {
+        let samples = times
+            .iter()
+            .map(|&minute| sample(DAY + minute * MINUTE, Some(minute)));
+        json!({"schema": 1, "vm": "", "samples": samples.collect::<Vec<_>>()})
+    };
+    let answers = Arc::new(Mutex::new(BTreeMap::from([
+        (format!("web/history {DAY}"), samples(&[1, 4, 9, 11, 14])),
+        (format!("db/history {DAY}"), samples(&[5, 10])),
+        (
+            format!("web/curves {DAY}"),
+            curves(&[curve(DAY + MINUTE, 0.25)]),
+        ),
+    ])));
+    let base = daemon(&answers);
+    let at = |now_ms| run(&[(&base, demands("h", now_ms))], folder.path()).unwrap();
+    assert_eq!(at(DAY + 15 * MINUTE).written, 2);
+    let day = folder.path().join("date=2024-10-04/host=h");
+    let found = || {
+        let rows = rows(&day.join("working_sets.parquet"));
+        let rows = rows.iter().map(cells);
+        let mut rows: Vec<_> = rows.map(|row| format!("{} {}", row[1], row[3])).collect();
+        rows.sort();
+        rows
+    };
+    // Restarted without its history: of one VM it has the last minutes, of the others nothing.
+    let later = BTreeMap::from([(format!("web/history {DAY}"), samples(&[12, 20]))]);
+    *answers.lock().unwrap() = later;
+    assert_eq!(at(DAY + DAY_MS + SETTLED_MS).written, 1);
+    let all = [
+        "db 10", "db 5", "web 1", "web 12", "web 20", "web 4", "web 9",
+    ];
+    assert_eq!(found(), all);
+    assert_eq!(rows(&day.join("curves.parquet")).len(), 2);
+    assert_eq!(at(DAY + DAY_MS + SETTLED_MS).kept, 1);
+}
+
+#[test]
+fn a_file_with_rows_that_cannot_be_read_is_not_replaced() {
+    let folder = TempDir::new().unwrap();
+    let base = daemon(&example());
+    let at = |now_ms| run(&[(&base, demands("h", now_ms))], folder.path()).unwrap();
+    assert_eq!(at(DAY + 1000).written, 2);
+    let table = folder.path().join("date=2024-10-04/host=h/curves.parquet");
+    let mut bytes = fs::read(&table).unwrap();
+    bytes[4..40].fill(0xff);
+    fs::write(&table, &bytes).unwrap();
+    let found = at(DAY + 2000);
+    assert_eq!((found.written, found.missing.len()), (0, 1));
+    assert!(
+        found.missing[0].why.contains("it stays as it is"),
+        "{found:?}"
+    );
+    assert_eq!(fs::read(&table).unwrap(), bytes);
+}
+
+#[test]
+fn tables_of_an_earlier_version_lack_columns() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("working_sets.parquet");
+    let columns = |is_left: &str| -> &'static Columns {
+        let columns = WORKING_SETS.iter().copied();
+        columns
+            .filter(|own| !own.contains(is_left))
+            .collect::<Vec<_>>()
+            .leak()
+    };
+    let row = |columns: &Columns| -> Vec<Cell<'static>> {
+        let cells = columns.iter().map(|declared| match declared {
+            declared if declared.contains("STRING") => Cell::Text("web"),
+            declared if declared.contains("DOUBLE") => Cell::Real(0.5),
+            _ => Cell::Whole(7),
+        });
+        cells.collect()
+    };
+    for (is_left, is_read) in [("working_set_bound", true), ("lost", false)] {
+        let columns = columns(is_left);
+        let mut old = Table::new(columns, 0);
+        old.push(&row(columns));
+        old.write(&path).unwrap();
+        let mut new = Table::new(WORKING_SETS, 0);
+        assert_eq!(
+            new.add_earlier(&path, SPAN_MS).is_ok(),
+            is_read,
+            "{is_left}"
+        );
+        assert_eq!(new.is_empty(), !is_read);
+    }
+}
+
+#[test]
 fn answers_that_cannot_be_are_named_and_other_hosts_are_archived() {
     let huge = json!({"schema": 1, "vm": "web", "samples": [sample(DAY, Some(u64::MAX))]});
     let unordered = curves(&[curve(DAY, 0.9)]);
