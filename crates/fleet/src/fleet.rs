@@ -4,7 +4,7 @@
 //! the largest need of its intervals. A slot without a curve counts with the VM's largest need, and a VM without any with its
 //! baseline. A VM that has moved between hosts has the intervals of all of them, by its UUID.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use plimsoll_protocol::fleet::{CollectedHost, FleetFile, VmDemands};
 
@@ -47,6 +47,8 @@ pub struct Vm {
     pub uuid: Option<String>,
     /// Number of its host.
     pub host: usize,
+    /// Whether its UUID is on several hosts: it is not moved, and is on each of them.
+    pub is_migrating: bool,
     /// Its size, which a migration copies.
     pub size_bytes: u64,
     /// What it needs.
@@ -207,6 +209,7 @@ impl Fleet {
             notes: Vec::new(),
         };
         let mut places: HashMap<&str, usize> = HashMap::new();
+        let mut migrating: HashSet<&str> = HashSet::new();
         for (number, host) in file.hosts.iter().enumerate() {
             let demands = &host.demands;
             let begin = begin_ms(host);
@@ -222,18 +225,19 @@ impl Fleet {
                 capacity,
             });
             for vm in demands.vms.iter().filter(|vm| vm.present) {
-                if let Some(other) = vm
-                    .uuid
-                    .as_deref()
-                    .and_then(|uuid| places.insert(uuid, number))
+                if let Some(uuid) = vm.uuid.as_deref()
+                    && let Some(other) = places.insert(uuid, number)
                 {
+                    if other != number {
+                        migrating.insert(uuid);
+                    }
                     fleet.notes.push(match other == number {
                         true => format!(
                             "VM {:?} of {:?} has the UUID of another VM there: each counts with what either of them needs",
                             vm.vm, demands.host
                         ),
                         false => format!(
-                            "VM {:?} is on {:?} and on {:?}: it was migrating, or one UUID is used twice; it counts on both",
+                            "VM {:?} is on {:?} and on {:?}: it was migrating, or one UUID is used twice; it counts on both, and no move of it is planned until it is on one",
                             vm.vm, fleet.hosts[other].name, demands.host
                         ),
                     });
@@ -248,6 +252,12 @@ impl Fleet {
                 };
                 fleet.vms.push(Vm::new(vm, number, known, slots));
             }
+        }
+        for vm in &mut fleet.vms {
+            vm.is_migrating = vm
+                .uuid
+                .as_deref()
+                .is_some_and(|uuid| migrating.contains(uuid));
         }
         let unknown = fleet.vms.iter().filter(|vm| vm.known_ratio == 0.0).count();
         if unknown > 0 {
@@ -319,6 +329,7 @@ impl Vm {
             name: vm.vm.clone(),
             uuid: vm.uuid.clone(),
             host,
+            is_migrating: false,
             size_bytes: vm.size_bytes,
             need: memory.chain(time).collect(),
             known_ratio: known.len() as f64 / slots as f64,

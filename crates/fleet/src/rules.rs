@@ -18,6 +18,8 @@
 //! A VM is given by its UUID or its name, a host by its name; `*` stands for any characters, `?` for one. Only what begins as a UUID
 //! does, with eight characters and a dash, is compared with UUIDs, without regard to case: `d*` is for names alone.
 
+use std::cmp::Reverse;
+
 use serde::Deserialize;
 use wildmatch::WildMatch;
 
@@ -88,7 +90,7 @@ pub(crate) struct Resolved {
     pub(crate) apart: Vec<Vec<usize>>,
     /// For each VM, whether it may be on each host; empty if it may be anywhere.
     pub(crate) hosts: Vec<Vec<bool>>,
-    /// For each VM, whether it is not moved.
+    /// For each VM, whether it is not moved, by a rule or because it migrates.
     pub(crate) stays: Vec<bool>,
 }
 
@@ -140,7 +142,7 @@ impl Rules {
         let count = fleet.vms.len();
         let mut group_of: Vec<usize> = (0..count).collect();
         for rule in &self.together {
-            let members = vms(fleet, "together", &rule.vms)?;
+            let members = once_each(fleet, &vms(fleet, "together", &rule.vms)?);
             let joined = members.iter().map(|&vm| group_of[vm]).min();
             let old: Vec<usize> = members.iter().map(|&vm| group_of[vm]).collect();
             for group in &mut group_of {
@@ -183,7 +185,7 @@ impl Rules {
                 }
             }
         }
-        let mut stays = vec![false; count];
+        let mut stays: Vec<bool> = fleet.vms.iter().map(|vm| vm.is_migrating).collect();
         for rule in &self.stay {
             for vm in vms(fleet, "stay", &rule.vms)? {
                 stays[vm] = true;
@@ -204,6 +206,23 @@ fn nobody(rule: &'static str, kind: &'static str, name: &str) -> RulesError {
         kind,
         name: name.to_owned(),
     }
+}
+
+/// The VMs with one of each that migrates: that on the host of most others, whose group it stays in.
+fn once_each(fleet: &Fleet, vms: &[usize]) -> Vec<usize> {
+    let beside = |vm: usize| {
+        let of_host = |&&other: &&usize| fleet.vms[other].host == fleet.vms[vm].host;
+        vms.iter().filter(of_host).count()
+    };
+    let is_better = |other: usize, vm: usize| {
+        fleet.vms[other].uuid == fleet.vms[vm].uuid
+            && (beside(other), Reverse(other)) > (beside(vm), Reverse(vm))
+    };
+    let vms = vms.iter().copied();
+    let once = vms.clone().filter(|&vm| {
+        !(fleet.vms[vm].is_migrating && vms.clone().any(|other| is_better(other, vm)))
+    });
+    once.collect()
 }
 
 /// Whether UUIDs may be meant: by chance, a pattern of names would match some.

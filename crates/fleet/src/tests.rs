@@ -32,6 +32,7 @@ fn fleet(hosts: &[u32], vms: &[(usize, [u32; 2])]) -> Fleet {
         need: vec![need[0] * 1024, need[1] * 1024, 0, 0],
         known_ratio: 1.0,
         processors_known: true,
+        is_migrating: false,
     };
     Fleet {
         slots: 2,
@@ -607,6 +608,44 @@ fn a_uuid_that_is_used_twice_is_named_on_one_host_and_on_two() {
         host("b", 0, vec![twin("x")]),
     ]);
     assert!(both[0].starts_with("VM \"x\" is on \"a\" and on \"b\""));
+}
+
+#[test]
+fn a_vm_that_migrates_stays_on_both_hosts() {
+    let moves = |rules: &str, goal| {
+        let small = |name, uuid| vm(name, uuid, &[(0, 2)]);
+        let file = file(vec![
+            host("a", 0, vec![small("web", Some("u"))]),
+            host("b", 0, vec![small("web", Some("u")), small("db", None)]),
+            host("c", 0, Vec::new()),
+        ]);
+        let fleet = Fleet::of(&file, &SETTINGS).unwrap();
+        let plan = plan(
+            &fleet,
+            &Rules::parse(rules).unwrap(),
+            aim(goal, false),
+            None,
+        )
+        .unwrap();
+        assert!(plan.problems[0].contains("no move of it is planned until it is on one"));
+        let moves = plan.moves.into_iter().map(|step| (step.vm, step.to));
+        (plan.fits, moves.collect::<Vec<_>>())
+    };
+    let db_to_c = vec![("db".to_owned(), "c".to_owned())];
+    assert_eq!(moves("", Goal::FewestHosts), (true, vec![]));
+    assert_eq!(
+        moves("[[apart]]\nvms=['web','db']\n", Goal::Fit),
+        (true, db_to_c)
+    );
+    // Its group is where most of it is.
+    assert_eq!(
+        moves("[[together]]\nvms=['web','db']\n", Goal::Fit),
+        (true, vec![])
+    );
+    assert_eq!(
+        moves("[[on]]\nvms=['web']\nhosts=['c']\n", Goal::Fit),
+        (false, vec![])
+    );
 }
 
 #[test]

@@ -158,6 +158,7 @@ fn fleet(seed: u64, hosts: usize, vms: usize) -> Fleet {
                 need: memory.chain(time).map(u32::whole).collect(),
                 known_ratio: 1.0,
                 processors_known: true,
+                is_migrating: false,
             });
         }
     }
