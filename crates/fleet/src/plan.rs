@@ -98,7 +98,11 @@ pub fn plan(
         hosts: (0..fleet.hosts.len())
             .map(|host| host_place(&vms_alone, &after, host, survives(host)))
             .collect(),
-        problems: problems(fleet, &placement, order.at_once),
+        problems: problems(fleet, &placement, order.at_once, |host, vms| {
+            format!(
+                "{host:?} cannot give its VMs what they need or what rules require, and no move was found that does: {vms}"
+            )
+        }),
     })
 }
 
@@ -140,7 +144,13 @@ fn most(amounts: &[u32]) -> u32 {
     amounts.iter().copied().max().unwrap_or_default()
 }
 
-fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String> {
+/// What is not as it should be, each a sentence; `short` is that of a host that is short, with its VMs.
+fn problems(
+    fleet: &Fleet,
+    placement: &Placement,
+    at_once: usize,
+    short: impl Fn(&str, &str) -> String,
+) -> Vec<String> {
     /// Names in a sentence, of many the first.
     fn names(fleet: &Fleet, vms: &[usize]) -> String {
         let first = vms
@@ -160,11 +170,7 @@ fn problems(fleet: &Fleet, placement: &Placement, at_once: usize) -> Vec<String>
     }
     for (host, vms) in fleet.hosts.iter().zip(&by_host) {
         if !vms.is_empty() {
-            problems.push(format!(
-                "{:?} cannot give its VMs what they need or what rules require, and no other host has room: {}",
-                host.name,
-                names(fleet, vms)
-            ));
+            problems.push(short(&host.name, &names(fleet, vms)));
         }
     }
     for (host, vms) in fleet.hosts.iter().zip(&placement.stranded) {
@@ -225,7 +231,11 @@ pub fn report(file: &FleetFile, fleet: &Fleet) -> Result<FleetReport, PlaceError
             .filter(|clock| clock.ahead_ms.unsigned_abs() > CLOCK_DIFFERENCE_MS)
             .collect(),
         missing: file.missing.clone(),
-        problems: problems(fleet, &placement, 0),
+        problems: problems(fleet, &placement, 0, |host, vms| {
+            format!(
+                "{host:?} cannot give its VMs what they need: {vms} (`plimsoll fleet place` looks for room elsewhere)"
+            )
+        }),
     })
 }
 

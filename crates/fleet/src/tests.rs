@@ -726,6 +726,20 @@ fn the_processors_of_a_host_are_unknown_if_those_of_all_its_vms_are() {
 }
 
 #[test]
+fn a_report_does_not_say_that_other_hosts_have_no_room() {
+    let large = |name| vm(name, None, &[(0, 30)]);
+    let file = file(vec![
+        host("a", 0, vec![large("x"), large("y")]),
+        host("b", 0, Vec::new()),
+    ]);
+    let report = report(&file, &Fleet::of(&file, &SETTINGS).unwrap()).unwrap();
+    assert_eq!(
+        report.problems[0],
+        "\"a\" cannot give its VMs what they need: \"x\", \"y\" (`plimsoll fleet place` looks for room elsewhere)"
+    );
+}
+
+#[test]
 fn answers_that_do_not_go_together_are_refused() {
     let mut other = host("b", 0, Vec::new());
     other.demands.interval_ms = 600_000;
