@@ -62,7 +62,7 @@ pub fn of_list(text: &str) -> Result<Vec<String>, serde_json::Error> {
     Ok(once_each(bases))
 }
 
-/// Base addresses of the targets of the scrape job `job`, in Prometheus' answer.
+/// Base addresses of the targets of the scrape job `job`, in Prometheus' answer: what it scrapes, without `/metrics`.
 ///
 /// # Errors
 ///
@@ -72,12 +72,9 @@ pub fn of_prometheus(text: &str, job: &str) -> Result<Vec<String>, serde_json::E
     let ours = targets.data.active_targets.into_iter();
     let ours = ours.filter(|target| target.scrape_pool == job);
     Ok(once_each(ours.map(|target| {
-        let (scheme, rest) = target
-            .scrape_url
-            .split_once("://")
-            .unwrap_or(("http", &target.scrape_url));
-        let host = rest.split('/').next().unwrap_or_default();
-        format!("{scheme}://{host}")
+        let address = target.scrape_url.split('?').next().unwrap_or_default();
+        let base = address.strip_suffix("/metrics").unwrap_or(address);
+        base.trim_end_matches('/').to_owned()
     })))
 }
 
@@ -110,10 +107,18 @@ mod tests {
         assert!(of_list("{}").is_err());
         let answer = r#"{"status":"success","data":{"activeTargets":[
             {"discoveredLabels":{},"scrapePool":"plimsoll","scrapeUrl":"https://a:7373/metrics","health":"up"},
+            {"scrapePool":"plimsoll","scrapeUrl":"http://gateway/h1/metrics?token=x"},
+            {"scrapePool":"plimsoll","scrapeUrl":"http://gateway/h2/metrics"},
+            {"scrapePool":"plimsoll","scrapeUrl":"http://b:7373/"},
             {"scrapePool":"node","scrapeUrl":"http://a:9100/metrics"}],"droppedTargets":[]}}"#;
         assert_eq!(
             of_prometheus(answer, "plimsoll").unwrap(),
-            ["https://a:7373"]
+            [
+                "http://b:7373",
+                "http://gateway/h1",
+                "http://gateway/h2",
+                "https://a:7373"
+            ]
         );
     }
 }
