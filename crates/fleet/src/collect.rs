@@ -145,6 +145,7 @@ impl Collector {
     }
 
     fn get(&self, address: &str, token: Option<&str>) -> Result<Vec<u8>, String> {
+        check_port(address)?;
         let mut request = self.agent.get(address);
         if let Some(token) = token {
             if !self.plain_text && is_readable(address) {
@@ -354,6 +355,22 @@ fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, AccessError> {
     }
 }
 
+/// Whether the port of an address is one. The client would take another number for none, and send the token to the default port.
+fn check_port(address: &str) -> Result<(), String> {
+    let uri: Uri = address
+        .parse()
+        .map_err(|error| format!("malformed address: {error}"))?;
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    let place = authority.rsplit('@').next().unwrap_or_default();
+    let after_host = place.strip_prefix(uri.host().unwrap_or_default());
+    match after_host.and_then(|after| after.strip_prefix(':')) {
+        Some(port) if !port.parse().is_ok_and(|port: u16| port > 0) => {
+            Err(format!("port {port}: expected 1 to 65535"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Whether others on the network can read what is sent to an address: all but `https` and this host.
 fn is_readable(address: &str) -> bool {
     let Ok(uri) = address.parse::<Uri>() else {
@@ -388,6 +405,34 @@ mod tests {
         };
         assert!(error(false).contains("in plain text"), "{}", error(false));
         assert!(!error(true).contains("in plain text"), "{}", error(true));
+    }
+
+    #[test]
+    fn a_port_that_is_none_is_refused_before_a_request() {
+        let of = |address| super::check_port(address).err();
+        for good in [
+            "http://127.0.0.1:65535/v1?a=1:99999",
+            "https://[::1]:7373/h:0",
+            "http://[::1]/v1",
+            "http://a@b:1",
+            "http://1:11",
+        ] {
+            assert_eq!(of(good), None, "{good}");
+        }
+        for (bad, port) in [
+            ("http://127.0.0.1:73731/v1", "73731"),
+            ("https://[::1]:0", "0"),
+            ("http://a:b@c:65536/", "65536"),
+        ] {
+            let expected = format!("port {port}: expected 1 to 65535");
+            assert_eq!(of(bad), Some(expected), "{bad}");
+        }
+        let file = Collector::new(&Access::default()).unwrap().collect(
+            &["http://127.0.0.1:73731".to_owned()],
+            Duration::ZERO,
+            60_000,
+        );
+        assert_eq!(file.missing[0].why, "port 73731: expected 1 to 65535");
     }
 
     #[test]
