@@ -115,11 +115,12 @@ pub struct MissingHost {
 pub struct FleetReport {
     /// [`SCHEMA`](crate::SCHEMA).
     pub schema: u32,
-    /// Length of the period into which time is folded; it begins at 00:00 UTC if it is a day.
+    /// Length of the period into which time is folded. Periods are counted from 1970-01-01 00:00 UTC: one of a day begins at 00:00
+    /// UTC, one of a week on Thursday.
     pub period_ms: u64,
     /// Length of its slots.
     pub interval_ms: u64,
-    /// What all VMs need together in each slot.
+    /// What all VMs need together in each slot, from the beginning of the period.
     pub need_bytes: Vec<u64>,
     /// The sum of what each VM needs at its own peak.
     pub sum_of_peaks_bytes: u64,
