@@ -10,7 +10,7 @@ class ReferencesError(PlimsollError, TypeError):
 
 
 class OptionError(PlimsollError, ValueError):
-    """There is no estimator, policy or option of this name, or the option does not accept the value."""
+    """There is no estimator, policy, trace format or option of this name, or the option does not accept the value."""
 
 
 class CurveError(PlimsollError, ValueError):

@@ -29,7 +29,12 @@ pub(crate) struct Point {
 #[pymethods]
 impl Point {
     #[new]
-    fn new(size_pages: u64, ratio: f64, lower: f64, upper: f64) -> Self {
+    fn new(
+        #[pyo3(from_py_with = options::whole)] size_pages: u64,
+        ratio: f64,
+        lower: f64,
+        upper: f64,
+    ) -> Self {
         Self {
             size_pages,
             ratio,

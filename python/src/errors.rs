@@ -199,6 +199,7 @@ impl From<SourceError> for Raised {
         };
         let raised = match error {
             SourceError::Open { .. } => python::TraceOpenError::new_err(text),
+            SourceError::NoSuchFormat { .. } => option(text),
             _ => python::TraceError::new_err(text),
         };
         // Python's own exception for the system's error, as `__cause__`.

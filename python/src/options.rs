@@ -7,7 +7,7 @@ use plimsoll_flow::{PageCount, PageSize};
 use plimsoll_protocol::curve_size::CurveSize;
 use plimsoll_protocol::size::{ByteSize, PerSecond, Rate, Share};
 use pyo3::IntoPyObjectExt as _;
-use pyo3::exceptions::PyOverflowError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -88,13 +88,12 @@ pub(crate) fn sizes(value: &Bound<'_, PyAny>, page_size: PageSize) -> PyResult<V
 
 /// A whole number, 0 or more.
 pub(crate) fn whole(value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    value.extract().map_err(|error: PyErr| {
-        if error.is_instance_of::<PyOverflowError>(value.py()) {
-            not("a whole number from 0 to 2^64 - 1", value)
-        } else {
-            error
-        }
-    })
+    in_range(value, "a whole number from 0 to 2^64 - 1")
+}
+
+/// A list of whole numbers, or None.
+pub(crate) fn wholes_or_none(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<usize>>> {
+    in_range(value, "a list of whole numbers from 0 to 2^64 - 1")
 }
 
 /// The same, or None.
@@ -184,10 +183,30 @@ fn number<'py, T: for<'a> FromPyObject<'a, 'py>>(
     value.extract().map_err(|_| not(expected, value))
 }
 
+/// The same, of which a value of another type is Python's own error.
+fn in_range<'py, T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(
+    value: &Bound<'py, PyAny>,
+    expected: &str,
+) -> PyResult<T> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            not(expected, value)
+        } else {
+            error
+        }
+    })
+}
+
 fn not(expected: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    errors::option(expected_but_got(expected, value))
+}
+
+/// What is of another type than expected.
+pub(crate) fn other_type(expected: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    PyTypeError::new_err(expected_but_got(expected, value))
+}
+
+fn expected_but_got(expected: &str, value: &Bound<'_, PyAny>) -> String {
     let found = value.repr().map(|text| text.to_string());
-    errors::option(format!(
-        "expected {expected}; got {}",
-        found.unwrap_or_default()
-    ))
+    format!("expected {expected}; got {}", found.unwrap_or_default())
 }

@@ -6,6 +6,7 @@ use plimsoll_flow::PageSize;
 use plimsoll_policy::{GivenOptions, Policy, Rules};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::plan::{DemandJson, PlanInputs, RulesJson};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyMapping;
 
@@ -31,20 +32,29 @@ impl<'py> FromPyObject<'_, 'py> for Vm<'py> {
     type Error = PyErr;
 
     fn extract(vm: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let shares = options::whole(&vm.getattr("shares")?)?;
+        let attribute = |name| {
+            vm.getattr(name).map_err(|error| {
+                if error.is_instance_of::<PyAttributeError>(vm.py()) {
+                    options::other_type("a Vm", &vm)
+                } else {
+                    error
+                }
+            })
+        };
+        let shares = options::whole(&attribute("shares")?)?;
         let shares = u32::try_from(shares).ok().and_then(NonZeroU32::new);
         Ok(Self {
-            curve: vm.getattr("curve")?.extract()?,
-            baseline: vm.getattr("baseline")?.extract()?,
-            current: vm.getattr("current")?.extract()?,
-            min: vm.getattr("min")?.extract()?,
-            max: vm.getattr("max")?.extract()?,
+            curve: attribute("curve")?.extract()?,
+            baseline: attribute("baseline")?.extract()?,
+            current: attribute("current")?.extract()?,
+            min: attribute("min")?.extract()?,
+            max: attribute("max")?.extract()?,
             shares: shares.ok_or_else(|| {
                 errors::option("shares: expected a whole number from 1 to 2^32 - 1".to_owned())
             })?,
-            max_loss: vm.getattr("max_loss")?.extract()?,
-            max_misses: vm.getattr("max_misses")?.extract()?,
-            working_set: vm.getattr("working_set")?.extract()?,
+            max_loss: attribute("max_loss")?.extract()?,
+            max_misses: attribute("max_misses")?.extract()?,
+            working_set: attribute("working_set")?.extract()?,
         })
     }
 }

@@ -87,7 +87,7 @@ pub(crate) fn read_trace(
     #[pyo3(from_py_with = options::whole)] page_bytes: u64,
     page_column: Option<&str>,
     key_column: Option<&str>,
-    row_groups: Option<Vec<usize>>,
+    #[pyo3(from_py_with = options::wholes_or_none)] row_groups: Option<Vec<usize>>,
     instructions: bool,
     device: Option<String>,
     event: Option<&str>,

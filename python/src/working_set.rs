@@ -43,12 +43,12 @@ impl WorkingSet {
     #[new]
     #[pyo3(signature = (size_pages, bound, lower=None, upper=None, settled_interval=None, settled_pages=None))]
     fn new(
-        size_pages: u64,
+        #[pyo3(from_py_with = options::whole)] size_pages: u64,
         bound: String,
-        lower: Option<u64>,
-        upper: Option<u64>,
-        settled_interval: Option<u64>,
-        settled_pages: Option<u64>,
+        #[pyo3(from_py_with = options::whole_or_none)] lower: Option<u64>,
+        #[pyo3(from_py_with = options::whole_or_none)] upper: Option<u64>,
+        #[pyo3(from_py_with = options::whole_or_none)] settled_interval: Option<u64>,
+        #[pyo3(from_py_with = options::whole_or_none)] settled_pages: Option<u64>,
     ) -> PyResult<Self> {
         let bounds = [
             WorkingSetBound::Estimate,

@@ -109,6 +109,11 @@ OUT_OF_RANGE = {
     "shares": lambda: pm.plan({"a": pm.Vm(CURVE, "64M", shares=0)}, "1G"),
     "baseline": lambda: pm.plan({"a": pm.Vm(CURVE, "64Q")}, "1G"),
     "min": lambda: pm.plan({"a": pm.Vm(CURVE, "64M", min=None)}, "1G"),
+    "size of a point": lambda: pm.Point(-1, 0, 0, 0),
+    "size of a working set": lambda: pm.WorkingSet(-1, "estimate"),
+    "upper limit of a working set": lambda: pm.WorkingSet(1, "estimate", 0, 1 << 64),
+    "interval of a working set": lambda: pm.WorkingSet(1, "estimate", settled_interval=-1),
+    "row_groups": lambda: pm.read_trace("x.parquet", row_groups=[-1]),
 }
 
 
@@ -142,7 +147,7 @@ def test_traces_that_cannot_be_read(folder):
     (folder / "bad.csv").write_text("key,--size\nx,1\n")
     with pytest.raises(errors.TraceError, match=r"\(or another, by page_column or key_column\), found 'key,--size'"):
         pm.Estimator("lru").update(pm.read_trace("bad.csv"))
-    with pytest.raises(errors.TraceError, match="'odd' is not a trace format; known formats: ids"):
+    with pytest.raises(errors.OptionError, match="'odd' is not a trace format; known formats: ids"):
         pm.read_trace("bad.ids", "odd")
 
 
@@ -195,6 +200,11 @@ def test_sizes_are_a_list_and_no_text():
         pm.Simulation(1).update([1, 2, 1]).miss_ratios("lru", "12")
     with pytest.raises(errors.OptionError, match="sizes: there are none"):
         curve.at_sizes([])
+
+
+def test_a_plan_is_of_vms():
+    with pytest.raises(TypeError, match="^expected a Vm; got 5$"):
+        pm.plan({"a": 5}, "1G")
 
 
 def test_a_plan_takes_any_mapping():
