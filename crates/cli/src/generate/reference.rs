@@ -27,7 +27,7 @@ pub(super) fn page() -> String {
     table(
         &mut page,
         "Tracing backends (`attach --backend`, `trace.backend`)",
-        ["backend", "observes", "needs", "costs the VM", "misses"],
+        ["backend", "observes", "needs", "costs the VM", "cannot see"],
         BACKENDS
             .iter()
             .map(|row| [row.name(), row.sees, row.needs, row.costs, row.loses].map(str::to_owned)),

@@ -175,7 +175,7 @@ pub(super) fn run(cli: &Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let lines = [
         ("read, no cache", "", costs[0].clone()),
         ("read, miss (lookup)", "0.28", costs[1].clone()),
-        ("admission (insert, page copy)", "7.88", costs[2].clone()),
+        ("admission (insert, page copy)", "7.95", costs[2].clone()),
         (
             "read, hit (lookup, delete, page copy)",
             "8.16",

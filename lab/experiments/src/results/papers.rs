@@ -27,7 +27,7 @@ const WORKING_SET: Answer = Answer::Document("working-set-measured.md");
 const MIGRATION: Answer = Answer::Document("migration-measured.md");
 
 /// All of them, by paper.
-pub const ITEMS: [PaperItem; 46] = [
+pub const ITEMS: [PaperItem; 45] = [
     item("AET table 1", "overhead at H 64, T 128", Answer::Kept),
     item("AET table 2", "overhead by H and T", Answer::Kept),
     item("AET table 3", "traps per reference", Answer::Kept),
@@ -123,25 +123,25 @@ pub const ITEMS: [PaperItem; 46] = [
         "self-ballooning with hcache",
         Answer::Missing("tested by parts, not measured on guests"),
     ),
-    item("M08 §3", "several guests compete in one hcache", DISK),
+    item("M08 §2, §7", "several guests compete in one hcache", DISK),
     item(
         "PRL §1",
-        "page-table scan each second on 1 GB",
+        "all pages of 1 GB made invalid each second, a fault for each page touched",
         Answer::Missing("would be the cost of emulation"),
     ),
-    item(
-        "PRL fig. 2",
-        "working set of a program in steps",
-        Answer::Missing("the program runs in the minimal machine of `plimsoll lab migration` only"),
-    ),
+    item("PRL fig. 2", "the synthetic application", MIGRATION),
     item(
         "PRL fig. 3",
         "power",
         Answer::Missing("this machine has no counter of energy"),
     ),
     item("PRL fig. 4", "migration with PML", MIGRATION),
-    item("PRL fig. 5", "migration, copied pages", MIGRATION),
-    item("PRL §2", "checkpoint", MIGRATION),
+    item(
+        "PRL fig. 5",
+        "duration of a copy (`save`) with PML",
+        MIGRATION,
+    ),
+    item("PRL §3.3", "checkpoint", MIGRATION),
     item("PRL §3.4 L1", "PML finds only written pages", WORKING_SET),
     item(
         "PRL §3.4 L2",
@@ -153,7 +153,11 @@ pub const ITEMS: [PaperItem; 46] = [
         "slowdown of PML-based estimation",
         Answer::Missing("the model computes it (`plimsoll wss`); no table"),
     ),
-    item("PRL fig. 8", "distances between loggings", WORKING_SET),
+    item(
+        "PRL fig. 8",
+        "distinct hot addresses by iteration",
+        WORKING_SET,
+    ),
     item(
         "PRL fig. 10",
         "arrays and HPL by three estimators",
@@ -177,13 +181,8 @@ pub const ITEMS: [PaperItem; 46] = [
         Answer::Document("performance.md"),
     ),
     item(
-        "PRL §4.2",
-        "the least memory of a VM (epsilon)",
+        "PRL §4.4",
+        "footprint of the guest's kernel (epsilon)",
         WORKING_SET,
-    ),
-    item(
-        "PRL §5.1",
-        "slowdown of the simulator",
-        Answer::Document("results/single-runs.md"),
     ),
 ];
