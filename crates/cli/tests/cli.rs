@@ -451,12 +451,16 @@ fn a_hang_up_that_is_ignored_stays_so() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let mut input = program.stdin.take().unwrap();
+        // Its file is made once something is read.
+        input.write_all(b"1\n").unwrap();
         let status = format!("/proc/{}/status", program.id());
         while !catches(&status, Signal::TERM) {
             thread::sleep(Duration::from_millis(1));
         }
         kill_process(Pid::from_child(&program), Signal::HUP).unwrap();
-        program.stdin.take().unwrap().write_all(b"1\n1\n").unwrap();
+        input.write_all(b"1\n").unwrap();
+        drop(input);
         assert!(program.wait().unwrap().success(), "{verb}");
     }
 }

@@ -167,14 +167,18 @@ impl Object {
         };
         let read = async {
             let found = self.store.get_opts(&self.key, options).await?;
-            found.bytes().await
+            let tag = found.meta.e_tag.clone();
+            Ok((tag, found.bytes().await?))
         };
-        let part = self.runtime.block_on(read).map_err(|error| match error {
-            object_store::Error::Precondition { .. } => {
-                io::Error::other("the object was replaced while it was read")
-            }
+        let replaced = || io::Error::other("the object was replaced while it was read");
+        let (tag, part) = self.runtime.block_on(read).map_err(|error| match error {
+            object_store::Error::Precondition { .. } => replaced(),
             error => io_error(error),
         })?;
+        // Some stores ignore the condition.
+        if tag.is_some() && self.tag.is_some() && tag != self.tag {
+            return Err(replaced());
+        }
         if part.len() as u64 != length {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
@@ -336,7 +340,7 @@ pub(crate) mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     /// What goes wrong, by the number of the request from 0.
-    #[derive(Clone, Copy, PartialEq)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
     pub(crate) enum Fault {
         None,
         /// This request is refused for a moment.
@@ -345,6 +349,8 @@ pub(crate) mod tests {
         Cut(u64),
         /// From this request on it is another object.
         Replaced(u64),
+        /// The same, of a store that ignores the condition of a request.
+        ReplacedAnyway(u64),
         /// The key is not known.
         Forbidden,
     }
@@ -395,7 +401,7 @@ pub(crate) mod tests {
             assert!(signature.starts_with("AWS4-HMAC-SHA256 Credential=key/"));
             assert!(signature.contains("/eu-test-1/s3/aws4_request"));
             let tag = match fault {
-                Fault::Replaced(from) if number >= from => "\"2\"",
+                Fault::Replaced(from) | Fault::ReplacedAnyway(from) if number >= from => "\"2\"",
                 _ => "\"1\"",
             };
             let is_head = request.starts_with("HEAD ");
@@ -411,7 +417,7 @@ pub(crate) mod tests {
                 (Fault::Busy(busy), _) if busy == number => "503 Slow Down",
                 (Fault::Forbidden, _) => "403 Forbidden",
                 _ if !request.contains(" /bucket/traces/a%20b%2Bc.ids ") => "404 Not Found",
-                (_, Some(wanted)) if wanted != tag => "412 Precondition Failed",
+                (Fault::Replaced(_), Some(wanted)) if wanted != tag => "412 Precondition Failed",
                 _ if range.is_some() => "206 Partial Content",
                 _ => "200 OK",
             };
@@ -505,12 +511,15 @@ pub(crate) mod tests {
 
     #[test]
     fn an_object_that_is_replaced_while_it_is_read_is_no_mixture() {
-        let store = store(contents(), Fault::Replaced(2));
-        let error = all(open(&store, ADDRESS).unwrap()).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "the object was replaced while it was read"
-        );
+        for fault in [Fault::Replaced(2), Fault::ReplacedAnyway(2)] {
+            let store = store(contents(), fault);
+            let error = all(open(&store, ADDRESS).unwrap()).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "the object was replaced while it was read",
+                "{fault:?}"
+            );
+        }
     }
 
     #[test]
