@@ -452,8 +452,9 @@ fn a_hang_up_that_is_ignored_stays_so() {
             .spawn()
             .unwrap();
         let mut input = program.stdin.take().unwrap();
-        // Its file is made once something is read.
-        input.write_all(b"1\n").unwrap();
+        // Its file is made once some of that is read.
+        let references = "1\n2\n".repeat(1 << 14);
+        input.write_all(references.as_bytes()).unwrap();
         let status = format!("/proc/{}/status", program.id());
         while !catches(&status, Signal::TERM) {
             thread::sleep(Duration::from_millis(1));
