@@ -126,7 +126,7 @@ impl fmt::Display for Candidate {
 /// The chosen backend, and every candidate.
 #[derive(Debug)]
 pub struct Choice {
-    /// The backend with the lowest cost.
+    /// The backend chosen by its cost.
     pub row: &'static BackendRow,
     /// All candidates, in the order of the registry.
     pub candidates: Vec<Candidate>,
