@@ -403,7 +403,7 @@ pub fn name_from(text: &str) -> String {
 ///
 /// A [`UsageError`](plimsoll_output::exit::UsageError) that names it.
 pub fn check_distinct(disks: &[DiskSpec], record: Option<&Path>) -> anyhow::Result<()> {
-    let of_file = |path: &Path| {
+    let identity = |path: &Path| {
         let file = fs::metadata(path).ok()?;
         // A block device may have several nodes.
         Some(match file.file_type().is_block_device() {
@@ -411,10 +411,11 @@ pub fn check_distinct(disks: &[DiskSpec], record: Option<&Path>) -> anyhow::Resu
             false => (Some(file.dev()), file.ino()),
         })
     };
-    let identity = |disk: &DiskSpec| of_file(&disk.image);
     if let Some(trace) = record
-        && let Some(file) = of_file(trace)
-        && let Some(disk) = disks.iter().find(|disk| identity(disk) == Some(file))
+        && let Some(file) = identity(trace)
+        && let Some(disk) = disks
+            .iter()
+            .find(|disk| identity(&disk.image) == Some(file))
     {
         bail_usage!(
             "--record {}: it is the image {}, which the trace would replace",
@@ -424,7 +425,7 @@ pub fn check_distinct(disks: &[DiskSpec], record: Option<&Path>) -> anyhow::Resu
     }
     for (number, disk) in disks.iter().enumerate() {
         let same = |other: &&DiskSpec| {
-            identity(disk).is_some_and(|file| identity(other) == Some(file))
+            identity(&disk.image).is_some_and(|file| identity(&other.image) == Some(file))
                 && !(disk.read_only && other.read_only)
         };
         if let Some(other) = disks[..number].iter().find(same) {

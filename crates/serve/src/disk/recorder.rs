@@ -2,7 +2,7 @@
 
 use std::panic;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 
@@ -47,8 +47,6 @@ pub(super) struct RecordProgress {
     lost: Arc<AtomicU64>,
     /// Why the trace cannot be written.
     error: Arc<OnceLock<String>>,
-    /// Whether that was told.
-    is_told: Arc<AtomicBool>,
 }
 
 impl RecordProgress {
@@ -58,16 +56,6 @@ impl RecordProgress {
             lost: self.lost.load(Ordering::Relaxed),
             error: self.error.get().cloned(),
         }
-    }
-
-    /// A line to print, once, if the trace cannot be written.
-    pub(super) fn tell(&self) -> Option<String> {
-        let error = self.error.get()?;
-        let is_new = !self.is_told.swap(true, Ordering::Relaxed);
-        let trace = self.trace.display();
-        is_new.then(|| {
-            format!("disk: the trace {trace} cannot be written, and nothing of it is kept: {error}")
-        })
     }
 }
 
@@ -88,7 +76,6 @@ impl Recorder {
             trace: trace.to_owned(),
             lost: observer.lost(),
             error: Arc::default(),
-            is_told: Arc::default(),
         };
         let (begun, beginning) = mpsc::sync_channel(1);
         let thread = thread::Builder::new().name("record".into());
@@ -157,6 +144,7 @@ mod tests {
 
     use plimsoll_disk::DiskNumber;
 
+    use super::super::trouble::Journal;
     use super::*;
 
     #[test]
@@ -179,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_cannot_be_written_is_told_once_and_all_its_references_are_lost() {
+    fn a_trace_that_cannot_be_written_is_reported_once_and_all_its_references_are_lost() {
         let (recorder, mut observer) = Recorder::start(Path::new("/dev/full")).unwrap();
         let progress = recorder.progress.clone();
         let count = 1 << 16;
@@ -193,12 +181,13 @@ mod tests {
             missed(all..all + count);
             all += count;
         }
-        let line = progress.tell().unwrap();
+        let mut journal = Journal::default();
+        let line = journal.record_line(&progress.report()).unwrap();
         assert!(
             line.contains("/dev/full") && line.contains("No space"),
             "{line}"
         );
-        assert_eq!(progress.tell(), None);
+        assert_eq!(journal.record_line(&progress.report()), None);
         missed(all..all + count);
         drop(observer);
         assert!(recorder.finish().is_err());

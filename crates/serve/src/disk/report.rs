@@ -94,7 +94,7 @@ pub struct RecordReport {
 pub struct PauseReport {
     /// Whether the server has paused it.
     pub paused: bool,
-    /// Why it has not, although it was to; `null` if nothing failed.
+    /// Why it could not be paused, or resumed; `null` if that did not fail.
     pub error: Option<String>,
 }
 

@@ -364,7 +364,8 @@ impl AdminState {
             let now = Instant::now();
             let mut lines: Vec<_> = pause.follow(&stats, now).into_iter().collect();
             if is_second {
-                lines.extend(self.record.as_ref().and_then(RecordProgress::tell));
+                let record = self.record.as_ref().map(RecordProgress::report);
+                lines.extend(record.and_then(|record| journal.record_line(&record)));
                 lines.extend(journal.lines(&stats.disks, now));
                 if let Some(ghosts) = &self.ghosts {
                     // Without memory for a longer list the curve ends where it ended before.

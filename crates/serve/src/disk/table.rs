@@ -38,7 +38,10 @@ pub fn text(report: &Report, earlier: Option<&Report>) -> String {
         let _ = writeln!(text, "record    {trace}{lost}");
         if let Some(error) = &record.error {
             let error = printable(error);
-            let _ = writeln!(text, "UNKEPT    the trace cannot be written: {error}");
+            let _ = writeln!(
+                text,
+                "FAILED    the trace cannot be written, and nothing of it is kept: {error}"
+            );
         }
     }
     table.disks(&report.pause, &mut text);
@@ -575,7 +578,7 @@ PAUSED    the VM, until its writes succeed (--write-error)
     }
 
     #[test]
-    fn a_trace_that_cannot_be_written_is_told() {
+    fn a_trace_that_cannot_be_written_is_shown_as_that() {
         let mut report = example();
         report.record = Some(RecordReport {
             trace: "/t.ids".into(),
@@ -584,7 +587,7 @@ PAUSED    the VM, until its writes succeed (--write-error)
         });
         let lines = "\
 record    /t.ids, 9 references lost
-UNKEPT    the trace cannot be written: No space left
+FAILED    the trace cannot be written, and nothing of it is kept: No space left
 ";
         let told = text(&report, None);
         assert!(told.contains(lines), "{told}");

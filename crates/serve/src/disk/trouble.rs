@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use plimsoll_disk::{DiskStats, MachineStats, boot_id};
 use plimsoll_vm::{ProcessId, Qmp, VmError};
 
-use super::report::PauseReport;
+use super::report::{PauseReport, RecordReport};
 
 /// Why RAM cannot be accessed.
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
@@ -21,10 +21,11 @@ const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time until a monitor that failed is tried again.
 const MONITOR_RETRY: Duration = Duration::from_secs(5);
 
-/// Says when disks begin to fail, how often they do, and when their blocks are written again.
+/// Says when disks begin to fail, how often they do, and when their blocks are written again; and that a trace cannot be written.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     disks: Vec<Told>,
+    has_failed_trace: bool,
 }
 
 /// What was said of a disk.
@@ -84,6 +85,16 @@ impl Journal {
         }
         lines
     }
+
+    /// The line to print of a trace that cannot be written, once.
+    pub(super) fn record_line(&mut self, record: &RecordReport) -> Option<String> {
+        let error = record.error.as_ref()?;
+        let is_new = !std::mem::replace(&mut self.has_failed_trace, true);
+        let trace = record.trace.display();
+        is_new.then(|| {
+            format!("disk: the trace {trace} cannot be written, and nothing of it is kept: {error}")
+        })
+    }
 }
 
 /// The errors of a disk, counted.
@@ -116,10 +127,12 @@ impl SharedPause {
 pub(super) struct Pause {
     /// None if the VM cannot be paused.
     monitors: Vec<PathBuf>,
-    report: SharedPause,
     /// Says to the next daemon in which boot, and which process of, the VM was paused by this one.
     marker: Option<PathBuf>,
-    paused: bool,
+    /// Whether it paused the VM, and why it did not.
+    state: PauseReport,
+    /// `state`, as others read it.
+    report: SharedPause,
     /// The process that was paused, if it is known.
     process: Option<ProcessId>,
     try_at: Option<Instant>,
@@ -137,12 +150,13 @@ impl Pause {
             .is_empty()
             .then(|| "no monitor is known (--monitor)".to_owned());
         let paused = boot.is_some() && boot == boot_id().ok().as_deref();
+        let state = PauseReport { paused, error };
         let report = SharedPause::default();
-        report.set(PauseReport { paused, error });
+        report.set(state.clone());
         Self {
             monitors: monitors.to_owned(),
+            state,
             report,
-            paused,
             process: words.next().and_then(|process| process.parse().ok()),
             marker,
             try_at: None,
@@ -164,12 +178,21 @@ impl Pause {
         if !self.is_possible() {
             return None;
         }
-        let wants = stats.engine.wants_pause;
         // Another process is another VM, which is not to be resumed.
-        if self.paused && self.process.is_some_and(|process| !process.is_there()) {
+        if self.state.paused && self.process.is_some_and(|process| !process.is_there()) {
             self.forget();
         }
-        if wants == self.paused || self.try_at.is_some_and(|at| now < at) {
+        let line = self.change(stats.engine.wants_pause, now);
+        self.report.set(self.state.clone());
+        line
+    }
+
+    fn change(&mut self, wants: bool, now: Instant) -> Option<String> {
+        if wants == self.state.paused {
+            self.state.error = None;
+            return None;
+        }
+        if self.try_at.is_some_and(|at| now < at) {
             return None;
         }
         let connected = Qmp::connect_any(&mut self.monitors, MONITOR_TIMEOUT);
@@ -182,10 +205,7 @@ impl Pause {
             // It was answered: the VM runs on.
             self.forget();
         }
-        self.report.set(PauseReport {
-            paused: self.paused,
-            error: done.as_ref().err().map(VmError::to_string),
-        });
+        self.state.error = done.as_ref().err().map(VmError::to_string);
         let (what, state) = match wants {
             true => ("paused", "its writes wait"),
             false => ("resumed", "it stays paused"),
@@ -197,7 +217,7 @@ impl Pause {
                 self.try_at = Some(now + MONITOR_RETRY);
                 None
             }
-            Err(error) if wants && self.paused => Some(format!(
+            Err(error) if wants && self.state.paused => Some(format!(
                 "disk: the VM is being paused; its monitor does not answer while its writes wait ({error})"
             )),
             Err(error) => {
@@ -219,7 +239,7 @@ impl Pause {
         }
         // Whether or not it is answered: QEMU stops the virtual CPUs, then waits for the requests in flight, and answers
         // nothing until they have ended.
-        self.paused = true;
+        self.state.paused = true;
         monitor.stop()?;
         Ok(true)
     }
@@ -236,7 +256,7 @@ impl Pause {
             // At worst the next daemon resumes a VM that runs.
             let _ = fs::remove_file(marker);
         }
-        (self.paused, self.process) = (false, None);
+        (self.state.paused, self.process) = (false, None);
     }
 }
 
@@ -349,10 +369,13 @@ mod tests {
         let marker = folder.path().join("paused");
         fs::write(&marker, format!("{}\n{process}", boot_id().unwrap())).unwrap();
         let mut pause = Pause::new(std::slice::from_ref(&socket), Some(folder.path()));
+        let report = pause.report();
+        assert!(report.get().paused);
         ended.kill().unwrap();
         ended.wait().unwrap();
         let mut stats = MachineStats::default();
         assert_eq!(pause.follow(&stats, Instant::now()), None);
+        assert!(!report.get().paused);
         assert!(!marker.exists());
         assert!(received.try_recv().is_err());
         // But paused itself.
