@@ -365,12 +365,14 @@ impl Backend for Follower {
         if has_ended {
             return Err(gone);
         }
-        if let Some(why) = moving.into_inner() {
+        if moving.get().is_some() {
             self.backend = None;
+        }
+        let mut period = ran.map_err(|error| self.explain(error))?;
+        if let Some(why) = moving.into_inner() {
             // Of this period it is not known which touches are the VM's.
             return Err(TrapError::Interrupted(Refusal::MemoryTransfer { why }));
         }
-        let mut period = ran.map_err(|error| self.explain(error))?;
         period.index = self.periods;
         self.periods += 1;
         Ok(period)

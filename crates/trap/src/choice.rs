@@ -3,7 +3,7 @@
 //! The candidates are the backends whose row has a figure for the cost of a curve ([`BackendRow::curve_cost`]) and that can
 //! attach to the VM ([`assess`](crate::assess)). The figure depends on the time of one observed touch, which a trial on
 //! this host measures: on a vCPU of KVM if KVM runs the VM, otherwise on a thread. The candidate with the lowest cost
-//! for the same error is chosen.
+//! for the same error is chosen, or first touches if they hardly cost more.
 //!
 //! Where none of them can attach, as to private RAM, and for a process that is no VM and a control group, the first of the other
 //! backends that gives a curve and can attach is chosen, otherwise the first that can attach.

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::io::Write;
 
+use plimsoll_fleet::archive::DAY_MS;
 use plimsoll_fleet::plan;
 use plimsoll_output::{TableOrJsonArg, percent, printable, table};
 use plimsoll_protocol::fleet::{FleetReport, HostPlace};
@@ -48,7 +49,6 @@ pub fn hosts(places: &[HostPlace]) -> String {
 
 /// The first slot in which most is needed, by its time in the period, and that need.
 fn busiest(report: &FleetReport) -> (String, u64) {
-    const DAY_MS: u64 = 24 * 3_600_000;
     const WEEK_MS: u64 = 7 * DAY_MS;
     /// From the day of 1970-01-01.
     const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];

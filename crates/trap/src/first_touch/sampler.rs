@@ -19,7 +19,6 @@ use plimsoll_flow::{
 use super::pace::{Dice, Pace, Spent};
 use crate::error::TrapError;
 use crate::sys::usize_of;
-use crate::unmapping::Unmapping;
 
 /// Age at which a sample is withdrawn, and the number of waiting samples above which the oldest is.
 const AGE_MAX: Duration = Duration::from_secs(600);
@@ -137,7 +136,6 @@ pub struct Sampler<V> {
     traps: Vec<Trap>,
     /// Samples begun since the pace was settled.
     unsettled: u64,
-    unmapping: Unmapping,
     report: Report,
     /// End of the last report.
     reported: Timestamp,
@@ -166,7 +164,6 @@ impl<V: SampledVm> Sampler<V> {
             rested: now,
             traps: Vec::new(),
             unsettled: 0,
-            unmapping: Unmapping::default(),
             report: Report::default(),
             reported,
             populated_before: None,
@@ -404,10 +401,7 @@ impl<V: SampledVm> Sampler<V> {
         let stayed = if new.is_empty() {
             Vec::new()
         } else {
-            let tried = self.vm.accessible(&new)?.len() as u64;
-            let stayed = self.vm.arm(&new)?;
-            self.unmapping.record(tried, stayed.len() as u64)?;
-            stayed
+            self.vm.arm(&new)?
         };
         self.report.armed_pages += (new.len() - stayed.len()) as u64;
         self.report.losses.stayed_accessible += stayed.len() as u64;

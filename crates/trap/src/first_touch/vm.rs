@@ -201,6 +201,7 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
     }
 
     fn arm(&mut self, pages: &[u64]) -> Result<Vec<u64>, TrapError> {
+        let tried = self.accessible(pages)?.len() as u64;
         let mut missed = pages.to_vec();
         // A page in use by the kernel at that time stays accessible: once more for those.
         for _ in 0..2 {
@@ -212,6 +213,7 @@ impl<B: PageBarrier + std::fmt::Debug> SampledVm for TrappedVm<B> {
                 break;
             }
         }
+        self.session.unmapping.record(tried, missed.len() as u64)?;
         Ok(missed)
     }
 

@@ -24,8 +24,7 @@ impl<B: PageBarrier> Tracer<B> {
         let watched = std::mem::take(&mut self.watched);
         let armed = self.arm_runs(&watched, stop, sink);
         self.watched = watched;
-        let stayed_accessible = armed?;
-        self.counts.losses.stayed_accessible = stayed_accessible;
+        self.counts.losses.stayed_accessible = armed?;
         Ok(())
     }
 
