@@ -204,6 +204,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         if !only.is_empty() {
             command.push_str(&format!(" --only '{only}'"));
         }
+        if let Some(seeds) = args.seeds {
+            command.push_str(&format!(" --seeds {seeds}"));
+        }
         let set = ResultSet {
             title: kind.title().to_owned(),
             method: kind.method(),
