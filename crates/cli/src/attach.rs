@@ -22,7 +22,8 @@ use plimsoll_vm::Target;
 
 /// Trace a running VM, process or control group: print its working set every period, and its miss-ratio curve at the end.
 ///
-/// Works on an unmodified QEMU whose RAM is shared memory (memfd or tmpfs), and stops it only for about a millisecond.
+/// Works on an unmodified QEMU, which is stopped only for about a millisecond. Most backends need RAM that is shared memory
+/// (memfd or tmpfs); idle, damon and write-scan also trace private RAM.
 /// Any other process, and a control group with all groups below it, is traced by --backend idle or damon where the kernel has
 /// them; the page cache of control groups by --backend page-cache; of processes, --backend write-scan lists the written pages.
 /// Ends after --periods, when the target ends, or at Ctrl-C. The target is left as it was. Needs root.
@@ -30,9 +31,9 @@ use plimsoll_vm::Target;
 /// Ctrl-Z is ignored. If plimsoll stops serving the VM's accesses, as after SIGSTOP, a watchdog process kills it after 150 ms, and the VM goes on untraced.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// VM to trace, by process id or name; process, by process id (with @ and its start time, only that one); or control
+    /// VM to trace, by process id, name or UUID; process, by process id (with @ and its start time, only that one); or control
     /// group, by its path, by its name (a systemd unit's), or by the identifier of its container or pod
-    #[arg(value_name = "PID|NAME|cgroup:PATH|cgroup:NAME")]
+    #[arg(value_name = "PID|NAME|UUID|cgroup:PATH|cgroup:NAME")]
     target: String,
     #[command(flatten)]
     tracing: TracingArgs,

@@ -248,8 +248,7 @@ impl Refusal {
                     .to_owned()
             }
             Self::KernelTooOld { .. } => {
-                "boot a kernel that has it (Linux 6.1 or later with CONFIG_USERFAULTFD has what most backends need), or use another \
-                 backend"
+                "boot a kernel that has it, or use another backend (most need Linux 6.1 or later with CONFIG_USERFAULTFD)"
                     .to_owned()
             }
         }

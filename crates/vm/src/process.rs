@@ -285,8 +285,8 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
         .collect()
 }
 
-/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if it is neither, by its
-/// UUID or name, of which `NAME-PID` is one.
+/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if no process has that number, by
+/// its UUID or name, of which `NAME-PID` is one.
 ///
 /// A process id finds any QEMU process, regardless of its user. A UUID or name finds only VMs of the default
 /// [`AllowedUsers`], so that no other user can take over a VM's name.
@@ -304,9 +304,12 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
         }
         vm
     } else {
-        match pid_or_name.parse() {
-            Ok(pid) => QemuVm::of_pid(pid)?,
-            Err(_) => QemuVm::of_pid(pid_of_name(pid_or_name)?)?,
+        let by_name = || QemuVm::of_pid(pid_of_name(pid_or_name)?);
+        match pid_or_name.parse().map(QemuVm::of_pid) {
+            // A name may be a number.
+            Ok(Err(error @ VmError::NoSuchProcess { .. })) => by_name().map_err(|_| error)?,
+            Ok(found) => found?,
+            Err(_) => by_name()?,
         }
     };
     if vm.ram.is_empty() {

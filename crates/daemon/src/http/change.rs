@@ -77,7 +77,7 @@ pub(super) async fn reload(
 }
 
 /// Changes a VM's limits.
-#[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), request_body = SettingsChange, responses((status = 200, body = ChangedVm)))]
+#[utoipa::path(patch, path = "/v1/vms/{vm}", params(("vm" = String, Path, description = "Its name")), request_body = SettingsChange, responses((status = 200, body = ChangedVm)))]
 pub(super) async fn set(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use plimsoll_protocol::request::Refusal;
 use utoipa::openapi::path::Operation;
+use utoipa::openapi::schema::{AnyOfBuilder, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Components, Content, Ref, ResponseBuilder};
+use utoipa::openapi::{Components, Content, ObjectBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -76,7 +77,33 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
         let operations = [&mut path.get, &mut path.post, &mut path.patch];
         operations.into_iter().flatten().for_each(may_be_refused);
     }
+    let schemas = document
+        .components
+        .iter_mut()
+        .flat_map(|all| all.schemas.values_mut());
+    schemas.for_each(may_lack_fields);
     document
+}
+
+/// Fields that stand among others, or not at all: utoipa requires the whole answer to be null then.
+fn may_lack_fields(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::AllOf(all)) = schema else {
+        return;
+    };
+    for part in &mut all.items {
+        let RefOr::T(Schema::OneOf(one)) = part else {
+            continue;
+        };
+        let is_null = |item: &RefOr<Schema>| matches!(item, RefOr::T(Schema::Object(object)) if object.schema_type == SchemaType::new(Type::Null));
+        if let Some(null) = one.items.iter_mut().find(|item| is_null(item)) {
+            *null = ObjectBuilder::new().into();
+            let any = std::mem::take(&mut one.items);
+            *part = any
+                .into_iter()
+                .fold(AnyOfBuilder::new(), AnyOfBuilder::item)
+                .into();
+        }
+    }
 }
 
 /// Every other answer is a refusal.

@@ -30,7 +30,7 @@ pub(super) struct Past {
 }
 
 /// The size that would have sufficed for most of an interval, and what would have happened with it.
-#[utoipa::path(get, path = "/v1/vms/{vm}/rightsize", params(("vm", description = "Its name"), Past), responses((status = 200, body = RightsizeView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/rightsize", params(("vm" = String, Path, description = "Its name"), Past), responses((status = 200, body = RightsizeView)))]
 pub(super) async fn rightsize(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,

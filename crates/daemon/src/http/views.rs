@@ -55,7 +55,7 @@ pub(super) async fn vms(
 }
 
 /// All details of a VM.
-#[utoipa::path(get, path = "/v1/vms/{vm}", params(("vm", description = "Its name")), responses((status = 200, body = VmView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}", params(("vm" = String, Path, description = "Its name")), responses((status = 200, body = VmView)))]
 pub(super) async fn vm(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
@@ -75,7 +75,7 @@ pub(super) async fn vm(
 }
 
 /// A VM's curve.
-#[utoipa::path(get, path = "/v1/vms/{vm}/curve", params(("vm", description = "Its name")), responses((status = 200, body = CurveJson)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/curve", params(("vm" = String, Path, description = "Its name")), responses((status = 200, body = CurveJson)))]
 pub(super) async fn curve(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
@@ -89,7 +89,7 @@ pub(super) async fn curve(
 }
 
 /// Activity by region of a VM's RAM.
-#[utoipa::path(get, path = "/v1/vms/{vm}/heatmap", params(("vm", description = "Its name")), responses((status = 200, body = HeatmapView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/heatmap", params(("vm" = String, Path, description = "Its name")), responses((status = 200, body = HeatmapView)))]
 pub(super) async fn heatmap(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
@@ -141,7 +141,7 @@ fn limits(since_ms: Option<u64>, until_ms: Option<u64>) -> Result<(u64, u64), Re
 }
 
 /// The curves that are kept of a VM: one every ten minutes, and the last one before it left or the daemon ended.
-#[utoipa::path(get, path = "/v1/vms/{vm}/curves", params(("vm", description = "Its name; the UUID of one that has left"), Interval), responses((status = 200, body = KeptCurves)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/curves", params(("vm" = String, Path, description = "Its name; the UUID of one that has left"), Interval), responses((status = 200, body = KeptCurves)))]
 pub(super) async fn curves(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
@@ -167,7 +167,7 @@ pub(super) async fn curves(
 }
 
 /// A VM's history.
-#[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm", description = "Its name; the UUID of one that has left"), Span), responses((status = 200, body = HistoryView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/history", params(("vm" = String, Path, description = "Its name; the UUID of one that has left"), Span), responses((status = 200, body = HistoryView)))]
 pub(super) async fn history(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,
@@ -203,7 +203,7 @@ pub(super) async fn groups(
 }
 
 /// All details of a control group.
-#[utoipa::path(get, path = "/v1/groups/{group}", params(("group", description = "Its name or its path")), responses((status = 200, body = GroupView)))]
+#[utoipa::path(get, path = "/v1/groups/{group}", params(("group" = String, Path, description = "Its name or its path")), responses((status = 200, body = GroupView)))]
 pub(super) async fn group(
     State(desk): State<Arc<ApiState>>,
     PathValue(group): PathValue<String>,
@@ -219,7 +219,7 @@ pub(super) async fn group(
 }
 
 /// A control group's history. It is kept by path: it remains when the group is removed, and continues when a group with the same path is created.
-#[utoipa::path(get, path = "/v1/groups/{group}/history", params(("group", description = "Its name or its path"), Span), responses((status = 200, body = HistoryView)))]
+#[utoipa::path(get, path = "/v1/groups/{group}/history", params(("group" = String, Path, description = "Its name or its path"), Span), responses((status = 200, body = HistoryView)))]
 pub(super) async fn group_history(
     State(desk): State<Arc<ApiState>>,
     PathValue(group): PathValue<String>,
@@ -294,7 +294,7 @@ pub(super) async fn decisions(
 }
 
 /// The decisions that affected a VM, newest first, without their `inputs`.
-#[utoipa::path(get, path = "/v1/vms/{vm}/explain", params(("vm", description = "Its name")), responses((status = 200, body = DecisionsView)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/explain", params(("vm" = String, Path, description = "Its name")), responses((status = 200, body = DecisionsView)))]
 pub(super) async fn explain(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,

@@ -39,7 +39,7 @@ pub(super) struct Size {
 }
 
 /// Predicted misses of a VM at another size.
-#[utoipa::path(get, path = "/v1/vms/{vm}/whatif", params(("vm", description = "Its name"), Size), responses((status = 200, body = VmWhatIf)))]
+#[utoipa::path(get, path = "/v1/vms/{vm}/whatif", params(("vm" = String, Path, description = "Its name"), Size), responses((status = 200, body = VmWhatIf)))]
 pub(super) async fn vm(
     State(desk): State<Arc<ApiState>>,
     PathValue(vm): PathValue<String>,

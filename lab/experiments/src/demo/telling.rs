@@ -129,8 +129,8 @@ pub(super) fn phase(phase: Phase, begin: Instant, out: &mut dyn Write) -> anyhow
             "Balloons take memory from the VMs; the same amount goes into a cache under each VM's disk."
         }
         Phase::Tracing => {
-            "What a VM evicts goes into its cache, what it misses is looked for there: that tells how often it would \
-             miss with less or more memory."
+            "What a VM evicts goes into its cache, and a block that it reads is looked up there: the counts show how often \
+             it would miss with less or more memory."
         }
         Phase::Moving => "Memory is moved from who loses little to who gains most.",
         Phase::Checking => "Moved. Were the promises kept? What is missed now is counted.",
