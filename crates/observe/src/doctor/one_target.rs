@@ -102,7 +102,7 @@ fn view(assessment: Assessment, pid: u32) -> (BackendView, String) {
     let is_for_others = refusals.iter().any(|refusal| {
         matches!(
             refusal,
-            Refusal::NotAVm { .. } | Refusal::ControlGroup { .. }
+            Refusal::NotAVm { .. } | Refusal::ControlGroup { .. } | Refusal::NoControlGroup { .. }
         )
     });
     let refusals = refusals.iter().map(|refusal| BackendRefusal {
