@@ -7,8 +7,8 @@
 //!
 //! **Rolling.** Samples count if they were armed within the last [`LiveOptions::reach`], or [`WINDOW`], and since the
 //! last change of phase (`change`). A sample that is still untouched is censored: its time exceeds the time for which it
-//! has waited. Every curve is that of all samples that count, so that a window, the newest windows and all windows have
-//! the same one.
+//! has waited; so is one of which the end of the wait is unknown because its window is discarded. Every curve is that of
+//! all samples that count, so that a window, the newest windows and all windows have the same one.
 //!
 //! **Time** is the VM's CPU time, at an even speed (`speed`); misses a second are in wall time.
 //!
@@ -94,6 +94,8 @@ pub(super) struct FirstTouchCurve {
     waiting: Vec<FirstTouch>,
     /// Number of the newest of `ended` that belong to the open window.
     open: usize,
+    /// The VM's time at which the last window was closed.
+    closed: Duration,
     population: u64,
     /// Starts and ends of the periods, from the last one before the window on.
     ends: VecDeque<Timestamp>,
@@ -117,6 +119,7 @@ impl FirstTouchCurve {
             ended: VecDeque::new(),
             waiting: Vec::new(),
             open: 0,
+            closed: Duration::ZERO,
             population: 0,
             ends: VecDeque::new(),
             changed: Duration::ZERO,
@@ -164,7 +167,8 @@ impl FirstTouchCurve {
             // Another process, whose times are not comparable.
             self.ends.clear();
             self.ended.clear();
-            (self.open, self.changed) = (0, Duration::ZERO);
+            self.open = 0;
+            (self.closed, self.changed) = (Duration::ZERO, Duration::ZERO);
         }
         self.ends.extend([from, now]);
         let start = now.wall.saturating_sub(self.window);
@@ -275,15 +279,24 @@ impl LiveEstimator for FirstTouchCurve {
 
     fn close_window(&mut self, _: &LiveWindow) -> Option<MissRatioCurve> {
         self.open = 0;
+        self.closed = self.ends.back().map_or(Duration::ZERO, |end| end.vm);
         self.recent_curve()
     }
 
     fn discard_window(&mut self) {
         self.curve.take();
         self.is_current = true;
-        self.ended.truncate(self.ended.len() - self.open);
+        let mut unknown = self.ended.split_off(self.ended.len() - self.open);
+        unknown.extend(self.waiting.drain(..));
         self.open = 0;
-        self.waiting.clear();
+        // Without the samples that waited when the window was opened, only pages that are touched soon would be left.
+        unknown.retain(|sample| sample.armed < self.closed);
+        self.ended
+            .extend(unknown.into_iter().map(|sample| FirstTouch {
+                untouched_until: sample.untouched_until.min(self.closed),
+                touched_by: None,
+                ..sample
+            }));
     }
 
     fn curve(&self) -> Option<MissRatioCurve> {

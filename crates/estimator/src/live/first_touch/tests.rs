@@ -219,11 +219,38 @@ fn a_loop_is_found_with_its_rate() {
     let set = working_set(&curve);
     assert!(set.size.0.abs_diff(1000) < 50, "{set:?}");
     assert_eq!(set.bound, WorkingSetBound::Estimate);
-    // The curve of the newest samples is that of all, and a window that is discarded takes its samples along.
+    // The curve of the newest samples is that of all.
     assert_eq!(estimator.recent_curve(), estimator.curve());
-    observe(&mut estimator, &[touched(20_001, 5)], &waiting, ms(20_010));
+}
+
+#[test]
+fn a_window_that_is_discarded_takes_its_samples_along_and_no_others() {
+    let mut estimator = estimator();
+    let (ended, waiting) = a_loop(1000).samples(4000, 0, 20_000, 20_000);
+    observe(&mut estimator, &ended, &waiting, ms(20_000));
+    let curve = estimator.close_window(&LiveWindow::default());
+    // A window in which nothing was reported, and one in which every page was read from outside the VM.
     estimator.discard_window();
-    assert_eq!(estimator.ended.len(), ended.len());
+    assert_eq!(estimator.samples().count(), ended.len() + waiting.len());
+    assert_eq!(estimator.curve(), curve);
+    estimator.waiting.extend(&waiting);
+    estimator.ended.truncate(ended.len());
+    let mut read = vec![touched(20_001, 5)];
+    read.extend(waiting.iter().map(|sample| FirstTouch {
+        untouched_until: ms(20_005),
+        touched_by: Some(ms(20_005)),
+        ..*sample
+    }));
+    observe(
+        &mut estimator,
+        &read,
+        &[untouched(20_002, 20_010)],
+        ms(20_010),
+    );
+    estimator.discard_window();
+    assert_eq!(estimator.samples().count(), ended.len() + waiting.len());
+    let set = working_set(&estimator.curve().unwrap());
+    assert!(set.size.0.abs_diff(1000) < 50, "{set:?}");
 }
 
 /// Samples in batches of eight, by the time that each waits at a speed of 1.
