@@ -1,11 +1,11 @@
-//! Operations of QEMU on a VM's whole memory: receiving, sending or saving it.
+//! Operations of QEMU on a VM's whole memory: receiving, sending, saving or dumping it.
 //!
 //! During these operations QEMU may need a userfaultfd on that memory itself, of which the kernel allows only one, and
 //! it reads all of the memory. There are two indications: the names that QEMU gives its threads (with
 //! `debug-threads=on`, which libvirt always sets), and its monitor, if it serves no other client. A VM that was started
 //! as the target of a migration has received its memory when its CPUs run.
 //!
-//! Source: QEMU, qapi/migration.json and migration/*.c, versions 7.2 to 10.
+//! Source: QEMU, qapi/migration.json, migration/*.c and dump/dump.c, versions 7.2 to 10.
 
 use std::fmt;
 use std::fs;
@@ -34,6 +34,8 @@ pub enum Transfer {
     Snapshot,
     /// Snapshots of the running VM are enabled, so one may begin at any time.
     SnapshotEnabled,
+    /// Its memory is dumped to a file, by a thread of its own.
+    Dump,
 }
 
 impl fmt::Display for Transfer {
@@ -44,6 +46,7 @@ impl fmt::Display for Transfer {
             Self::Outgoing => "it is being migrated or saved, or has been",
             Self::Snapshot => "a snapshot of its memory is being taken",
             Self::SnapshotEnabled => "its migration capability background-snapshot is on",
+            Self::Dump => "it is being dumped",
         })
     }
 }
@@ -108,6 +111,7 @@ impl Transfer {
         match name {
             "bg_snapshot" | "mig/snapshot" => Some(Self::Snapshot),
             "live_migration" => Some(Self::Outgoing),
+            "dump_thread" => Some(Self::Dump),
             _ if name.starts_with("mig/src/") || name.starts_with("multifdsend_") => {
                 Some(Self::Outgoing)
             }
@@ -199,7 +203,7 @@ mod tests {
 
     #[test]
     fn threads_of_migrations_are_told_from_others() {
-        use Transfer::{Incoming, Outgoing, Snapshot};
+        use Transfer::{Dump, Incoming, Outgoing, Snapshot};
         for (name, expected) in [
             ("live_migration", Some(Outgoing)),
             ("mig/src/main", Some(Outgoing)),
@@ -209,6 +213,7 @@ mod tests {
             ("postcopy/listen", Some(Incoming)),
             ("fault-default", Some(Incoming)),
             ("mig/dst/fault", Some(Incoming)),
+            ("dump_thread", Some(Dump)),
             ("CPU 0/KVM", None),
             ("worker", None),
             ("call_rcu", None),
