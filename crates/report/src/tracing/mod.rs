@@ -314,7 +314,7 @@ impl<'a> TracingReport<'a> {
                     report.losses.lost(),
                 )?;
                 let limit = self.limit(report).map(|limit| limit.to_string());
-                let is_short_lived = is_short_lived(period.working_set);
+                let is_short_lived = is_short_lived(period.working_set, self.is_idle(period));
                 let limit = limit.or(is_short_lived.then(|| SHORT_LIVED.to_owned()));
                 if let Some(limit) = limit.filter(|_| !self.is_limit_shown) {
                     self.is_limit_shown = true;
@@ -602,19 +602,19 @@ fn misses(misses: Option<MissesPerSecond>) -> String {
 const SHORT_LIVED: &str = "no page lived through a whole period: its memory is freed between uses, so no size can be read from them";
 
 /// Whether a working set has no size, although memory was used.
-fn is_short_lived(set: Option<WorkingSet>) -> bool {
-    set.is_some_and(|set| set.size == PageCount(0))
+fn is_short_lived(set: Option<WorkingSet>, is_idle: bool) -> bool {
+    !is_idle && set.is_some_and(|set| set.size == PageCount(0))
 }
 
 /// A working set for a reader, with the sign of a bound.
 fn working_set(set: Option<WorkingSet>, is_idle: bool) -> String {
     match set {
-        Some(set) if !is_short_lived(Some(set)) => {
+        _ if is_short_lived(set, is_idle) => "short-lived".to_owned(),
+        Some(set) if set.size > PageCount(0) => {
             format!("{}{}", set.bound.sign(), size(set.size))
         }
         _ if is_idle => "idle".to_owned(),
-        Some(_) => "short-lived".to_owned(),
-        None => "unknown".to_owned(),
+        _ => "unknown".to_owned(),
     }
 }
 
@@ -634,5 +634,11 @@ mod tests {
         assert_eq!(working_set(set(0), false), "short-lived");
         assert_eq!(working_set(set(0), true), "idle");
         assert_eq!(working_set(None, false), "unknown");
+        let is_idle = [true, false];
+        assert_eq!(
+            is_idle.map(|is_idle| is_short_lived(set(0), is_idle)),
+            [false, true]
+        );
+        assert!(!is_short_lived(set(256), false) && !is_short_lived(None, false));
     }
 }
