@@ -15,6 +15,7 @@ export const SOURCES = {
     trap: "traps on its RAM",
     scan: "accessed-page scans of its RAM",
     "first-touch": "first touches of random pages of its RAM",
+    "page-cache": "uses of its page cache",
     disk: "the cache under its disk and the ghost list behind it",
 };
 const observed = (trace) =>

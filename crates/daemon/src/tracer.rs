@@ -538,6 +538,7 @@ mod tests {
     use plimsoll_protocol::SCHEMA;
     use plimsoll_protocol::curve_json::CurveJson;
     use plimsoll_skip::write_program;
+    use plimsoll_trap::{BACKENDS, Yield};
     use std::fs;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -810,6 +811,19 @@ mod tests {
             tracer.seen().trace.unwrap().method,
             TraceMethod::AccessedPageScans
         );
+    }
+
+    #[test]
+    fn the_source_of_a_curve_is_what_its_backend_yields() {
+        for row in BACKENDS {
+            let source = match row.yields {
+                Yield::References => CurveSource::Trap,
+                Yield::Stream => CurveSource::PageCache,
+                Yield::Scans | Yield::Sample => CurveSource::Scan,
+                Yield::FirstTouches => CurveSource::FirstTouch,
+            };
+            assert_eq!(CurveSource::from(row.method), source, "{}", row.name());
+        }
     }
 
     #[test]

@@ -40,13 +40,14 @@ impl From<TraceMethod> for CurveSource {
     fn from(method: TraceMethod) -> Self {
         match method {
             TraceMethod::Traps => Self::Trap,
-            TraceMethod::FirstTouches | TraceMethod::Damon => Self::FirstTouch,
+            TraceMethod::FirstTouches
+            | TraceMethod::AccessProtection
+            | TraceMethod::IdlePages
+            | TraceMethod::Damon => Self::FirstTouch,
             TraceMethod::PageCache => Self::PageCache,
             TraceMethod::AccessedPageScans
             | TraceMethod::WriteScans
-            | TraceMethod::SampledPages
-            | TraceMethod::AccessProtection
-            | TraceMethod::IdlePages => Self::Scan,
+            | TraceMethod::SampledPages => Self::Scan,
         }
     }
 }

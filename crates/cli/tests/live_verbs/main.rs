@@ -112,7 +112,7 @@ fn a_control_group_is_shown_by_name_or_path_and_what_is_for_vms_ends_with_4() {
         "  uses          180 MiB ",
         " of one CPU's time taken by its tracer\n",
         "Tracing\n  state         tracing ",
-        "Curve (from accessed-page scans of its RAM, 123.5k references, 5 s old)",
+        "Curve (from first touches of sampled pages of its RAM, 123.5k references, 5 s old)",
         " charged\n",
     ] {
         assert!(text.contains(part), "{part}\n{text}");

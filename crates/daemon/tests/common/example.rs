@@ -227,7 +227,7 @@ fn groups(now_unix_ms: u64) -> Groups {
                 bytes: 180 * MIB,
                 bound: WorkingSetBound::Estimate,
             }),
-            curve_source: is_traced.then_some(CurveSource::Scan),
+            curve_source: is_traced.then_some(CurveSource::FirstTouch),
             references: if is_traced { 52_000 } else { 0 },
             curve_unix_ms: is_traced.then_some(now_unix_ms),
             trace: Some(TraceView {

@@ -209,7 +209,7 @@ fn groups() -> Vec<GroupSummary> {
             bytes: 180 * MIB,
             bound: WorkingSetBound::Estimate,
         }),
-        curve_source: Some(CurveSource::Scan),
+        curve_source: Some(CurveSource::FirstTouch),
         references: 123_456,
         curve_unix_ms: Some(NOW_UNIX_MS - 5000),
         trace: Some(TraceView {
