@@ -11,8 +11,9 @@ use plimsoll_flow::{Period, TraceMethod};
 
 /// Time that listing a populated page takes: 12 ms a GiB.
 const LISTING: Duration = Duration::from_nanos(45);
-/// Share of a period below which a window was closed early, and share of the traps below which reuses are too few.
-const WINDOW_MIN: f64 = 0.25;
+/// Share of a period below which its window was closed early.
+pub const WINDOW_MIN: f64 = 0.25;
+/// Share of the traps below which reuses are too few.
 const REUSES_MIN: f64 = 0.1;
 
 /// Why full tracing of a VM shows little.

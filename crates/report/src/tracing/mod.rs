@@ -11,7 +11,7 @@ use plimsoll_flow::{
 };
 use plimsoll_observe::args::TracingArgs;
 use plimsoll_observe::description::{of_group, of_process};
-use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer};
+use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer, WINDOW_MIN};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Chart, Marker, Series, Shade};
 use plimsoll_protocol::size::ByteSize;
@@ -114,12 +114,15 @@ impl<'a> TracingReport<'a> {
         }
     }
 
-    /// Whether a period without a working set shows that no memory was used.
-    fn is_idle(&self, observed: &ObservedPeriod) -> bool {
+    /// Whether a period showed use of memory, or that there was none.
+    fn use_seen(&self, observed: &ObservedPeriod) -> Use {
         let period = &observed.period;
-        let touches = period.references() + period.distinct_pages;
         let sees_all = self.backend.sees_reads && !observed.has_hidden_cache;
-        sees_all && period.tracked_pages > 0 && touches == 0
+        match period.references() + period.distinct_pages {
+            0 if sees_all && shows_that_nothing_is_used(period) => Use::None,
+            0 => Use::Unknown,
+            _ => Use::Some,
+        }
     }
 
     /// Why there is no curve.
@@ -305,7 +308,7 @@ impl<'a> TracingReport<'a> {
                     rows,
                     "{:>6}  {:>11}  1/{:<5} {:>9} {:>9.0}  {:>6.2} %  {:>5.0} %  {:>4}{more}",
                     report.index,
-                    working_set(period.working_set, self.is_idle(period)),
+                    working_set(period.working_set, self.use_seen(period)),
                     report.scale,
                     grouped(report.tracked_pages as f64),
                     report.references() as f64 / seconds,
@@ -314,7 +317,7 @@ impl<'a> TracingReport<'a> {
                     report.losses.lost(),
                 )?;
                 let limit = self.limit(report).map(|limit| limit.to_string());
-                let is_short_lived = is_short_lived(period.working_set, self.is_idle(period));
+                let is_short_lived = is_short_lived(period.working_set, self.use_seen(period));
                 let limit = limit.or(is_short_lived.then(|| SHORT_LIVED.to_owned()));
                 if let Some(limit) = limit.filter(|_| !self.is_limit_shown) {
                     self.is_limit_shown = true;
@@ -493,7 +496,7 @@ impl<'a> TracingReport<'a> {
                     "{:>11}  {}  {:>6.2} %",
                     size(point.size),
                     misses(point.misses),
-                    point.miss_ratio * 100.0
+                    point.compared().miss_ratio * 100.0
                 )?,
             }
         }
@@ -514,7 +517,7 @@ impl<'a> TracingReport<'a> {
             Some(set) if curve.size_for(WorkingSet::MISS_RATIO).is_some() => writeln!(
                 rows,
                 "\nWorking set {time}: {} (5 % misses).",
-                working_set(Some(set), false)
+                working_set(Some(set), Use::Some)
             ),
             Some(_) => writeln!(rows, "\nMore than 5 % miss at every size that was seen."),
         }
@@ -601,25 +604,49 @@ fn misses(misses: Option<MissesPerSecond>) -> String {
 /// What a working set without a size shows.
 const SHORT_LIVED: &str = "no page lived through a whole period: its memory is freed between uses, so no size can be read from them";
 
+/// What a period shows of the use of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Some,
+    None,
+    /// No touch was observed, of too few pages or for too short a time.
+    Unknown,
+}
+
+/// Whether a period in which no tracked page was touched shows that memory is not used: its window was not closed early, and
+/// all pages were tracked, or so many that one touch would have been seen with a probability of 95 % if a share
+/// [`WorkingSet::MISS_RATIO`] of the pages had been touched.
+fn shows_that_nothing_is_used(period: &Period) -> bool {
+    let is_early = period.window.as_secs_f64() < period.length.as_secs_f64() * WINDOW_MIN;
+    let expected = period.tracked_pages as f64 * WorkingSet::MISS_RATIO;
+    let are_all = period.scale == 1 && period.tracked_pages > 0;
+    !is_early && (are_all || expected >= RULE_OF_THREE)
+}
+
+/// Events that would have been observed with a probability of 95 %: -ln 0.05.
+const RULE_OF_THREE: f64 = 3.0;
+
 /// Whether a working set has no size, although memory was used.
-fn is_short_lived(set: Option<WorkingSet>, is_idle: bool) -> bool {
-    !is_idle && set.is_some_and(|set| set.size == PageCount(0))
+fn is_short_lived(set: Option<WorkingSet>, used: Use) -> bool {
+    used == Use::Some && set.is_some_and(|set| set.size == PageCount(0))
 }
 
 /// A working set for a reader, with the sign of a bound.
-fn working_set(set: Option<WorkingSet>, is_idle: bool) -> String {
-    match set {
-        _ if is_short_lived(set, is_idle) => "short-lived".to_owned(),
-        Some(set) if set.size > PageCount(0) => {
+fn working_set(set: Option<WorkingSet>, used: Use) -> String {
+    match (set, used) {
+        _ if is_short_lived(set, used) => "short-lived".to_owned(),
+        (Some(set), _) if set.size > PageCount(0) => {
             format!("{}{}", set.bound.sign(), size(set.size))
         }
-        _ if is_idle => "idle".to_owned(),
+        (_, Use::None) => "idle".to_owned(),
         _ => "unknown".to_owned(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use plimsoll_flow::WorkingSetBound;
 
     use super::*;
@@ -630,15 +657,32 @@ mod tests {
             let (size, bound) = (PageCount(pages), WorkingSetBound::Estimate);
             Some(WorkingSet { size, bound })
         };
-        assert_eq!(working_set(set(256), false), "1 MiB");
-        assert_eq!(working_set(set(0), false), "short-lived");
-        assert_eq!(working_set(set(0), true), "idle");
-        assert_eq!(working_set(None, false), "unknown");
-        let is_idle = [true, false];
+        assert_eq!(working_set(set(256), Use::None), "1 MiB");
+        let shown = [Use::Some, Use::None, Use::Unknown]
+            .map(|used| (working_set(set(0), used), is_short_lived(set(0), used)));
+        let expected = [("short-lived", true), ("idle", false), ("unknown", false)];
         assert_eq!(
-            is_idle.map(|is_idle| is_short_lived(set(0), is_idle)),
-            [false, true]
+            shown,
+            expected.map(|(text, is_short)| (text.to_owned(), is_short))
         );
-        assert!(!is_short_lived(set(256), false) && !is_short_lived(None, false));
+        assert_eq!(working_set(None, Use::Some), "unknown");
+        assert_eq!(working_set(None, Use::None), "idle");
+        assert!(!is_short_lived(set(256), Use::Some) && !is_short_lived(None, Use::Some));
+    }
+
+    #[test]
+    fn few_pages_or_a_window_that_was_closed_early_do_not_show_that_a_vm_is_idle() {
+        let second = Duration::from_secs(1);
+        let is_shown = |scale, tracked_pages, window| {
+            let period = Period {
+                scale,
+                tracked_pages,
+                ..Period::empty(TraceMethod::Traps, second, window)
+            };
+            shows_that_nothing_is_used(&period)
+        };
+        assert!(is_shown(64, 100, second) && is_shown(1, 1, second));
+        assert!(!is_shown(64, 1, second) && !is_shown(1, 0, second));
+        assert!(!is_shown(64, 765, Duration::from_millis(3)));
     }
 }
