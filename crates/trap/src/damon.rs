@@ -41,7 +41,7 @@ use crate::config::TraceConfig;
 use crate::debt::Debt;
 use crate::error::TrapError;
 use crate::frames::Frames;
-use crate::kdamond::{Kdamond, LastTouch, Snapshot, Watch, check_damon};
+use crate::kdamond::{Kdamond, LastTouch, Operations, Snapshot, Watch, check_damon};
 use crate::process::{cpu_time, overhead_ratio};
 use crate::ram::PAGE_BYTES;
 use crate::rate::{RateRule, SCALE_MAX};
@@ -88,7 +88,7 @@ pub const ROW: BackendRow = BackendRow {
     requirements: |_| &[Memory, Damon],
     trial: |_| {
         // DAMON is not started for a trial: a touch takes no fault, and what it takes is below what could be measured.
-        check_damon()?;
+        check_damon(Operations::Process)?;
         Ok(Duration::ZERO)
     },
     curve_cost: None,
@@ -98,7 +98,7 @@ pub const ROW: BackendRow = BackendRow {
     },
     any_process: true,
     group: Some(GroupSupport {
-        check: |group| check_damon().and_then(|()| check_charges(group)),
+        check: |group| check_damon(Operations::Physical).and_then(|()| check_charges(group)),
         attach: |group, config| {
             let pages = TargetPages::of_group(group)?;
             Ok(Box::new(DamonSampler::new(pages, config)?))

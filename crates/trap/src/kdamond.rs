@@ -22,6 +22,7 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
@@ -47,6 +48,50 @@ const REGIONS_MIN: usize = 3;
 /// Everything, in a pattern of a scheme.
 const ANY_SIZE: u64 = u64::MAX;
 const ANY_COUNT: u64 = u32::MAX as u64;
+
+/// Prefix of the names of DAMON's functions.
+const FUNCTIONS: &str = "damon_";
+
+/// The part of DAMON that watches a kind of memory; a kernel may lack it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Operations {
+    /// That of a process.
+    Process,
+    /// Physical memory.
+    Physical,
+}
+
+impl Operations {
+    const ALL: [Self; 2] = [Self::Process, Self::Physical];
+
+    /// The kernel's name of the operations.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Process => "fvaddr",
+            Self::Physical => "paddr",
+        }
+    }
+
+    /// A function of that part.
+    const fn function(self) -> &'static str {
+        match self {
+            Self::Process => "damon_va_prepare_access_checks",
+            Self::Physical => "damon_pa_prepare_access_checks",
+        }
+    }
+
+    /// Refuses a kernel that has others only.
+    fn check(self, available: &[Self]) -> Result<(), Refusal> {
+        let missing = match self {
+            Self::Process => "CONFIG_DAMON_VADDR, without which it cannot watch processes",
+            Self::Physical => "CONFIG_DAMON_PADDR, without which it cannot watch control groups",
+        };
+        match available.contains(&self) {
+            true => Ok(()),
+            false => Err(Refusal::NoDamon { missing }),
+        }
+    }
+}
 
 /// What is watched.
 #[derive(Debug, Clone, Copy)]
@@ -129,6 +174,22 @@ impl Files {
 
     fn kdamonds(&self) -> io::Result<u64> {
         self.number("nr_kdamonds")
+    }
+
+    /// What DAMON can watch, by the functions that the kernel lists: the operations themselves are listed only in a kdamond, and
+    /// one that is set up to read them would disturb others. A kernel that does not list DAMON's functions is believed to have all.
+    fn operations(&self) -> Vec<Operations> {
+        let symbols = fs::read_to_string(self.proc.join("kallsyms")).unwrap_or_default();
+        let names = symbols.lines();
+        let names = names.filter_map(|line| line.split_ascii_whitespace().nth(2));
+        let names: Vec<_> = names.filter(|name| name.starts_with(FUNCTIONS)).collect();
+        let mut operations = Operations::ALL.to_vec();
+        operations.retain(|operations| {
+            // Compilers append to names.
+            let mut names = names.iter();
+            names.len() == 0 || names.any(|name| name.starts_with(operations.function()))
+        });
+        operations
     }
 
     /// Whether the only kdamond is one of ours, or was to become one.
@@ -295,10 +356,14 @@ pub struct Kdamond {
     pages: usize,
 }
 
-/// Refuses a host without DAMON, a caller who may not use it, and a DAMON that is in use. Changes nothing.
-pub fn check_damon() -> Result<(), Refusal> {
+/// Refuses a host without a DAMON that can watch such memory, a caller who may not use it, and a DAMON that is in use. Changes
+/// nothing.
+pub fn check_damon(operations: Operations) -> Result<(), Refusal> {
+    // Read once: the list of functions is long, and stays the same.
+    static OF_KERNEL: OnceLock<Vec<Operations>> = OnceLock::new();
     let files = Files::of_kernel();
     let kdamonds = files.kdamonds().map_err(unusable)?;
+    operations.check(OF_KERNEL.get_or_init(|| files.operations()))?;
     if kdamonds == 0 && files.thread().is_none() {
         // /sys may be read-only, as for plimsolld's unit.
         let opened = File::options().write(true).open(files.path("nr_kdamonds"));
@@ -372,10 +437,10 @@ impl Kdamond {
         let files = &self.files;
         let context = "0/contexts/0";
         let operations = match watch.pid {
-            Some(_) => "fvaddr",
-            None => "paddr",
+            Some(_) => Operations::Process,
+            None => Operations::Physical,
         };
-        files.write(&format!("{context}/operations"), operations)?;
+        files.write(&format!("{context}/operations"), operations.name())?;
         if let Some(pid) = watch.pid {
             files.write(&format!("{context}/targets/0/pid_target"), &pid.to_string())?;
         }
@@ -762,6 +827,32 @@ mod tests {
         };
         let refusal = Kdamond::take_from(files).unwrap_err();
         assert!(matches!(refusal, Refusal::NoDamon { .. }), "{refusal}");
+    }
+
+    #[test]
+    fn a_kernel_is_refused_whose_damon_cannot_watch_such_memory() {
+        let (process, physical) = (Operations::Process, Operations::Physical);
+        let core = "ffffffff816a5ba0 T damon_start\n";
+        let of_processes = "0000000000000000 t damon_va_prepare_access_checks.llvm.77\n";
+        let physical_only = "0000000000000000 t damon_pa_prepare_access_checks\n";
+        let all = [process, physical];
+        for (symbols, expected) in [
+            // Nothing is listed of it.
+            ("ffffffff816a5ba0 T schedule\n".to_owned(), &all[..]),
+            ([core, physical_only].concat(), &[physical]),
+            ([core, of_processes].concat(), &[process]),
+            ([core, of_processes, physical_only].concat(), &all),
+            (core.to_owned(), &[]),
+        ] {
+            let host = Host::new();
+            host.set("../proc/kallsyms", &symbols);
+            assert_eq!(host.files().operations(), expected, "{symbols}");
+        }
+        // No list.
+        assert_eq!(Host::new().files().operations(), all);
+        let refusal = process.check(&[physical]).unwrap_err().to_string();
+        assert!(refusal.contains("CONFIG_DAMON_VADDR"), "{refusal}");
+        assert!(physical.check(&[physical]).is_ok());
     }
 
     proptest! {

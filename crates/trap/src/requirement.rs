@@ -14,7 +14,7 @@ use crate::config::TraceConfig;
 use crate::frames::{check_frames, check_tracking};
 use crate::frozen;
 use crate::inject::{assess_injection, check_userfaultfd, open_pidfd};
-use crate::kdamond::check_damon;
+use crate::kdamond::{Operations, check_damon};
 use crate::ram::PopulatedPages;
 use crate::refusal::Refusal;
 use crate::sys::{self, UserfaultPurpose};
@@ -31,7 +31,7 @@ pub enum Requirement {
     Memory,
     /// A kernel that tracks idle pages, for this caller.
     IdleTracking,
-    /// A kernel with DAMON that nobody uses, for this caller.
+    /// A kernel with a DAMON that can watch processes and that nobody uses, for this caller.
     Damon,
     /// A control group, which a process is not.
     ControlGroup,
@@ -71,7 +71,7 @@ impl Requirement {
             }
             Self::Memory => check_backing(target, |backing| *backing != RamBacking::HugeTlb),
             Self::IdleTracking => check_tracking(),
-            Self::Damon => check_damon().and_then(|()| check_frames()),
+            Self::Damon => check_damon(Operations::Process).and_then(|()| check_frames()),
             Self::ControlGroup => Err(Refusal::NoControlGroup { pid }),
             Self::Unlocked if target.locked => Err(Refusal::Locked),
             Self::NoSwap => target.check_swap(),
