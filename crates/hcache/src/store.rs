@@ -187,6 +187,22 @@ impl Store {
             .set_bound(&mut bound, capacity_bytes, outside_bytes)
     }
 
+    /// As [`resize`](Self::resize), together with [`set_outside_bytes`](Self::set_outside_bytes): where both fall, no page is
+    /// dropped for memory outside the store that is about to be released.
+    ///
+    /// # Errors
+    /// As [`resize`](Self::resize).
+    pub fn resize_with_outside(
+        &self,
+        capacity_bytes: u64,
+        outside_bytes: u64,
+    ) -> Result<(), Error> {
+        self.check_most(capacity_bytes)?;
+        let mut bound = lock(&self.inner.bound);
+        self.inner
+            .set_bound(&mut bound, capacity_bytes, outside_bytes)
+    }
+
     /// Changes the capacity by a step, for a caller that must not wait for a whole [`resize`](Self::resize): to be repeated until it returns
     /// `true`. A step of a reduction moves or drops about `pages_max` pages, or returns the memory of as many to the
     /// kernel; the capacity that [`stats`](Self::stats) reports falls as memory is returned. If an earlier reduction is

@@ -27,7 +27,7 @@ use crate::protocol::{
 };
 use crate::sys::Region;
 use crate::worker::{ServedClient, Worker, new_bell};
-use crate::{Refusal, Server};
+use crate::{Refusal, Resize, Server};
 
 /// Maximum number of entries of a ring, and of its slots, each 4 KiB of memory that counts in the store's capacity.
 const RING_MAX: u32 = 4096;
@@ -78,6 +78,7 @@ pub struct Control<'a> {
     server: &'a Server,
     workers: &'a [Worker],
     stats: &'a dyn Fn() -> String,
+    resize: &'a Resize<'a>,
     epoll: OwnedFd,
     connections: BTreeMap<u64, Connection>,
     next: u64,
@@ -90,6 +91,7 @@ impl<'a> Control<'a> {
         server: &'a Server,
         workers: &'a [Worker],
         stats: &'a dyn Fn() -> String,
+        resize: &'a Resize<'a>,
     ) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (socket, token) in [(&server.listener, LISTENER), (&*server.stop.bell, STOP)] {
@@ -100,6 +102,7 @@ impl<'a> Control<'a> {
             server,
             workers,
             stats,
+            resize,
             epoll,
             connections: BTreeMap::new(),
             next: FIRST_CONNECTION,
@@ -327,10 +330,7 @@ impl<'a> Control<'a> {
             let text = format!("user {uid} may not change the capacity");
             return Err((Refusal::NotAllowed, text));
         }
-        let store = &self.server.store;
-        store
-            .resize(capacity_bytes)
-            .map_err(|error| (Refusal::Store, error.to_string()))?;
+        (self.resize)(capacity_bytes).map_err(|error| (Refusal::Store, error.to_string()))?;
         self.server.counts.resizes.fetch_add(1, Relaxed);
         Ok(())
     }

@@ -14,9 +14,10 @@
 //!
 //! let folder = tempfile::tempdir()?;
 //! let path = folder.path().join("hcache");
-//! let server = Server::bind(&path, Store::new(StoreOptions::new(16 << 20))?, ServerOptions::default())?;
+//! let store = Store::new(StoreOptions::new(16 << 20))?;
+//! let server = Server::bind(&path, store.clone(), ServerOptions::default())?;
 //! std::thread::scope(|scope| {
-//!     scope.spawn(|| server.run(&|| String::from("{}")));
+//!     scope.spawn(|| server.run(&|| String::from("{}"), &|bytes| store.resize(bytes)));
 //!     let mut connection = Connection::connect(&path, &ConnectOptions::new("web"))?;
 //!     let pool = connection.create_pool(PoolOptions::private())?;
 //!     let handle = Handle { pool, object: 7, index: 3 };
@@ -45,6 +46,6 @@ pub use client::{Completion, ConnectOptions, Connection, Slot, resize, stats};
 pub use counters::ServerCounters;
 pub use error::{Error, Refusal};
 pub use executor::{Executor, Tally, Turn};
-pub use server::{ClientLimits, Server, ServerOptions, StopHandle};
+pub use server::{ClientLimits, Resize, Server, ServerOptions, StopHandle};
 pub use sys::Region;
 pub use words::{RingFault, Word};

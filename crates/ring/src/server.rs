@@ -124,6 +124,9 @@ pub struct Server {
     pub(crate) begin: Instant,
 }
 
+/// Changes the capacity of a server's store to so many bytes.
+pub type Resize<'a> = dyn Fn(u64) -> Result<(), plimsoll_hcache::Error> + 'a;
+
 /// Stops a server from another thread, or from a signal handler.
 #[derive(Clone)]
 pub struct StopHandle {
@@ -180,7 +183,8 @@ impl Server {
     }
 
     /// Serves until it is stopped, on this thread and those of its workers; then every client is closed.
-    /// `stats` makes the text that is sent in reply to requests for statistics. Once a second the store runs its turn.
+    /// `stats` makes the text that is sent in reply to requests for statistics, and `resize` changes the store's capacity to so many
+    /// bytes ([`Store::resize`], with what else depends on it). Once a second the store runs its turn.
     ///
     /// # Errors
     ///
@@ -189,7 +193,7 @@ impl Server {
     /// # Panics
     ///
     /// If a worker panicked; its clients were closed.
-    pub fn run(&self, stats: &dyn Fn() -> String) -> io::Result<()> {
+    pub fn run(&self, stats: &dyn Fn() -> String, resize: &Resize<'_>) -> io::Result<()> {
         let workers = (0..self.options.workers.max(1)).map(|_| Worker::new());
         let workers = workers.collect::<io::Result<Vec<_>>>()?;
         thread::scope(|scope| {
@@ -202,7 +206,7 @@ impl Server {
                     .spawn_scoped(scope, serve)
                     .inspect_err(|_| workers.iter().for_each(Worker::stop))?;
             }
-            let result = Control::new(self, &workers, stats).and_then(Control::run);
+            let result = Control::new(self, &workers, stats, resize).and_then(Control::run);
             workers.iter().for_each(Worker::stop);
             result
         })

@@ -317,9 +317,12 @@ fn a_client_sees_the_end_of_its_server_and_comes_back_to_the_next() {
     let unreachable = Connection::connect(running.path(), &ConnectOptions::new(""));
     assert!(matches!(unreachable, Err(Error::Unreachable { .. })));
     let store = Store::new(StoreOptions::new(16 << 20)).unwrap();
-    let next = Server::bind(running.path(), store, ServerOptions::default()).unwrap();
+    let next = Server::bind(running.path(), store.clone(), ServerOptions::default()).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| next.run(&String::new).unwrap());
+        scope.spawn(|| {
+            next.run(&String::new, &|bytes| store.resize(bytes))
+                .unwrap()
+        });
         let mut again = connect(&running);
         let pool = again.create_pool(PoolOptions::private());
         next.stop_handle().stop();

@@ -43,8 +43,9 @@ impl ServerThread {
         store.max_capacity_bytes = 128 << 20;
         let store = Store::new(store).unwrap();
         let server = Arc::new(Server::bind(&path, store.clone(), options).unwrap());
-        let running = server.clone();
-        let thread = thread::spawn(move || running.run(&stats).unwrap());
+        let (running, resized) = (server.clone(), store.clone());
+        let run = move || running.run(&stats, &|bytes| resized.resize(bytes));
+        let thread = thread::spawn(move || run().unwrap());
         Self {
             store,
             server: Some(server),

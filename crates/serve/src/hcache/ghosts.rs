@@ -161,6 +161,8 @@ pub struct Ghosts {
     /// Bytes of one model.
     ghost_bytes: u64,
     inner: Mutex<Inner>,
+    /// Allows one change of what is reserved at a time.
+    reserving: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -183,6 +185,7 @@ impl Ghosts {
             plan,
             ghost_bytes,
             inner: Mutex::default(),
+            reserving: Mutex::default(),
         })
     }
 
@@ -207,13 +210,14 @@ impl Ghosts {
         self.lock().unseen_events
     }
 
-    /// Drops the models of clients that disconnected, and of the newest ones if all together take more than a sixteenth of the
-    /// capacity, and reserves memory for new ones. To be called at the start and about once a second.
+    /// Drops the models of clients that disconnected, and reserves memory for new ones. To be called at the start and about once a
+    /// second.
     ///
     /// # Errors
     ///
     /// The store's, if it cannot spare the memory; then no model is added.
     pub fn settle(&self, store: &Store) -> Result<(), Error> {
+        let _reserving = lock(&self.reserving);
         let known: BTreeSet<_> = self.lock().ghosts.keys().copied().collect();
         // A client that connects from here on is not in `known`, and keeps its model.
         let present: BTreeSet<_> = store.stats().clients.iter().map(|c| c.id).collect();
@@ -224,9 +228,6 @@ impl Ghosts {
             inner
                 .ghosts
                 .retain(|id, _| present.contains(id) || !known.contains(id));
-            while inner.ghosts.len() > ghosts_max {
-                inner.ghosts.pop_last();
-            }
             let granted = wanted.max(inner.ghosts.len());
             if granted == inner.granted {
                 return Ok(());
@@ -237,6 +238,33 @@ impl Ghosts {
         };
         store.set_outside_bytes(granted as u64 * self.ghost_bytes)?;
         self.lock().granted = granted;
+        Ok(())
+    }
+
+    /// Changes the store's capacity. Where that takes room from models, the newest are dropped, and no pages in their place.
+    ///
+    /// # Errors
+    ///
+    /// [`Store::resize`]'s; all models are kept then.
+    pub fn resize(&self, store: &Store, capacity_bytes: u64) -> Result<(), Error> {
+        let _reserving = lock(&self.reserving);
+        loop {
+            let kept = {
+                let mut inner = self.lock();
+                inner.granted = inner.granted.min(self.ghosts_max(capacity_bytes));
+                inner.granted
+            };
+            match store.resize_with_outside(capacity_bytes, kept as u64 * self.ghost_bytes) {
+                Ok(()) => break,
+                // Of a capacity that is almost too small for pages, models have less than their share.
+                Err(Error::CapacityTooSmall { .. }) if kept > 0 => self.lock().granted = kept - 1,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut inner = self.lock();
+        while inner.ghosts.len() > inner.granted {
+            inner.ghosts.pop_last();
+        }
         Ok(())
     }
 
@@ -281,7 +309,9 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_hcache::{ClientOptions, EVICTION_POLICIES, LRU, StoreOptions};
+    use plimsoll_hcache::{
+        ClientOptions, EVICTION_POLICIES, Handle, LRU, PAGE_BYTES, PoolOptions, StoreOptions,
+    };
     use proptest::prelude::*;
 
     const CLIENT: ClientId = ClientId(1);
@@ -441,7 +471,9 @@ mod tests {
             .collect();
         // Of four clients; 434 KiB each, of a sixteenth of the capacity.
         for (capacity_bytes, modelled) in [(16 << 20, 2), (64 << 20, 4), (16 << 20, 2)] {
-            store.resize(capacity_bytes).unwrap();
+            ghosts.resize(&store, capacity_bytes).unwrap();
+            assert!(ghosts.lock().ghosts.len() <= modelled);
+            assert!(ghosts.memory_bytes() <= capacity_bytes / MEMORY_SHARE);
             ghosts.settle(&store).unwrap();
             for client in &clients {
                 ghosts.observe(&[Event {
@@ -454,6 +486,46 @@ mod tests {
             assert_eq!(ghosts.lock().ghosts.len(), modelled);
             assert!(ghosts.memory_bytes() <= capacity_bytes / MEMORY_SHARE);
         }
+    }
+
+    #[test]
+    fn a_smaller_capacity_takes_from_ghosts_and_not_from_pages() {
+        let ghosts = Ghosts::new(GhostPlan::new(LRU, 8192, None)).unwrap();
+        let ghosts = std::sync::Arc::new(ghosts);
+        let mut options = StoreOptions::new(64 << 20);
+        options.observer = Some(std::sync::Arc::<Ghosts>::clone(&ghosts));
+        let store = Store::new(options).unwrap();
+        let clients: Vec<_> = (0..8)
+            .map(|_| store.create_client(ClientOptions::new("c")).unwrap())
+            .collect();
+        ghosts.settle(&store).unwrap();
+        let fill = || {
+            for client in &clients {
+                let pool = client.create_pool(PoolOptions::private()).unwrap();
+                for index in 0..1024 {
+                    let page = Handle {
+                        pool,
+                        object: 0,
+                        index,
+                    };
+                    client.put(page, &[7; PAGE_BYTES]).unwrap();
+                }
+            }
+        };
+        fill();
+        assert_eq!(ghosts.lock().ghosts.len(), clients.len());
+        ghosts.resize(&store, 6 << 20).unwrap();
+        let after_shrink = store.stats().pages;
+        fill();
+        let full = store.stats().pages;
+        assert!(after_shrink + full / 50 > full, "{after_shrink} of {full}");
+        // Of the least capacity, all is the store's.
+        let Err(Error::CapacityTooSmall { least_bytes, .. }) = ghosts.resize(&store, 1) else {
+            panic!("a byte is too little");
+        };
+        ghosts.settle(&store).unwrap();
+        ghosts.resize(&store, least_bytes).unwrap();
+        assert!(ghosts.memory_bytes() <= least_bytes / MEMORY_SHARE);
     }
 
     proptest! {

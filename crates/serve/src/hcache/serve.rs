@@ -205,8 +205,12 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         let report = Report::new(stats, ghosts.as_deref(), surroundings);
         serde_json::to_string(&report).expect("all keys of a report are texts")
     };
+    let resize = |capacity_bytes| match &ghosts {
+        Some(ghosts) => ghosts.resize(&store, capacity_bytes),
+        None => store.resize(capacity_bytes),
+    };
     thread::scope(|scope| {
-        let serving = scope.spawn(|| server.run(&report));
+        let serving = scope.spawn(|| server.run(&report, &resize));
         let mut turns = 0_u64;
         while !stop.load(Ordering::Relaxed) && !serving.is_finished() {
             thread::sleep(TURN);

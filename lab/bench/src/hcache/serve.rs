@@ -36,7 +36,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         stop.stop();
     });
-    server.run(&|| serde_json::to_string(&Figures::of(&store)).expect("JSON has room for it"))?;
+    let stats = || serde_json::to_string(&Figures::of(&store)).expect("JSON has room for it");
+    server.run(&stats, &|bytes| store.resize(bytes))?;
     Ok(())
 }
 

@@ -29,9 +29,10 @@ struct ServerThread {
 impl ServerThread {
     fn at(socket: &Path) -> Self {
         let store = Store::new(StoreOptions::new(32 << 20)).unwrap();
-        let server = Server::bind(socket, store, ServerOptions::default()).unwrap();
+        let server = Server::bind(socket, store.clone(), ServerOptions::default()).unwrap();
         let stop = server.stop_handle();
-        let serve = move || server.run(&|| "{}".to_owned()).unwrap();
+        let run = move || server.run(&|| "{}".to_owned(), &|bytes| store.resize(bytes));
+        let serve = move || run().unwrap();
         Self {
             stop,
             thread: Some(thread::spawn(serve)),
