@@ -20,7 +20,7 @@ pub struct StatArgs {
     /// File to write instead of standard output; it is replaced atomically
     #[arg(long, value_name = "FILE", conflicts_with = "watch")]
     out: Option<PathBuf>,
-    /// Repeat at this interval until Ctrl-C, with counts or rates since the previous output
+    /// Repeat at this interval until Ctrl-C: the table with counts or rates since the previous output, JSON with totals
     #[arg(
         long,
         value_name = "SECONDS",

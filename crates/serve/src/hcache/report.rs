@@ -90,7 +90,8 @@ pub struct HitPrediction {
     pub ratio: f64,
     /// The capacity in pages.
     pub size_pages: u64,
-    /// Share of gets that would hit, 0.0 to 1.0, over all gets of the client so far.
+    /// Share of gets that would hit, 0.0 to 1.0, over all gets of the client so far. At the present size it is the share that did,
+    /// within the band of the curve.
     pub hit_ratio: f64,
 }
 
@@ -203,7 +204,12 @@ impl ClientReport {
                 // The curve has steps of whole segments: a size is rounded up, or a loop that just fits would miss.
                 let present = present_pages.next_multiple_of(plan.segment_pages());
                 let sizes = RATIOS.map(|ratio| PageCount(present).scaled(ratio));
-                let hit_ratios = hit_ratios(curve, sizes)?;
+                let [less, _, more] = hit_ratios(curve, sizes)?;
+                // What was counted says more than the line between two sizes, unless the client had other memory before.
+                let band = curve.at(sizes[1]);
+                let counted = client.counters.hit_ratio().unwrap_or_default();
+                let now = counted.clamp(1.0 - band.high, 1.0 - band.low);
+                let hit_ratios = [less.min(now), now, more.max(now)];
                 let at = |index: usize| HitPrediction {
                     ratio: RATIOS[index],
                     size_pages: sizes[index].0,
@@ -259,6 +265,50 @@ pub(crate) mod tests {
     use std::time::Duration;
 
     use plimsoll_hcache::{ClientId, PoolId};
+
+    #[test]
+    fn a_loop_that_fits_gains_nothing_from_more_memory_whatever_the_sample() {
+        use crate::hcache::ghosts::GhostPlan;
+        use plimsoll_hcache::{
+            EVICTION_POLICIES, Event, EventKind, Observer as _, Store, StoreOptions,
+        };
+
+        const PAGES: u64 = 10_245;
+        const ROUNDS: u64 = 10;
+        let store = Store::new(StoreOptions::new(64 << 20)).unwrap();
+        let ghosts = Ghosts::new(GhostPlan::new(EVICTION_POLICIES[0], 32_768, None)).unwrap();
+        ghosts.settle(&store).unwrap();
+        let client = ClientId(1);
+        // More than one in 16: they fit into the miniature of 12288 pages, and not into that of 10240.
+        let sample = 0..PAGES / 15;
+        for round in 0..ROUNDS {
+            for page in sample.clone() {
+                let page = page.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let event = |kind| Event {
+                    client,
+                    page,
+                    kind,
+                    inclusive: true,
+                };
+                match round {
+                    0 => ghosts.observe(&[event(EventKind::Missed), event(EventKind::Put)]),
+                    _ => ghosts.observe(&[event(EventKind::Kept)]),
+                }
+            }
+        }
+        let mut stats = example().clients[0].stats.clone();
+        stats.pages = PAGES;
+        stats.counters.gets = ROUNDS * PAGES;
+        stats.counters.hits = (ROUNDS - 1) * PAGES;
+        let report = ClientReport::new(stats, &[], 1.0, Some(&ghosts));
+        let expected = report.expected.unwrap();
+        let [less, now, more] = [0, 1, 2].map(|index| expected[index].hit_ratio);
+        assert!(less < 0.5, "{less}");
+        assert!(
+            (now - 0.9).abs() < 1e-9 && (more - now).abs() < 1e-9,
+            "{now} {more}"
+        );
+    }
 
     /// A store with a busy client of an awkward name and an idle one.
     pub fn example() -> Report {

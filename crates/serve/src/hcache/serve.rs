@@ -63,7 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE")]
     client_max: Option<ByteSize>,
     /// Limit of concurrent clients [default: 256, of one user 64]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=Store::MOST_CLIENTS as i64))]
     max_clients: Option<u16>,
     /// Numeric ID of a user who may connect, in addition to root and the server's own user; may be repeated. Half of the
     /// places for clients, of the numbers of pools and of the memory for rings is reserved for the users in equal parts
