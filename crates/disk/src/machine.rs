@@ -670,6 +670,7 @@ impl Machine {
                 stats.io_errors = errors.io;
                 stats.last_error = errors.last;
                 stats.unwritable_pages = unwritable;
+                stats.flushes_wait = self.engine.flushes_wait(disk);
                 stats.unsynced = self.engine.unsynced().contains(&disk);
             }
             stats.connected = !matches!(device.link, Link::Idle | Link::Over);

@@ -124,8 +124,11 @@ pub struct DiskStats {
     pub unshared: bool,
     /// The last error of a transfer.
     pub last_error: Option<String>,
-    /// Dirty blocks that could not be written when it was last tried. They stay dirty, and flushes fail.
+    /// Dirty blocks that could not be written when it was last tried. They stay dirty, and flushes fail, or wait.
     pub unwritable_pages: u64,
+    /// Whether flushes wait until these blocks are written, with the VM paused (`--write-error`).
+    #[serde(default)]
+    pub flushes_wait: bool,
     /// Whether a sync failed, in this daemon or an earlier one: flushes fail, because the kernel may have dropped writes.
     pub unsynced: bool,
 }
@@ -158,6 +161,9 @@ pub struct VictimCacheStats {
     /// Whether that is in reach.
     #[serde(default)]
     pub in_reach: bool,
+    /// Why it is not; `null` before the first attempt to reach it has ended.
+    #[serde(default)]
+    pub failure: Option<String>,
     /// Pools open now.
     pub pools: u64,
     /// Pages put.

@@ -46,6 +46,9 @@ pub trait VictimCache: Send {
     /// Whether the store is in reach, as far as is known without waiting.
     fn is_in_reach(&mut self) -> bool;
 
+    /// Why it is not, for a reader; `None` while it is, and before the first attempt to reach it has ended.
+    fn failure(&self) -> Option<String>;
+
     /// Opens a pool and returns its number, which is never reused: after a store was unreachable, calls with an
     /// earlier number fail. A private pool is empty.
     ///
@@ -300,9 +303,10 @@ impl Pools {
     /// Statistics of the pools.
     #[must_use]
     pub fn stats(&mut self) -> VictimCacheStats {
-        let store = self.store.as_mut();
+        let in_reach = (self.store.as_mut()).is_some_and(|store| store.is_in_reach());
         VictimCacheStats {
-            in_reach: store.is_some_and(|store| store.is_in_reach()),
+            in_reach,
+            failure: self.store.as_ref().and_then(|store| store.failure()),
             ..self.stats.clone()
         }
     }

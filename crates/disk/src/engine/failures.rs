@@ -141,11 +141,15 @@ impl Engine {
     /// Fails the disk's flushes that wait, if a block of it cannot be written and the VM is paused for none. Blocks that are tried again,
     /// or that were only tried together with others, are told of by their own results.
     pub(super) fn tell_flushes(&mut self, disk: DiskNumber) {
-        let mut halted = self.failures.halted.range(Location::new(disk, 0)..);
-        let is_halted = halted.next().is_some_and(|block| block.disk() == disk);
-        if !is_halted && self.dirty.is_held(disk) {
+        if !self.flushes_wait(disk) && self.dirty.is_held(disk) {
             self.fail_flushes(disk);
         }
+    }
+
+    /// Whether the disk's flushes wait for blocks that cannot be written, instead of failing, because the VM is to be paused for one.
+    pub fn flushes_wait(&self, disk: DiskNumber) -> bool {
+        let mut halted = self.failures.halted.range(Location::new(disk, 0)..);
+        halted.next().is_some_and(|block| block.disk() == disk)
     }
 
     /// Repeats what failed, if it is time.

@@ -504,12 +504,12 @@ fn a_vm_halts_for_a_dirty_block_until_it_is_written() {
     let order = guest.orders().remove(0);
     guest.carry_out(order, Err(io::Error::other("broken")));
     guest.turn(0);
-    assert!(guest.engine.wants_pause());
+    assert!(guest.engine.wants_pause() && guest.engine.flushes_wait(DISK));
     assert_eq!(guest.completed(), [(1, Status::Ok)], "the flush waits");
     guest.carry_out_all();
     assert_eq!(guest.completed(), [(2, Status::Ok)]);
     guest.turn(10);
-    assert!(!guest.engine.wants_pause());
+    assert!(!guest.engine.wants_pause() && !guest.engine.flushes_wait(DISK));
     // The guest goes while another one fails: its flush does, too.
     guest.write(1, 1);
     guest.submit(Operation::Flush);

@@ -54,6 +54,10 @@ impl VictimCache for LocalStore {
         !self.away.load(Relaxed)
     }
 
+    fn failure(&self) -> Option<String> {
+        self.away.load(Relaxed).then(|| "it is away".to_owned())
+    }
+
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {
         if self.away.load(Relaxed) {
             return Err(io::ErrorKind::ConnectionRefused.into());

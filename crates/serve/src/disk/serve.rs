@@ -367,6 +367,7 @@ impl AdminState {
                 let record = self.record.as_ref().map(RecordProgress::report);
                 lines.extend(record.and_then(|record| journal.record_line(&record)));
                 lines.extend(journal.lines(&stats.disks, now));
+                lines.extend(journal.hcache_line(&stats.victim_cache, now));
                 if let Some(ghosts) = &self.ghosts {
                     // Without memory for a longer list the curve ends where it ended before.
                     let _ = ghosts.settle(&stats);

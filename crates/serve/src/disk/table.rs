@@ -254,6 +254,9 @@ impl Table<'_> {
             short(self.since(|stats| stats.victim_cache.errors) as f64),
             short(self.since(|stats| stats.victim_cache.timeouts) as f64),
         );
+        if let (false, Some(why)) = (now.in_reach, &now.failure) {
+            let _ = writeln!(text, "          {}", printable(why));
+        }
         let different = self.since(|stats| stats.victim_cache.refused_different);
         let unread = self.since(|stats| stats.victim_cache.refused_unread);
         if different > 0 || unread > 0 {
@@ -333,8 +336,9 @@ impl Table<'_> {
         if disk.unwritable_pages > 0 {
             let _ = writeln!(
                 text,
-                "UNWRITTEN disk {number}: {} cannot be written; they stay dirty, and flushes fail",
+                "UNWRITTEN disk {number}: {} cannot be written; they stay dirty, and flushes {}",
                 pages_size(disk.unwritable_pages),
+                if disk.flushes_wait { "wait" } else { "fail" },
             );
         }
         if disk.unsynced {
@@ -472,6 +476,7 @@ mod tests {
     use super::super::report::RecordReport;
     use super::super::report::tests::example;
     use super::*;
+    use plimsoll_disk::VictimCacheStats;
     use plimsoll_protocol::curve_json::{MissesJson, PointJson};
 
     #[test]
@@ -573,8 +578,29 @@ PAUSED    the VM, until its writes succeed (--write-error)
             error: Some("no greeting".to_owned()),
         };
         let line = "WAITING   writes, until they succeed (--write-error); the VM was not paused: no greeting\n";
+        report.machine.disks[0].flushes_wait = true;
         let told = text(&report, None);
         assert!(told.contains(line) && !told.contains("PAUSED"), "{told}");
+        assert!(
+            told.contains("they stay dirty, and flushes wait\n"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn an_hcache_that_is_out_of_reach_is_shown_with_the_reason() {
+        let mut report = example();
+        report.machine.victim_cache = VictimCacheStats {
+            available: true,
+            failure: Some("the hcache server refuses: no room".to_owned()),
+            ..VictimCacheStats::default()
+        };
+        let told = text(&report, None);
+        let lines = "0 errors, 0 of them timeouts\n          the hcache server refuses: no room\n";
+        assert!(
+            told.contains("hcache    out of reach, ") && told.contains(lines),
+            "{told}"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_disk::{DiskStats, MachineStats, boot_id};
+use plimsoll_disk::{DiskStats, MachineStats, VictimCacheStats, boot_id};
 use plimsoll_vm::{ProcessId, Qmp, VmError};
 
 use super::report::{PauseReport, RecordReport};
@@ -14,18 +14,21 @@ use super::report::{PauseReport, RecordReport};
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
 /// What a VM whose memory is not shared is to be given.
 pub(super) const UNSHARED: &str = "the guest uses memory that QEMU does not share: queues there stand still, and requests fail; all memory must have share=on";
-/// How often new errors of a disk are told.
+/// How often new errors of a disk, or others of an hcache, are told.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Time limit of a command to the VM's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time until a monitor that failed is tried again.
 const MONITOR_RETRY: Duration = Duration::from_secs(5);
 
-/// Says when disks begin to fail, how often they do, and when their blocks are written again; and that a trace cannot be written.
+/// Says when disks begin to fail, how often they do, and when their blocks are written again; that a trace cannot be written; and why an
+/// hcache is out of reach.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     disks: Vec<Told>,
     has_failed_trace: bool,
+    /// Why the hcache was last said to be out of reach, and when.
+    hcache: Option<(String, Instant)>,
 }
 
 /// What was said of a disk.
@@ -94,6 +97,26 @@ impl Journal {
         is_new.then(|| {
             format!("disk: the trace {trace} cannot be written, and nothing of it is kept: {error}")
         })
+    }
+
+    /// The line to print of an hcache that is out of reach, or in reach again: one a minute where that changes all the time.
+    pub(super) fn hcache_line(
+        &mut self,
+        hcache: &VictimCacheStats,
+        now: Instant,
+    ) -> Option<String> {
+        let told = self.hcache.as_ref();
+        let is_due = told.is_none_or(|(_, at)| now.duration_since(*at) >= TELL_EVERY);
+        if hcache.in_reach && told.is_some() && is_due {
+            self.hcache = None;
+            return Some("disk: the hcache is in reach again".to_owned());
+        }
+        let why = hcache.failure.as_ref().filter(|_| !hcache.in_reach)?;
+        if !is_due || told.is_some_and(|(known, _)| known == why) {
+            return None;
+        }
+        self.hcache = Some((why.clone(), now));
+        Some(format!("disk: the hcache is out of reach: {why}"))
     }
 }
 
@@ -454,6 +477,37 @@ mod tests {
         assert!(line.ends_with("; its writes wait"), "{line}");
         assert_eq!(pause.follow(&stats, now), None);
         assert!(pause.follow(&stats, now + MONITOR_RETRY).is_some());
+    }
+
+    #[test]
+    fn the_journal_says_once_why_an_hcache_is_out_of_reach() {
+        let mut journal = Journal::default();
+        let begin = Instant::now();
+        let mut told = |failure: Option<&str>, in_reach, seconds| {
+            let hcache = VictimCacheStats {
+                available: true,
+                in_reach,
+                failure: failure.map(str::to_owned),
+                ..VictimCacheStats::default()
+            };
+            journal.hcache_line(&hcache, begin + Duration::from_secs(seconds))
+        };
+        assert_eq!(told(None, false, 0), None, "it is being connected");
+        assert_eq!(told(None, true, 1), None);
+        let line = "disk: the hcache is out of reach: no room";
+        assert_eq!(told(Some("no room"), false, 2).unwrap(), line);
+        assert_eq!(told(Some("no room"), false, 100), None, "once");
+        let line = "disk: the hcache is out of reach: it has gone";
+        assert_eq!(told(Some("it has gone"), false, 101).unwrap(), line);
+        assert_eq!(
+            told(Some("no room"), false, 102),
+            None,
+            "not again and again"
+        );
+        assert_eq!(told(None, true, 103), None);
+        let line = "disk: the hcache is in reach again";
+        assert_eq!(told(None, true, 161).unwrap(), line);
+        assert_eq!(told(None, true, 162), None);
     }
 
     #[test]

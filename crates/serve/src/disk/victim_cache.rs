@@ -50,6 +50,8 @@ pub struct HcacheClient {
     opened: u32,
     /// The next wait before an attempt to connect.
     wait: Duration,
+    /// Why the last connection, or attempt, ended; `None` while there is one.
+    failure: Option<String>,
 }
 
 /// The connection, or what is done for one.
@@ -85,6 +87,7 @@ impl HcacheClient {
             link: LinkState::Resting(Instant::now()),
             opened: 0,
             wait: RETRY.0,
+            failure: None,
         };
         client.begin_to_connect();
         client
@@ -100,12 +103,14 @@ impl HcacheClient {
             .spawn(connect);
         match spawned {
             Ok(_) => self.link = LinkState::Connecting(receiver),
-            Err(_) => self.rest(),
+            Err(error) => self.rest(&error.into()),
         }
     }
 
     /// Gives up the connection, or the attempt, for a while.
-    fn rest(&mut self) {
+    fn rest(&mut self, why: &Error) {
+        let source = std::error::Error::source(why).map(|source| format!(": {source}"));
+        self.failure = Some(format!("{why}{}", source.unwrap_or_default()));
         if let LinkState::Open(link) = &self.link
             && link.since.elapsed() >= RETRY.1
         {
@@ -127,6 +132,7 @@ impl HcacheClient {
             LinkState::Connecting(attempt) => match attempt.try_recv() {
                 Err(TryRecvError::Empty) => {}
                 Ok(Ok(connection)) => {
+                    self.failure = None;
                     self.link = LinkState::Open(Box::new(Link {
                         connection,
                         pools: HashMap::new(),
@@ -136,10 +142,10 @@ impl HcacheClient {
                     }));
                 }
                 Ok(Err(error)) => {
-                    self.rest();
+                    self.rest(&error);
                     return Err(io::Error::new(io::ErrorKind::NotConnected, error));
                 }
-                Err(TryRecvError::Disconnected) => self.rest(),
+                Err(TryRecvError::Disconnected) => self.rest(&Error::Disconnected),
             },
         }
         self.open_link()
@@ -175,7 +181,7 @@ impl HcacheClient {
                 Error::NoSuchPool(_) | Error::TooManyPools | Error::Bad(Status::Failed)
             );
             if !of_the_pool {
-                self.rest();
+                self.rest(&error);
             }
             match error {
                 Error::TimedOut => io::Error::new(io::ErrorKind::TimedOut, error),
@@ -210,6 +216,10 @@ impl Link {
 impl VictimCache for HcacheClient {
     fn is_in_reach(&mut self) -> bool {
         self.connected().is_ok()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.failure.clone()
     }
 
     fn open(&mut self, pool: PoolRequest) -> io::Result<u32> {

@@ -28,7 +28,11 @@ struct ServerThread {
 
 impl ServerThread {
     fn at(socket: &Path) -> Self {
-        let store = Store::new(StoreOptions::new(32 << 20)).unwrap();
+        Self::of(socket, 32 << 20)
+    }
+
+    fn of(socket: &Path, capacity_bytes: u64) -> Self {
+        let store = Store::new(StoreOptions::new(capacity_bytes)).unwrap();
         let server = Server::bind(socket, store.clone(), ServerOptions::default()).unwrap();
         let stop = server.stop_handle();
         let run = move || server.run(&|| "{}".to_owned(), &|bytes| store.resize(bytes));
@@ -162,6 +166,26 @@ fn a_server_that_goes_takes_its_pools_and_another_is_found_later() {
     assert!(behind.put(pool, 1, &[0; 4096]).is_err());
     assert_eq!(found(&mut behind, other, 1, 1), []);
     put(&mut behind, other, [1]);
+}
+
+#[test]
+fn a_server_that_refuses_the_ring_is_out_of_reach_for_its_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("hcache");
+    // The ring takes 2 MiB.
+    let served = ServerThread::of(&socket, 2 << 20);
+    let mut behind = HcacheClient::new(&socket, "test");
+    let latest = Instant::now() + CONNECTING_MAX;
+    while behind.failure().is_none() && Instant::now() < latest {
+        assert!(!behind.is_in_reach());
+        thread::sleep(Duration::from_millis(10));
+    }
+    let why = behind.failure().unwrap();
+    assert!(why.starts_with("the hcache server refuses: "), "{why}");
+    drop(served);
+    let _served = ServerThread::at(&socket);
+    opened(&mut behind, PoolRequest::Private);
+    assert_eq!(behind.failure(), None);
 }
 
 /// Opens a pool as soon as there is a connection.
