@@ -126,7 +126,7 @@ struct plimsoll_command {
 enum {
 	PLIMSOLL_ATTACH     = 1,	/* arg: guest-physical address of the ring, its nonce */
 	PLIMSOLL_DETACH     = 2,	/* arg: nonce; the host stops using the ring */
-	PLIMSOLL_KICK       = 3,	/* take all records of the ring */
+	PLIMSOLL_KICK       = 3,	/* take all records of the ring; ENOTCONN without one */
 	PLIMSOLL_POOL_OPEN  = 4,	/* arg: kind and first block, serial number; value: pool */
 	PLIMSOLL_POOL_CLOSE = 5,	/* arg: pool; its pages are dropped if private */
 };

@@ -206,8 +206,8 @@ impl ControlDisk {
                 }
                 Ok(0)
             }
-            // The ring was drained before.
-            control::KICK => Ok(0),
+            // The ring, if there is one, was drained before.
+            control::KICK => self.notices.nonce().map(|_| 0).ok_or(errno(Errno::NOTCONN)),
             control::POOL_OPEN => {
                 if self.notices.nonce().is_none() {
                     return Err(errno(Errno::NOTCONN));

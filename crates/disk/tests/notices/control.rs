@@ -179,6 +179,8 @@ fn writes_that_are_no_commands_fail_and_leave_the_answer() {
 fn commands_that_cannot_be_done_say_why() {
     let mut machine = Machine::new(Some(LocalStore::new(&store())));
     assert_eq!(machine.command(control::POOL_OPEN, &[0]), Err(ENOTCONN));
+    // By this a guest notices that the host was killed and replaced, which leaves `attached` as it was.
+    assert_eq!(machine.command(control::KICK, &[]), Err(ENOTCONN));
     assert_eq!(machine.command(control::ATTACH, &[HEADER, 1]), Err(EINVAL));
     assert_eq!(
         machine.command(control::ATTACH, &[1 << 40, NONCE]),
