@@ -25,7 +25,7 @@ use plimsoll_pagelog::{RecordSource as _, TlbShape};
 use plimsoll_protocol::size::{Count, QuantityError};
 use plimsoll_vm::{CommandLine, escape_commas, qemu_options};
 
-use plimsoll_output::bail_usage;
+use plimsoll_output::{bail_usage, refuse_block_device};
 
 /// Capacity of the ring in records: 8 MiB.
 const RING_RECORDS: u64 = 1 << 20;
@@ -157,11 +157,10 @@ impl PageLog {
             option("tlb_page", &bytes);
         }
         // An existing file is overwritten when the machine runs, not before.
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let file = refuse_block_device(path)
+            .and_then(|()| options.open(path))
             .with_context(|| format!("cannot create the page log {}", path.display()))?;
         Ok(Some(Self {
             ring,

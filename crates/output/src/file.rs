@@ -2,11 +2,12 @@
 //!
 //! A file is written beside its name and renamed into place, so that a reader
 //! never sees half of it and a failed run leaves the old one. An existing path
-//! that is no regular file (a pipe, `/dev/stdout`) is written directly.
+//! that is no regular file (a pipe, `/dev/stdout`) is written directly, and a
+//! block device is refused.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -34,13 +35,29 @@ pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     file.persist()
 }
 
+/// Refuses to write to a block device: whatever it has would be gone, as the disk of a VM.
+///
+/// # Errors
+///
+/// `InvalidInput` if `path` is one, or a link to one.
+pub fn refuse_block_device(path: &Path) -> io::Result<()> {
+    match fs::metadata(path).is_ok_and(|there| there.file_type().is_block_device()) {
+        true => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a block device is not overwritten",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Creates or empties a file that is written over time, always at its end: one that is truncated meanwhile, as by logrotate's
 /// `copytruncate`, gets no hole.
 ///
 /// # Errors
 ///
-/// The system's.
+/// The system's, and [`refuse_block_device`]'s.
 pub fn create_log(path: &Path) -> io::Result<File> {
+    refuse_block_device(path)?;
     // Held meanwhile, so that the reader of a named pipe is not told of an end.
     let _created = File::create(path)?;
     File::options().append(true).open(path)
@@ -90,6 +107,7 @@ impl AtomicFile {
     /// The cause with the file's name.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
         let open = || -> std::io::Result<Target> {
+            refuse_block_device(path)?;
             if fs::metadata(path).is_ok_and(|old| !old.is_file()) {
                 return Ok(Target::Direct(File::options().write(true).open(path)?));
             }
@@ -186,6 +204,9 @@ pub fn directory_of(path: &Path) -> &Path {
 mod tests {
     use super::*;
     use std::fs::Permissions;
+    use std::process::Command;
+
+    use plimsoll_skip::{Lack, skip};
 
     #[test]
     fn an_error_names_the_file_and_nothing_hidden() {
@@ -264,6 +285,24 @@ mod tests {
             fs::metadata(&path).unwrap().permissions().mode() & 0o777,
             0o600
         );
+    }
+
+    #[test]
+    fn a_block_device_is_not_written_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        // A number of no driver: what is written to it goes nowhere.
+        let made = Command::new("mknod")
+            .arg(&path)
+            .args(["b", "42", "0"])
+            .status();
+        if !made.is_ok_and(|status| status.success()) {
+            return skip(Lack::Root, "mknod made no block device");
+        }
+        let refused = "a block device is not overwritten";
+        let error = write_file(&path, b"x").unwrap_err();
+        assert!(format!("{error:#}").ends_with(refused), "{error:#}");
+        assert_eq!(create_log(&path).unwrap_err().to_string(), refused);
     }
 
     #[test]

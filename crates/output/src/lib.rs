@@ -31,7 +31,10 @@ pub use args::{
     json_lines,
 };
 pub use columns::{Cell, Columns, Side, csv};
-pub use file::{AtomicFile, cannot_write, create_log, directory_of, remove_at_signals, write_file};
+pub use file::{
+    AtomicFile, cannot_write, create_log, directory_of, refuse_block_device, remove_at_signals,
+    write_file,
+};
 pub use progress_bar::ReadingBar;
 pub use stop::{daemon_stop_flag, ignore_suspension, outlive_file_size_limit, stop_flag};
 pub use text::{
