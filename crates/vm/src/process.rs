@@ -285,8 +285,8 @@ pub fn running() -> Result<Vec<QemuVm>, VmError> {
         .collect()
 }
 
-/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if no process has that number, by
-/// its UUID or name, of which `NAME-PID` is one.
+/// Finds a running VM by its process id, by its process id and start (`PID@START`) or, if no QEMU has that number, by
+/// its UUID or name, of which `NAME-PID` is one. A number with leading zeros is a name.
 ///
 /// A process id finds any QEMU process, regardless of its user. A UUID or name finds only VMs of the default
 /// [`AllowedUsers`], so that no other user can take over a VM's name.
@@ -305,11 +305,13 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
         vm
     } else {
         let by_name = || QemuVm::of_pid(pid_of_name(pid_or_name)?);
-        match pid_or_name.parse().map(QemuVm::of_pid) {
+        match process_id(pid_or_name).map(QemuVm::of_pid) {
             // A name may be a number.
-            Ok(Err(error @ VmError::NoSuchProcess { .. })) => by_name().map_err(|_| error)?,
-            Ok(found) => found?,
-            Err(_) => by_name()?,
+            Some(Err(error @ (VmError::NoSuchProcess { .. } | VmError::NotQemu { .. }))) => {
+                by_name().map_err(|_| error)?
+            }
+            Some(found) => found?,
+            None => by_name()?,
         }
     };
     if vm.ram.is_empty() {
@@ -319,6 +321,12 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
         });
     }
     Ok(vm)
+}
+
+/// The process id that a text is, as it is printed: without leading zeros.
+fn process_id(text: &str) -> Option<u32> {
+    let pid = text.parse::<u32>().ok()?;
+    (pid.to_string() == text).then_some(pid)
 }
 
 /// What plimsolld calls a VM whose name another one has: `NAME-PID`.
@@ -705,6 +713,14 @@ mod tests {
         // The largest process id on Linux is 2^22.
         let error = find("4194305").unwrap_err();
         assert!(matches!(error, VmError::NoSuchProcess { pid: 4_194_305 }));
+    }
+
+    #[test]
+    fn a_number_with_leading_zeros_is_a_name() {
+        assert_eq!(process_id("7"), Some(7));
+        assert_eq!(["007", "+7", "7 ", "x"].map(process_id), [None; 4]);
+        let error = find(&format!("0{}", std::process::id())).unwrap_err();
+        assert!(matches!(error, VmError::NoSuchName { .. }), "{error}");
     }
 
     #[test]
