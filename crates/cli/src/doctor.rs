@@ -5,7 +5,7 @@
 use std::io::Write;
 
 use plimsoll_observe::doctor::{Chapter, Finding, examine, one_target};
-use plimsoll_output::{TableOrJsonArg, printable};
+use plimsoll_output::{TableOrJsonArg, cut, printable};
 use plimsoll_protocol::curve_json::SCHEMA;
 use plimsoll_protocol::vm::BackendView;
 use serde::Serialize;
@@ -43,6 +43,9 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         .write(out, || table(&examination.chapters), &examination)
 }
 
+/// Characters of a subject that the table shows: one long name would widen all lines.
+const SUBJECT_CHARACTERS: usize = 40;
+
 /// The assessment of a target, as JSON shows it.
 #[derive(Debug, Serialize)]
 struct TargetReport<'a> {
@@ -63,9 +66,11 @@ fn run_for_target(target: &str, format: TableOrJsonArg, out: &mut dyn Write) -> 
 
 fn table(chapters: &[Chapter]) -> String {
     let mut table = String::new();
+    // VMs and groups choose their names.
+    let shown = |subject: &str| cut(&printable(subject), SUBJECT_CHARACTERS);
     let subjects = chapters.iter().flat_map(|chapter| &chapter.findings);
     let width = subjects
-        .map(|finding| finding.subject.chars().count())
+        .map(|finding| shown(&finding.subject).chars().count())
         .max();
     let width = width.unwrap_or(0);
     for (index, chapter) in chapters.iter().enumerate() {
@@ -80,8 +85,7 @@ fn table(chapters: &[Chapter]) -> String {
                 found,
                 advice,
             } = finding;
-            // VMs and groups choose their names.
-            let (subject, found) = (printable(subject), printable(found));
+            let (subject, found) = (shown(subject), printable(found));
             table.push_str(&format!("  {verdict:<7}  {subject:<width$}  {found}\n"));
             if let Some(advice) = advice {
                 table.push_str(&format!(
@@ -118,6 +122,16 @@ mod tests {
         let expected = "Kernel\n  ok       kernel  Linux 6.1\n\nVirtual machines\n  \
                      no       VM web  private memory\n                   -> share it\n";
         assert_eq!(table(&chapters()), expected);
+    }
+
+    #[test]
+    fn one_long_name_does_not_widen_all_lines() {
+        let mut chapters = chapters();
+        chapters[1].findings[0].subject = "VM ".to_owned() + &"x".repeat(250);
+        let table = table(&chapters);
+        let widest = table.lines().map(|line| line.chars().count()).max();
+        assert!(widest < Some(2 * SUBJECT_CHARACTERS), "{table}");
+        assert!(table.contains('…'), "{table}");
     }
 
     #[test]

@@ -11,7 +11,13 @@ pub fn of_vm(vm: &QemuVm) -> String {
         Some(Accelerator::Tcg) => "TCG",
         _ => "unknown accelerator",
     };
-    let size = ByteSize(vm.memory_bytes).rounded();
+    // That of its start lacks what was plugged since.
+    let mapped_bytes = vm.ram.iter().map(|ram| ram.len_bytes).sum();
+    let size = match vm.ram.is_empty() {
+        true => ByteSize(vm.memory_bytes),
+        false => ByteSize(mapped_bytes),
+    };
+    let size = size.rounded();
     let backings = backings(&vm.ram);
     format!("process {}, {accelerator}, {size} of {backings}", vm.pid)
 }

@@ -87,7 +87,7 @@ mod tests {
     fn vm(backings: &[RamBacking]) -> QemuVm {
         let ram = backings.iter().map(|backing| RamMapping {
             address: 1 << 30,
-            len_bytes: 1 << 20,
+            len_bytes: (1 << 20) / backings.len() as u64,
             file_offset_bytes: 0,
             backing: backing.clone(),
         });

@@ -34,7 +34,7 @@ impl Figure for PlanReport<'_> {
         table.push('\n');
         let expected = |at: Option<Relative>| at.map_or("?".to_owned(), |at| times(at.expected));
         table.push_str(&table!(&plan.targets, |target| {
-            Left "VM": printable(&target.vm),
+            Left "VM": name(&target.vm),
             Right "baseline": size(target.baseline_bytes),
             Right "now": size(target.current_bytes),
             Right "target": size(target.target_bytes),
