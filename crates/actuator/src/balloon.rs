@@ -12,9 +12,10 @@ use plimsoll_vm::{
 };
 
 use crate::endpoints::{ActuatorRow, Endpoints, Role};
+use crate::outdated_size::OutdatedSize;
 use crate::progress::{Absence, Part, Patience, Tracker};
 use crate::stats_interval::StatsInterval;
-use crate::{ActuatorError, Delivery, MemoryPart, Observation};
+use crate::{ActuatorError, BalloonRecord, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "balloon",
@@ -77,6 +78,7 @@ pub struct Balloon {
     virtio_mem_bytes: u64,
     stats_interval: StatsInterval,
     absence: Option<Absence>,
+    outdated_size: OutdatedSize,
     tracker: Tracker,
     stats_clock: StatsClock,
     /// Reads of the VM's disks at the last query.
@@ -105,6 +107,7 @@ impl Balloon {
             virtio_mem_bytes: 0,
             stats_interval: StatsInterval::new(settings.stats_interval_s),
             absence: None,
+            outdated_size: OutdatedSize::default(),
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
             blocks: None,
@@ -214,8 +217,21 @@ impl Balloon {
                 self.checked_ram(actual_bytes?.saturating_add(self.virtio_mem_bytes))?
             }
         };
-        self.tracker.see(actual_bytes, Instant::now());
         self.absence = None;
+        let guest = self.query_guest(qmp, actual_bytes, deadline);
+        let report = guest.as_ref().ok().and_then(Option::as_ref);
+        let size_bytes = (self.outdated_size).resolve(actual_bytes, report, self.max_bytes);
+        self.tracker.see(size_bytes, Instant::now());
+        guest
+    }
+
+    /// The guest's statistics; `None` if it never reported any.
+    fn query_guest(
+        &mut self,
+        qmp: &mut Exchange,
+        actual_bytes: u64,
+        deadline: Instant,
+    ) -> Result<Option<GuestStats>, Failure> {
         let Some(path) = qmp.within(deadline).find_balloon()? else {
             // The balloon is at another path of QEMU's object tree, and works without statistics.
             return Ok(None);
@@ -291,6 +307,18 @@ impl MemoryPart for Balloon {
             min_bytes: self.min_bytes(),
             ..part
         }
+    }
+
+    fn record(&self) -> BalloonRecord {
+        BalloonRecord {
+            total_excludes_balloon: self.outdated_size.total_excludes_balloon,
+            former_interval_s: self.stats_interval.former_s,
+        }
+    }
+
+    fn resume(&mut self, record: BalloonRecord) {
+        self.outdated_size.total_excludes_balloon = record.total_excludes_balloon;
+        self.stats_interval.former_s = record.former_interval_s;
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {

@@ -1,7 +1,7 @@
 //! Memory that is observed and never changed.
 
 use crate::progress::Part;
-use crate::{ActuatorError, MemoryPart, Observation};
+use crate::{ActuatorError, BalloonRecord, MemoryPart, Observation};
 
 /// A memory part that is observed; its targets are never sent.
 #[derive(Debug)]
@@ -23,6 +23,14 @@ impl MemoryPart for DryRun {
 
     fn part(&self) -> Part {
         self.0.part()
+    }
+
+    fn record(&self) -> BalloonRecord {
+        self.0.record()
+    }
+
+    fn resume(&mut self, record: BalloonRecord) {
+        self.0.resume(record);
     }
 
     fn set(&mut self, _target_bytes: u64) -> Result<(), ActuatorError> {

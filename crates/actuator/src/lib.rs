@@ -31,6 +31,7 @@ mod guest_need;
 mod hcache;
 #[cfg(feature = "libvirt")]
 mod libvirt;
+mod outdated_size;
 mod progress;
 pub mod registry;
 mod resize;
@@ -62,6 +63,14 @@ pub trait MemoryPart: Debug + Send {
     /// Size and progress at the last poll.
     fn part(&self) -> Part;
 
+    /// What a later process must know of its balloon.
+    fn record(&self) -> BalloonRecord {
+        BalloonRecord::default()
+    }
+
+    /// Takes what an earlier process recorded of its balloon; to be called before the first poll.
+    fn resume(&mut self, _record: BalloonRecord) {}
+
     /// Turns the guest's statistics on or off where that has to be done explicitly; they are on at first. Turning them
     /// off restores the interval that was set before this process changed it.
     ///
@@ -78,6 +87,15 @@ pub trait MemoryPart: Debug + Send {
     ///
     /// The error states whether the target was sent; either way [`Part::reserved_bytes`] covers it.
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
+}
+
+/// What a process that opens a VM's balloon later must know of it, because nothing shows it then.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BalloonRecord {
+    /// Whether the total that its guest reports was seen to exclude what the balloon took.
+    pub total_excludes_balloon: bool,
+    /// Interval of its guest's statistics before a process of ours set it, in s, 0 for none; `None` unless one did.
+    pub former_interval_s: Option<u64>,
 }
 
 /// Results of a poll other than the size.

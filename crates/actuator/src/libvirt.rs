@@ -16,9 +16,10 @@ use plimsoll_vm::{BlockReads, GuestStats, StatsClock};
 
 use crate::endpoints::{ActuatorRow, Role};
 use crate::guest_need::STATS_AGE_MAX_S;
+use crate::outdated_size::OutdatedSize;
 use crate::progress::{Absence, Part, Tracker};
 use crate::stats_interval::StatsInterval;
-use crate::{ActuatorError, BalloonSettings, Delivery, MemoryPart, Observation};
+use crate::{ActuatorError, BalloonRecord, BalloonSettings, Delivery, MemoryPart, Observation};
 
 pub(crate) static ROW: ActuatorRow = ActuatorRow {
     name: "libvirt",
@@ -302,6 +303,7 @@ pub struct Domain {
     interval_s: Option<(u64, Instant)>,
     stats_interval: StatsInterval,
     absence: Option<Absence>,
+    outdated_size: OutdatedSize,
     tracker: Tracker,
     stats_clock: StatsClock,
     /// Time of the last query for its state, its maximum and the reads of its disks.
@@ -325,6 +327,7 @@ impl Domain {
             interval_s: None,
             stats_interval: StatsInterval::new(settings.stats_interval_s),
             absence: None,
+            outdated_size: OutdatedSize::default(),
             tracker: Tracker::new(settings.patience),
             stats_clock: StatsClock::default(),
             domstats_asked: None,
@@ -386,6 +389,21 @@ impl Domain {
         }
     }
 
+    /// Takes its maximum from the output of `domstats`: RAM may have been plugged or unplugged; with virtio-mem without a change of it.
+    fn take_maximum(&mut self, domstats: &str) {
+        let Some(maximum) = value(domstats, "balloon.maximum") else {
+            return;
+        };
+        let before = self.libvirt_max_bytes.replace(maximum);
+        self.follow_maximum();
+        // The first description is read with the interval of the statistics.
+        self.description_due |= before.is_some_and(|before| before != maximum);
+        if self.description_due || self.devices.has_virtio_mem {
+            // What has not answered is asked again soon.
+            self.description_due = self.read_description().is_err();
+        }
+    }
+
     fn read_description(&mut self) -> Result<String, VirshError> {
         let description = self.run(&["dumpxml"])?;
         self.devices = MemoryDevices::of_description(&description);
@@ -410,9 +428,12 @@ impl Domain {
             return Ok(None);
         };
         let actual_bytes = actual_bytes.saturating_add(self.devices.plugged_bytes);
-        // The maximum was queried some time ago.
-        self.max_bytes = self.max_bytes.max(actual_bytes);
-        self.tracker.see(actual_bytes, now);
+        if actual_bytes > self.max_bytes {
+            // RAM was plugged since the maximum was queried.
+            let domstats = self.run(&["domstats", "--balloon"])?;
+            self.take_maximum(&domstats);
+            self.max_bytes = self.max_bytes.max(actual_bytes);
+        }
         let mut guest = stats.guest(interval_s);
         if let Some(guest) = &mut guest {
             self.stats_clock.measure(guest);
@@ -421,6 +442,8 @@ impl Domain {
             self.interval_s
                 .take_if(|(_, read)| is_stale && now.duration_since(*read) >= DOMSTATS_INTERVAL);
         }
+        let size_bytes = (self.outdated_size).resolve(actual_bytes, guest.as_ref(), self.max_bytes);
+        self.tracker.see(size_bytes, now);
         let silent = guest.is_none() && actual_bytes == self.max_bytes;
         self.absence = silent.then_some(Absence::NoDriver);
         Ok(guest)
@@ -465,16 +488,8 @@ impl MemoryPart for Domain {
             self.stopped = text.as_deref().and_then(stopped_state);
         }
         let text = text.as_deref();
-        // RAM may have been plugged or unplugged; with virtio-mem without a change of the maximum.
-        if let Some(maximum) = text.and_then(|text| value(text, "balloon.maximum")) {
-            let before = self.libvirt_max_bytes.replace(maximum);
-            self.follow_maximum();
-            // The first description is read with the interval of the statistics.
-            self.description_due |= before.is_some_and(|before| before != maximum);
-            if self.description_due || self.devices.has_virtio_mem {
-                // What has not answered is asked again soon.
-                self.description_due = self.read_description().is_err();
-            }
+        if let Some(text) = text {
+            self.take_maximum(text);
         }
         let observed = Observation::of_guest(self.query(), failures);
         Observation {
@@ -491,6 +506,18 @@ impl MemoryPart for Domain {
             min_bytes: self.min_bytes(),
             ..part
         }
+    }
+
+    fn record(&self) -> BalloonRecord {
+        BalloonRecord {
+            total_excludes_balloon: self.outdated_size.total_excludes_balloon,
+            former_interval_s: self.stats_interval.former_s,
+        }
+    }
+
+    fn resume(&mut self, record: BalloonRecord) {
+        self.outdated_size.total_excludes_balloon = record.total_excludes_balloon;
+        self.stats_interval.former_s = record.former_interval_s;
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {

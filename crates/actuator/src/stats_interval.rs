@@ -9,8 +9,8 @@ pub(crate) struct StatsInterval {
     wanted: bool,
     /// Whether this process has set a target: what the guest needs must be known soon.
     has_set_target: bool,
-    /// The interval before this process set it, in s.
-    former_s: Option<u64>,
+    /// The interval before this process, or an earlier one that could not restore it, set it, in s.
+    pub former_s: Option<u64>,
 }
 
 impl StatsInterval {

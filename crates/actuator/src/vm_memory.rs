@@ -5,7 +5,7 @@ use plimsoll_flow::VmId;
 use crate::endpoints::{Endpoints, Role};
 use crate::guest_need::NeedTracker;
 use crate::registry::open;
-use crate::{ActuatorError, FixedMemory, MemoryPart, MemoryStatus};
+use crate::{ActuatorError, BalloonRecord, FixedMemory, MemoryPart, MemoryStatus};
 
 /// All memory of one VM: its own, and the cache under its disk if it has one.
 #[derive(Debug)]
@@ -81,6 +81,16 @@ impl VmMemory {
             status.disk = observed.disk.or(status.disk.take());
             status.cache = Some(cache.part());
         }
+    }
+
+    /// What a later process must know of its balloon.
+    pub fn record(&self) -> BalloonRecord {
+        self.direct.record()
+    }
+
+    /// Takes what an earlier process recorded of its balloon; to be called before the first poll.
+    pub fn resume(&mut self, record: BalloonRecord) {
+        self.direct.resume(record);
     }
 
     /// Whether the guest is to report statistics; see [`MemoryPart::want_statistics`].

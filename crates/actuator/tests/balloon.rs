@@ -404,6 +404,35 @@ fn an_interval_that_somebody_has_set_is_kept_until_the_balloon_is_moved_and_rest
 }
 
 #[test]
+fn an_interval_that_a_killed_process_has_set_is_restored_by_the_next() {
+    let monitor = Monitor::new();
+    monitor.state().interval_s = 7;
+    let mut killed = seen(&monitor);
+    killed.set(128 * MIB).unwrap();
+    killed.query().unwrap();
+    assert_eq!(monitor.state().interval_s, 2);
+    let mut next = balloon_of(&monitor);
+    next.resume(killed.record());
+    next.query().unwrap();
+    next.want_statistics(false).unwrap();
+    assert_eq!(monitor.state().interval_s, 7);
+    assert_eq!(next.record().former_interval_s, None);
+}
+
+#[test]
+fn a_guest_that_has_more_than_qemu_reports_since_its_reset_is_not_shrunk_by_what_it_lost_before() {
+    let monitor = Monitor::new();
+    monitor.state().actual_bytes = 120 << 20;
+    monitor.state().total_bytes = 82 << 20;
+    let mut balloon = seen(&monitor);
+    assert_eq!(mib(&balloon), (120, 120));
+    monitor.state().total_bytes = 474 << 20;
+    monitor.state().told_unix_s += 2;
+    balloon.query().unwrap();
+    assert_eq!(mib(&balloon), (512, 512));
+}
+
+#[test]
 fn a_monitor_that_is_taken_says_so_and_is_free_again_later() {
     let monitor = Monitor::new();
     let mut balloon = seen(&monitor);

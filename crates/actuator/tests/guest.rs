@@ -184,6 +184,39 @@ fn a_guest_that_cannot_give_is_stuck_and_comes_back() {
     assert!(!guest.has_ended());
 }
 
+/// QEMU reports the size before the reset until the balloon's driver gets a target other than all RAM.
+#[test]
+fn a_guest_that_is_reset_with_a_target_of_its_ram_has_its_ram() {
+    let Some((mut guest, mut memory)) = start(GuestConfig {
+        balloon: true,
+        // Without which it would end.
+        extra_arguments: ["-action", "reboot=reset"].map(Into::into).to_vec(),
+        ..GuestConfig::new("reset", "workload=idle")
+    }) else {
+        return;
+    };
+    poll_until(&mut memory, |status| status.guest.is_some());
+    memory.set_direct(128 * MIB).unwrap();
+    poll_until(&mut memory, is_reached);
+    let total = |status: &MemoryStatus| status.guest.unwrap().total_bytes.unwrap();
+    poll_until(&mut memory, |status| total(status) < 128 * MIB);
+    assert!(memory.record().total_excludes_balloon);
+    let mut qmp = guest.qmp().unwrap();
+    qmp.execute("system_reset", serde_json::Value::Null)
+        .unwrap();
+    drop(qmp);
+    memory.set_direct(192 * MIB).unwrap();
+    let status = poll_until(&mut memory, is_reached);
+    assert_eq!(status.holding().direct_bytes, 192 * MIB);
+    assert!(total(&status) > 128 * MIB, "{status:?}");
+    let balloon_bytes = guest.qmp().unwrap().balloon_actual_bytes().unwrap();
+    assert_eq!(balloon_bytes, 128 * MIB);
+    // The driver reports the size when it follows the next target.
+    memory.set_direct(160 * MIB).unwrap();
+    let status = poll_until(&mut memory, is_reached);
+    assert_eq!(status.holding().direct_bytes, 160 * MIB);
+}
+
 #[test]
 fn a_guest_without_a_driver_ignores_its_target() {
     let Some((_guest, mut memory)) = start(GuestConfig {

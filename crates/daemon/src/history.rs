@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use plimsoll_actuator::Holding;
+use plimsoll_actuator::{BalloonRecord, Holding};
 use plimsoll_flow::MissRatioCurve;
 use plimsoll_protocol::curve_json::CurveJson;
 use plimsoll_protocol::decision::{Decision, Phase};
@@ -579,6 +579,31 @@ impl History {
     }
 
     /// What was stored before a VM was last resized.
+    /// What an earlier daemon recorded of the balloon of this process of a VM.
+    pub fn balloon(&self, vm: &str, process: ProcessId) -> BalloonRecord {
+        let state = self.state();
+        let record = state.vms.get(state.id(vm));
+        let balloon = record.and_then(|record| record.balloon);
+        let balloon = balloon.filter(|(of, ..)| *of == kept(process));
+        balloon.map_or_else(BalloonRecord::default, |(_, excludes, former_s)| {
+            BalloonRecord {
+                total_excludes_balloon: excludes,
+                former_interval_s: former_s,
+            }
+        })
+    }
+
+    /// Stores that in place of what was recorded before.
+    pub fn put_balloon(&self, vm: &str, process: ProcessId, record: BalloonRecord) -> Persistence {
+        let BalloonRecord {
+            total_excludes_balloon,
+            former_interval_s,
+        } = record;
+        let balloon = (kept(process), total_excludes_balloon, former_interval_s);
+        self.state()
+            .change_vm(vm, |kept| kept.balloon = Some(balloon))
+    }
+
     pub fn mark(&self, vm: &str) -> ResizeMark {
         let state = self.state();
         let record = state.vms.get(state.id(vm));

@@ -37,6 +37,8 @@ pub struct State {
     pub stopped: Option<&'static str>,
     /// Whether a balloon is there.
     pub device: bool,
+    /// Memory that the guest manages.
+    pub total_bytes: u64,
     /// Time of the guest's last statistics; 0 for never.
     pub told_unix_s: u64,
     pub interval_s: u64,
@@ -67,6 +69,7 @@ impl Monitor {
             actual_bytes: 512 << 20,
             stopped: None,
             device: true,
+            total_bytes: 480 << 20,
             told_unix_s: now_unix_s(),
             interval_s: 0,
             quirk: None,
@@ -213,7 +216,7 @@ impl State {
             }
             "qom-get" if property == "guest-stats-polling-interval" => Ok(json!(self.interval_s)),
             "qom-get" if property == "guest-stats" => Ok(json!({
-                "stats": { "stat-free-memory": 1 << 20, "stat-swap-in": u64::MAX },
+                "stats": { "stat-total-memory": self.total_bytes, "stat-free-memory": 1 << 20, "stat-swap-in": u64::MAX },
                 "last-update": self.told_unix_s,
             })),
             _ => Err(("CommandNotFound", "there is no such command")),

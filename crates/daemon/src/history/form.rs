@@ -267,11 +267,14 @@ pub(super) struct VmRecord {
     pub(super) began_anew: Option<(u32, u64)>,
     decided_above_bytes: Option<u64>,
     others_above_bytes: Option<u64>,
+    /// What its process's balloon needs: the process, whether the total of its guest excludes the balloon, and the former interval of
+    /// its guest's statistics in s.
+    pub(super) balloon: Option<((u32, u64), bool, Option<u64>)>,
 }
 
 impl VmRecord {
-    /// What the last eight fields are without values. Records of earlier versions end before some of them.
-    pub(super) const NOTHING_MORE: [u8; 8] = [0; 8];
+    /// What the last nine fields are without values. Records of earlier versions end before some of them.
+    pub(super) const NOTHING_MORE: [u8; 9] = [0; 9];
 
     /// The settings changed by hand.
     pub(super) fn change(&self) -> SettingsChange {

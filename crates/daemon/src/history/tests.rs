@@ -909,3 +909,25 @@ fn a_kept_curve_tells_where_few_misses_are_left() {
         assert!((1.0..1.25).contains(&over), "{ratio}: {over}");
     }
 }
+
+#[test]
+fn what_a_daemon_recorded_of_a_balloon_is_that_of_its_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("history.redb");
+    let process = |start_ticks| ProcessId {
+        pid: 7,
+        start_ticks,
+    };
+    let record = BalloonRecord {
+        total_excludes_balloon: true,
+        former_interval_s: Some(7),
+    };
+    let history = opened_quietly(&path);
+    let _ = history.put_baseline("web", 1 << 20);
+    let _ = history.put_balloon("web", process(1), record);
+    drop(history);
+    let history = opened_quietly(&path);
+    assert_eq!(history.balloon("web", process(1)), record);
+    let none = BalloonRecord::default();
+    assert_eq!(history.balloon("web", process(2)), none);
+}

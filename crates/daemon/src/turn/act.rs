@@ -422,6 +422,7 @@ impl<H: Host> Turns<H> {
                 });
             }
         });
+        self.keep_balloons();
     }
 }
 

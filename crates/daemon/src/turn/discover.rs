@@ -113,6 +113,8 @@ impl<H: Host> Turns<H> {
         let mut vm = Vm::new(found, opened, rule, change, first);
         vm.followed_ram_bytes = self.history.ram(&name);
         vm.earlier_cache_bytes = self.history.cache(&name).unwrap_or(0);
+        let balloon = self.history.balloon(&name, vm.found.process());
+        vm.actuator.resume(balloon);
         self.vms.insert(name, vm);
     }
 
@@ -134,6 +136,17 @@ impl<H: Host> Turns<H> {
                 let _ = self.history.put_mark(name, mark);
             } else if !vm.found.receives {
                 let _ = self.history.put_began_anew(name, process);
+            }
+        }
+    }
+
+    /// Stores what a later daemon must know of balloons.
+    pub(super) fn keep_balloons(&self) {
+        // Of others nothing is stored.
+        for (name, vm) in self.vms.iter().filter(|(_, vm)| vm.first_is_kept) {
+            let (process, record) = (vm.found.process(), vm.actuator.record());
+            if record != self.history.balloon(name, process) {
+                let _ = self.history.put_balloon(name, process, record);
             }
         }
     }

@@ -326,6 +326,7 @@ impl<H: Host> Turns<H> {
         self.recognise_restored();
         self.warn_of_unreturned();
         self.observe_groups();
+        self.keep_balloons();
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
             self.back_store();
