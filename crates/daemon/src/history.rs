@@ -555,6 +555,14 @@ impl History {
         let process = Some(kept(process));
         let state = self.state();
         let record = state.vms.get(state.id(vm));
+    /// The last process that was resized of each VM, by the VM's UUID, or its name if it has none.
+    pub fn resized(&self) -> Vec<(String, ProcessId)> {
+        let state = self.state();
+        let vms = state.vms.iter();
+        vms.filter_map(|(id, record)| Some((id.clone(), record.mark().process?)))
+            .collect()
+    }
+
         record.is_some_and(|record| {
             record.resized.is_some() && record.resized != process && record.began_anew != process
         })

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{Read as _, Write as _};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, ExitCode};
 use std::sync::Arc;
@@ -184,8 +184,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
             notify(&[NotifyState::Watchdog]);
         }
     }));
-    let mut alive = |has_moved: bool| {
-        if has_moved && dead_mans_switch && orphan.is_none() {
+    let mut alive = |is_resized: bool| {
+        // One that fails would fail again.
+        let is_killed = |orphan: &mut Child| {
+            let ended = orphan.try_wait().ok().flatten();
+            ended.is_some_and(|status| status.signal().is_some())
+        };
+        if is_resized && dead_mans_switch && orphan.as_mut().is_none_or(is_killed) {
             orphan = start_orphan(args)
                 .map_err(|error| {
                     tracing::warn!("if the daemon is killed, VMs keep what they have: {error}");

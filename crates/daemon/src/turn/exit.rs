@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use plimsoll_actuator::Holding;
 use plimsoll_protocol::decision::{Initiator, Kind};
+use plimsoll_vm::ProcessId;
 
 use super::discover::poll_all;
 use super::{CACHE_LEAST_BYTES, Move, PendingMove, SAME_BYTES, STORE, Turns};
@@ -45,7 +46,8 @@ impl<H: Host> Turns<H> {
             poll_all(self.vms.values_mut());
             self.count_copies_once();
             self.recognise_restored();
-            let all_answer = self.vms.values().all(Vm::is_known);
+            let all_answer =
+                self.vms.values().all(Vm::is_known) && self.undiscovered().next().is_none();
             let longest = match self.vms.is_empty() {
                 true => DISCOVERY_MAX,
                 false if all_answer => Duration::ZERO,
@@ -93,9 +95,10 @@ impl<H: Host> Turns<H> {
 
     /// What VMs that were resized, and are managed, lack of what they had.
     pub fn lacks(&self) -> Vec<String> {
-        let resized = self.vms.iter().filter(|(name, vm)| {
-            self.history.was_resized(name, vm.found.process()) && vm.settings().managed
-        });
+        let resized = self
+            .vms
+            .iter()
+            .filter(|(name, vm)| self.was_resized(name, vm) && vm.settings().managed);
         let why_withheld = self.why_withheld();
         let lacks = resized.filter_map(|(name, vm)| {
             if !vm.is_known() {
@@ -122,7 +125,38 @@ impl<H: Host> Turns<H> {
                 )
             })
         });
-        lacks.collect()
+        let undiscovered = self.undiscovered().map(|(id, process)| {
+            format!(
+                "{id}: its process {} cannot be inspected: it keeps what it has, which may be less than it had",
+                process.pid
+            )
+        });
+        lacks.chain(undiscovered).collect()
+    }
+
+    /// Processes of VMs that were resized, and are managed, that run and were not discovered, by the VMs' UUIDs or names.
+    fn undiscovered(&self) -> impl Iterator<Item = (String, ProcessId)> {
+        let is_known = |process| self.vms.values().any(|vm| vm.found.process() == process);
+        let is_managed = |id: &str| {
+            let rule = self.config.settings_for(id, Some(id));
+            let managed = self.history.settings(id).managed.or(rule.managed);
+            managed.unwrap_or(true)
+        };
+        let resized = self.history.resized().into_iter();
+        resized.filter(move |(id, process)| {
+            !is_known(*process) && process.is_there() && is_managed(id)
+        })
+    }
+
+    /// Whether memory was moved, by this daemon or by an earlier one, so that VMs may have less than they had.
+    pub fn has_resized(&self) -> bool {
+        let mut vms = self.vms.iter();
+        self.has_moved || vms.any(|(name, vm)| self.was_resized(name, vm))
+    }
+
+    /// Whether a decision, of whatever daemon, resized this process of a VM. An earlier VM of its name is not the one that has its size now.
+    pub(super) fn was_resized(&self, name: &str, vm: &Vm) -> bool {
+        self.history.was_resized(name, vm.found.process())
     }
 
     /// Ends giving memory back. A VM that is paused, or slow, keeps its target, and so gets its memory when it follows: no daemon will
@@ -141,7 +175,7 @@ impl<H: Host> Turns<H> {
     /// Whether the size of a VM that was resized is unknown, because its monitor or libvirt has never answered.
     fn is_any_unknown(&self) -> bool {
         let mut vms = self.vms.iter();
-        vms.any(|(name, vm)| !vm.is_known() && self.history.was_resized(name, vm.found.process()))
+        vms.any(|(name, vm)| !vm.is_known() && self.was_resized(name, vm))
     }
 
     /// Whether a VM that was resized has less than it had, as far as that is known.
@@ -253,8 +287,6 @@ impl<H: Host> Turns<H> {
     /// VMs that a decision resized and that do not have what they had: their present and their first holdings. What somebody else
     /// gave a VM above that stays.
     fn resized(&self) -> Vec<(String, Holding, Holding)> {
-        // An earlier VM of its name is not the one that has its size now.
-        let was_resized = |name: &str, vm: &Vm| self.history.was_resized(name, vm.found.process());
         let moves = self.vms.iter().filter_map(|(name, vm)| {
             let from = vm.status.holding();
             let own_bytes = vm.first_bytes + self.kept_above_bytes(name, vm);
@@ -277,7 +309,7 @@ impl<H: Host> Turns<H> {
                 false => vm.is_resizable(),
             };
             let movable = vm.first_is_kept && vm.settings().managed && vm.is_known() && follows;
-            (movable && is_other && was_resized(name, vm)).then(|| (name.clone(), from, to))
+            (movable && is_other && self.was_resized(name, vm)).then(|| (name.clone(), from, to))
         });
         moves.collect()
     }

@@ -252,7 +252,7 @@ impl<H: Host> Turns<H> {
     }
 
     /// Runs until every [`SharedState`] is dropped or `stop` is set; `alive` is called at every tick, with whether memory
-    /// was moved since the start.
+    /// was moved, by this daemon or by an earlier one.
     pub fn run(
         &mut self,
         commands: &Receiver<Command>,
@@ -263,7 +263,7 @@ impl<H: Host> Turns<H> {
             let tick = Instant::now();
             self.tick(tick);
             (self.progress)();
-            alive(self.has_moved);
+            alive(self.has_resized());
             loop {
                 if stop() {
                     self.shut_down();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use plimsoll_daemon::config::{Config, Workflow};
-use plimsoll_daemon::history::{History, Limits};
+use plimsoll_daemon::history::{History, Limits, ResizeMark};
 use plimsoll_daemon::host::GroupLimit;
 use plimsoll_daemon::shared::Command;
 use plimsoll_daemon::turn::TICK;
@@ -862,6 +862,43 @@ fn what_a_host_lacked_is_returned_at_the_end_as_far_as_the_host_has_it_then() {
             assert_eq!(rig.decisions().len(), decisions + 2);
         }
     }
+}
+
+#[test]
+fn a_daemon_that_follows_one_that_was_killed_has_resized_vms_from_its_first_turn() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.pass(2);
+    assert!(!rig.turns.has_resized());
+    divided(&mut rig);
+    let history = Arc::clone(&rig.shared.history);
+    let mut later = Rig::with(config(Mode::Observe), rig.host.clone(), history);
+    later.pass(1);
+    assert!(later.turns.has_resized());
+}
+
+/// Its monitor hangs, and without names of its threads nothing but the monitor shows its vCPUs.
+#[test]
+fn a_vm_that_was_resized_and_is_not_discovered_again_is_named_at_the_end() {
+    let mut rig = Rig::of_three(config(Mode::Act));
+    rig.pass(2);
+    let process = ProcessId::of_pid(std::process::id()).unwrap();
+    let mark = ResizeMark {
+        process: Some(process),
+        ..ResizeMark::default()
+    };
+    let history = &rig.shared.history;
+    let _ = history.put_baseline("hangs", 512 * MIB);
+    let _ = history.put_mark("hangs", mark);
+    let lacks = rig.turns.lacks();
+    assert_eq!(lacks.len(), 1, "{lacks:?}");
+    let begin = format!("hangs: its process {} cannot be inspected", process.pid);
+    assert!(lacks[0].starts_with(&begin), "{lacks:?}");
+    let unmanaged = SettingsChange {
+        managed: Some(false),
+        ..SettingsChange::default()
+    };
+    let _ = history.put_settings("hangs", &unmanaged);
+    assert!(rig.turns.lacks().is_empty());
 }
 
 #[test]
