@@ -259,8 +259,8 @@ impl History {
         self.state().problem.iter().cloned().collect()
     }
 
-    /// Whether a file was present at the start that could not be read: earlier flags, settings and moves in progress
-    /// are then unknown.
+    /// Whether a file was present that could not be read, at the start of this process or of an earlier one, and moving was not
+    /// resumed since: earlier flags, settings and moves in progress are unknown.
     pub fn began_anew(&self) -> bool {
         self.state().began_anew
     }
@@ -491,7 +491,12 @@ impl History {
     pub fn put_paused(&self, paused: bool) -> Persistence {
         let mut state = self.state();
         state.paused = paused;
-        state.write(true, &|txn| store::put_paused(txn, paused))
+        state.began_anew &= paused;
+        let began_anew = state.began_anew;
+        state.write(true, &|txn| {
+            store::put_paused(txn, paused)?;
+            store::put_began_anew(txn, began_anew)
+        })
     }
 
     /// The host's phase in the workflow, if one was ever stored.
@@ -550,11 +555,6 @@ impl History {
         resized == Some(kept(process))
     }
 
-    /// Whether a process of a VM may continue another one, which was resized: neither was it resized itself, nor did it begin anew.
-    pub fn may_continue(&self, vm: &str, process: ProcessId) -> bool {
-        let process = Some(kept(process));
-        let state = self.state();
-        let record = state.vms.get(state.id(vm));
     /// The last process that was resized of each VM, by the VM's UUID, or its name if it has none.
     pub fn resized(&self) -> Vec<(String, ProcessId)> {
         let state = self.state();
@@ -563,6 +563,11 @@ impl History {
             .collect()
     }
 
+    /// Whether a process of a VM may continue another one, which was resized: neither was it resized itself, nor did it begin anew.
+    pub fn may_continue(&self, vm: &str, process: ProcessId) -> bool {
+        let process = Some(kept(process));
+        let state = self.state();
+        let record = state.vms.get(state.id(vm));
         record.is_some_and(|record| {
             record.resized.is_some() && record.resized != process && record.began_anew != process
         })
@@ -574,19 +579,6 @@ impl History {
         self.state().change_vm(vm, |kept| kept.began_anew = process)
     }
 
-    /// The most that a VM's cache had in the last decision about the VM, in bytes.
-    pub fn cache(&self, vm: &str) -> Option<u64> {
-        let state = self.state();
-        state.vms.get(state.id(vm))?.cache_bytes
-    }
-
-    /// Stores the most that a cache had.
-    pub fn put_cache(&self, vm: &str, cache_bytes: u64) -> Persistence {
-        self.state()
-            .change_vm(vm, |kept| kept.cache_bytes = Some(cache_bytes))
-    }
-
-    /// What was stored before a VM was last resized.
     /// What an earlier daemon recorded of the balloon of this process of a VM.
     pub fn balloon(&self, vm: &str, process: ProcessId) -> BalloonRecord {
         let state = self.state();
@@ -612,6 +604,19 @@ impl History {
             .change_vm(vm, |kept| kept.balloon = Some(balloon))
     }
 
+    /// The most that a VM's cache had in the last decision about the VM, in bytes.
+    pub fn cache(&self, vm: &str) -> Option<u64> {
+        let state = self.state();
+        state.vms.get(state.id(vm))?.cache_bytes
+    }
+
+    /// Stores the most that a cache had.
+    pub fn put_cache(&self, vm: &str, cache_bytes: u64) -> Persistence {
+        self.state()
+            .change_vm(vm, |kept| kept.cache_bytes = Some(cache_bytes))
+    }
+
+    /// What was stored before a VM was last resized.
     pub fn mark(&self, vm: &str) -> ResizeMark {
         let state = self.state();
         let record = state.vms.get(state.id(vm));
@@ -676,15 +681,18 @@ impl State {
                     path.display(),
                     aside.display()
                 ));
-                self.began_anew = true;
                 let store = Store::open(path, limits.bytes_max)?;
                 // Until it is resumed, and not only until the next start.
-                store.write(true, &|txn| store::put_paused(txn, true))?;
+                store.write(true, &|txn| {
+                    store::put_paused(txn, true)?;
+                    store::put_began_anew(txn, true)
+                })?;
                 (store.load()?, store)
             }
             opened => opened?,
         };
         self.paused = loaded.paused;
+        self.began_anew = loaded.began_anew;
         self.phase = loaded.phase;
         self.next_id = self.next_id.max(loaded.next_id);
         self.vms = loaded.vms;

@@ -267,6 +267,10 @@ fn give_back(args: &Args) -> anyhow::Result<()> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
+    if history.began_anew() {
+        let lost = "the history is lost, so what VMs had is unknown: they keep what they have, which may be less";
+        return Err(PartialResult(lost.to_owned()).into());
+    }
     let (sender, _commands) = mpsc::sync_channel(COMMANDS);
     let shared = Arc::new(SharedState::new(
         Snapshot::before_the_first_turn(&config),

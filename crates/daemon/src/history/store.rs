@@ -14,7 +14,7 @@ use plimsoll_protocol::vm::Sample;
 use redb::backends::{FileBackend, InMemoryBackend};
 use redb::{
     Database, Durability, ReadTransaction, ReadableDatabase, ReadableTable, ReadableTableMetadata,
-    TableDefinition, TableError, WriteTransaction,
+    StorageBackend as _, TableDefinition, TableError, WriteTransaction,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -105,6 +105,8 @@ impl From<io::Error> for Failure {
 /// Flags, and the records of VMs.
 pub(super) struct StoredState {
     pub(super) paused: bool,
+    /// Whether it replaced one that could not be read, and that was not acknowledged yet.
+    pub(super) began_anew: bool,
     pub(super) phase: Option<Phase>,
     pub(super) next_id: u64,
     pub(super) vms: BTreeMap<String, VmRecord>,
@@ -125,26 +127,29 @@ impl Store {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        let (file, is_new) = match options.clone().create_new(true).open(path) {
+            Ok(file) => (file, true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                (options.open(path)?, false)
+            }
+            Err(error) => return Err(error.into()),
+        };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(Failure::Io("not a regular file".to_owned()));
         }
-        let empty = (metadata.len() == 0)
-            .then(|| file.try_clone())
-            .transpose()?;
         let opened = guarded(move || {
             let mut builder = Database::builder();
             builder
                 .set_cache_size(CACHE_BYTES)
                 .set_check_integrity_on_open(true);
-            let database = builder.create_with_backend(FileBackend::new(file)?)?;
+            let backend = FileBackend::new(file)?;
+            if !is_new && backend.len()? == 0 {
+                return Err(redb::Error::Corrupted("it is empty".to_owned()));
+            }
+            let database = builder.create_with_backend(backend)?;
             let mut store = Self::begun(database)?;
             store.file = Some((metadata.dev(), metadata.ino()));
             if metadata.len() > bytes_max {
@@ -154,10 +159,11 @@ impl Store {
             Ok(store)
         });
         // What could not be created, as on a full disk, is no damaged history.
-        if let (Some(file), Err(failure)) = (empty, &opened)
+        if let Err(failure) = &opened
+            && is_new
             && !matches!(failure, Failure::Held)
         {
-            let _ = file.set_len(0);
+            let _ = fs::remove_file(path);
         }
         opened
     }
@@ -275,6 +281,7 @@ impl Store {
             }
             Ok(StoredState {
                 paused: number("paused")? == Some(1),
+                began_anew: number("began_anew")? == Some(1),
                 phase: number("phase")?.and_then(|number| {
                     let number = usize::try_from(number).ok()?;
                     PHASES.get(number).copied()
@@ -533,6 +540,12 @@ pub(super) fn put_schema(txn: &WriteTransaction, schema: u32) -> Result<(), redb
 
 pub(super) fn put_paused(txn: &WriteTransaction, paused: bool) -> Result<(), redb::Error> {
     txn.open_table(META)?.insert("paused", u64::from(paused))?;
+    Ok(())
+}
+
+pub(super) fn put_began_anew(txn: &WriteTransaction, anew: bool) -> Result<(), redb::Error> {
+    txn.open_table(META)?
+        .insert("began_anew", u64::from(anew))?;
     Ok(())
 }
 

@@ -638,7 +638,7 @@ fn memory_is_bounded_too() {
 fn a_file_that_is_not_what_was_written_is_set_aside() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("history.redb");
-    for damage in 0..5_u64 {
+    for damage in 0..6_u64 {
         {
             let history = History::open(&path, LIMITS).unwrap().0;
             for id in 1..200 {
@@ -652,6 +652,7 @@ fn a_file_that_is_not_what_was_written_is_set_aside() {
             1 => file.set_len(length / 2).unwrap(),
             2 => file.set_len(100).unwrap(),
             3 => file.write_all_at(&[0x5a; 4096], 0).unwrap(),
+            4 => file.set_len(0).unwrap(),
             _ => {
                 for page in 1..length / 4096 {
                     file.write_all_at(&[0x5a; 64], page * 4096 + 700).unwrap();
@@ -674,15 +675,18 @@ fn a_file_that_is_not_what_was_written_is_set_aside() {
         let aside = warnings[0].split("kept as ").nth(1).unwrap();
         let aside = aside.split(" and a new").next().unwrap();
         assert_eq!(fs::read(aside).unwrap(), damaged, "{damage}");
-        // It stays paused until it is resumed, whoever opens it next.
+        // It stays paused until it is resumed, whoever opens it next, who can say why.
         drop(history);
-        assert!(opened_quietly(&path).paused());
-        let _ = opened_quietly(&path).put_paused(false);
+        let (history, warnings) = open(&path);
+        assert_eq!(warnings, [""; 0]);
+        assert!(history.paused() && history.began_anew());
+        let _ = history.put_paused(false);
+        drop(history);
         assert!(!opened_quietly(&path).paused());
         fs::remove_file(&path).unwrap();
     }
     let files = fs::read_dir(folder.path()).unwrap().count();
-    assert_eq!(files, 5);
+    assert_eq!(files, 6);
 }
 
 #[test]

@@ -58,6 +58,8 @@ pub const TICK: Duration = Duration::from_secs(1);
 const CACHE_LEAST_BYTES: u64 = 4 << 20;
 /// The first turn in which memory is moved: a check compares with the turns before.
 const FIRST_MOVE_TURN: u64 = 4;
+/// Warning until moving is resumed.
+const BEGAN_ANEW: &str = "the history is lost: what VMs had before is unknown, and whether moving was paused, so it is paused; resume it if that is right";
 /// The page store's name in the history; no VM can have it.
 const STORE: &str = "\0store";
 
@@ -207,9 +209,7 @@ impl<H: Host> Turns<H> {
     /// Decisions in progress of an earlier daemon are not continued: memory already moved stays, and they are reported.
     fn recover(&mut self) {
         if self.history.began_anew() {
-            tracing::warn!(
-                "whether moving was paused is forgotten, so it is paused: resume it if that is right"
-            );
+            tracing::warn!("{BEGAN_ANEW}");
         }
         for mut decision in self.history.unfinished() {
             let proposed = decision.state == State::Proposed;
@@ -301,6 +301,9 @@ impl<H: Host> Turns<H> {
         self.host_ram = self.host.ram();
         self.warnings
             .extend(self.config.warnings_for_ram(self.host_ram.0));
+        if self.history.began_anew() {
+            self.warnings.push(BEGAN_ANEW.to_owned());
+        }
         self.discover();
         poll_all(self.vms.values_mut());
         self.count_copies_once();
@@ -323,10 +326,10 @@ impl<H: Host> Turns<H> {
                 let _ = self.history.put_ram(&vm.found.vm, vm.ram_bytes());
             }
         }
+        self.keep_balloons();
         self.recognise_restored();
         self.warn_of_unreturned();
         self.observe_groups();
-        self.keep_balloons();
         self.read_store();
         if self.active.is_none() && !self.paused && self.config.mode == Mode::Act {
             self.back_store();
