@@ -6,7 +6,9 @@ use plimsoll_protocol::request::Refusal;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{AnyOfBuilder, SchemaType, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Components, Content, ObjectBuilder, Ref, RefOr, ResponseBuilder, Schema};
+use utoipa::openapi::{
+    Components, Content, ObjectBuilder, Ref, RefOr, Required, ResponseBuilder, Schema,
+};
 use utoipa::{Modify, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -75,7 +77,10 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     let mut document = routes().into_openapi();
     for path in document.paths.paths.values_mut() {
         let operations = [&mut path.get, &mut path.post, &mut path.patch];
-        operations.into_iter().flatten().for_each(may_be_refused);
+        for operation in operations.into_iter().flatten() {
+            may_be_refused(operation);
+            may_lack_body(operation);
+        }
     }
     let schemas = document
         .components
@@ -103,6 +108,13 @@ fn may_lack_fields(schema: &mut RefOr<Schema>) {
                 .fold(AnyOfBuilder::new(), AnyOfBuilder::item)
                 .into();
         }
+    }
+}
+
+/// No body is as good as `{}`.
+fn may_lack_body(operation: &mut Operation) {
+    if let Some(body) = &mut operation.request_body {
+        body.required = Some(Required::False);
     }
 }
 

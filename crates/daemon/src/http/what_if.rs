@@ -20,7 +20,7 @@ use serde::Deserialize;
 use tokio::time;
 use utoipa::IntoParams;
 
-use super::params::{NoParams, Params, PathValue, find};
+use super::params::{NoParams, Params, PathValue, bad, find};
 use super::views::recorded;
 use super::{Answer, ApiState, beside};
 use crate::shared::RequestRefusal;
@@ -55,7 +55,7 @@ pub(super) async fn vm(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Loss {
-    /// Memory that the host would lose; below zero: gain.
+    /// Memory that the host would lose; below zero: gain, at most as much as its RAM.
     lose_bytes: i64,
 }
 
@@ -65,7 +65,15 @@ pub(super) async fn host(
     State(desk): State<Arc<ApiState>>,
     Params(Loss { lose_bytes }): Params<Loss>,
 ) -> Answer<HostWhatIf> {
-    let inputs = desk.shared.snapshot().inputs.clone();
+    let snapshot = desk.shared.snapshot();
+    let ram_bytes = snapshot.host.memory.total_bytes;
+    if lose_bytes < 0 && lose_bytes.unsigned_abs() > ram_bytes {
+        let ram = ByteSize(ram_bytes).rounded();
+        return Err(bad(format!(
+            "lose_bytes: expected a gain of at most the host's RAM of {ram}"
+        )));
+    }
+    let inputs = snapshot.inputs.clone();
     let inputs = inputs.ok_or_else(|| {
         RequestRefusal::new(
             RefusalKind::NotFound,
