@@ -29,7 +29,7 @@ impl Figure for Histories {
                 Right "cache": size(sample.cache_bytes),
                 Right "target": sample.target_bytes.map(size),
                 Right "x baseline": known(sample.relative, ratio),
-                Right "misses/s": known(sample.misses_per_second, per_second),
+                Right "disk misses/s": known(sample.misses_per_second, per_second),
                 Right "overhead": known(sample.overhead_ratio, percent),
                 Right "lost": sample.lost,
             }));

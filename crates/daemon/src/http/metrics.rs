@@ -64,7 +64,7 @@ const HOST_GAUGES: &[HostMetric] = families! { h =>
     history_bytes: h.history_bytes.map(float), "History on disk.";
 };
 
-const VM_GAUGES: &[VmMetric] = families! { vm =>
+pub(super) const VM_GAUGES: &[VmMetric] = families! { vm =>
     vm_ram_bytes: Some(float(vm.ram_bytes)), "RAM that the VM was started with.";
     vm_direct_bytes: Some(float(vm.direct_bytes)), "RAM less balloon.";
     vm_cache_bytes: Some(float(vm.cache_bytes)), "Capacity of the cache under its disk.";

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use plimsoll_protocol::decision::State;
 
 use super::{exchange, get, settings, socket};
-use crate::http::metrics::{Doors, text};
+use crate::http::metrics::{Doors, VM_GAUGES, text};
 use crate::http::{example, serve};
 
 /// The example's metrics with the curves, and with a VM of a hostile name.
@@ -209,7 +209,12 @@ fn dashboards_and_alerts_ask_only_for_what_is_told() {
         .filter(|line| !line.starts_with('#'))
         .flat_map(|line| [line.split(['{', ' ']).next().unwrap_or_default(), "\n"])
         .collect();
-    let told = names(&samples);
+    // The VMs of the example lack some.
+    let gauges = VM_GAUGES
+        .iter()
+        .map(|(name, ..)| format!("plimsoll_{name} "));
+    let gauges: String = gauges.collect();
+    let told = &names(&samples) | &names(&gauges);
     assert!(told.len() > 50, "{told:?}");
     for file in ["grafana/plimsoll.json", "prometheus/alerts.yml"] {
         let asked = fs::read_to_string(packaging(file)).unwrap();
@@ -220,6 +225,12 @@ fn dashboards_and_alerts_ask_only_for_what_is_told() {
         assert!(asked.len() > 5, "{file}");
         let unknown: Vec<_> = asked.difference(&told).collect();
         assert!(unknown.is_empty(), "{file}: {unknown:?}");
+    }
+    let dashboard = fs::read_to_string(packaging("grafana/plimsoll.json")).unwrap();
+    let limits = ["max_loss_ratio", "max_misses_per_second", "max_stall_ratio"];
+    for limit in limits.map(|limit| format!("plimsoll_vm_{limit}")) {
+        assert!(told.contains(&*limit), "{limit}");
+        assert!(names(&dashboard).contains(&*limit), "no panel has {limit}");
     }
 }
 
