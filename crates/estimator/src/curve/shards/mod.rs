@@ -427,9 +427,12 @@ impl Shards {
         let sample_variance = variance_of_mean(fars.iter().flatten().copied());
         let burst_far = bursts[last];
         // If the hottest pages are in no replicate, all replicates agree, and all are wrong: the division of the
-        // surplus between near and far is a model. Its error can be as large as the surplus.
+        // surplus between near and far is a model. Its error can be as large as the surplus, and where almost all of the
+        // sample is far, as large as what it may lack.
         let sample_far = self.whole.far_share(others, 1.0).unwrap_or(burst_far);
         let divided = sample_far * (1.0 - sample_far) * self.whole.surplus_share(others);
+        let lacking = sample_far * sample_far * self.whole.lacking_share(others);
+        let divided = divided.max(lacking);
         let division_variance = divided * divided;
         let burst_fars = by_part.iter().flatten().map(|part| part[last]);
         // Where near references come in clusters that most bursts miss, the spread of the bursts contains
@@ -787,6 +790,42 @@ mod tests {
         let (error, coverage) = error_and_coverage(&pages);
         assert!(error <= 0.010, "{error}");
         assert!(coverage >= 0.95, "{coverage}");
+    }
+
+    /// `hot` pages with a share of the references, which most samples of 1/100 lack, beside a loop.
+    fn hot_beside_loop(hot: u64, share: f64) -> Vec<u64> {
+        let (mut random, mut cycle) = (Random::new(3), cycle(PAGES).map(|page| page + hot));
+        let next = || match random.share() < share {
+            true => Some(random.next() % hot),
+            false => cycle.next(),
+        };
+        std::iter::from_fn(next).take(REFERENCES).collect()
+    }
+
+    #[test]
+    fn hot_pages_outside_the_sample_hit_too() {
+        const SEEDS: u64 = 10;
+        let streams = [(50, 0.5), (1, 0.5), (1, 0.99), (1, 0.1), (20, 0.2)];
+        let (size, mut held) = (PageCount(PAGES / 10), 0);
+        for (hot, share) in streams {
+            let pages = hot_beside_loop(hot, share);
+            let truth = curve_of(&mut ExactLru::new(), pages.iter().copied()).miss_ratio(size);
+            let samples = std::num::NonZeroUsize::new(1_000).unwrap();
+            let estimators = (0..SEEDS).flat_map(|seed| {
+                [
+                    Shards::new(0.01, seed).unwrap(),
+                    Shards::fixed_size(samples, seed),
+                ]
+            });
+            for mut shards in estimators {
+                let point = curve_of(&mut shards, pages.iter().copied()).at(size);
+                let error = (point.miss_ratio - truth).abs();
+                assert!(error <= 0.02, "{hot} with {share}: {point:?} for {truth}");
+                held += u64::from(point.low <= truth && truth <= point.high);
+            }
+        }
+        let all = 2 * SEEDS * streams.len() as u64;
+        assert!(held * 100 >= all * 95, "{held} of {all}");
     }
 
     #[test]

@@ -213,9 +213,6 @@ impl Reuses {
         if bursts.count == 0.0 {
             return None;
         }
-        if bursts.near_count == 0.0 {
-            return Some(1.0);
-        }
         let surplus = own_surplus(scale * bursts.count - references, scale, bursts.covariance);
         let share = 1.0 - bursts.near_covariance / bursts.covariance;
         let far_count = scale * (bursts.count - bursts.near_count);
@@ -228,6 +225,18 @@ impl Reuses {
         (self.bursts.count / references.max(1.0) - 1.0)
             .abs()
             .min(1.0)
+    }
+
+    /// Returns the share of references that may be near ones to hot pages outside the sample: its deficit, and if no near
+    /// reference is in it, as many more as its own number may exceed the expected one by chance.
+    pub(crate) fn lacking_share(&self, references: f64) -> f64 {
+        let bursts = self.bursts;
+        let by_chance = if bursts.near_count == 0.0 {
+            bursts.covariance.sqrt()
+        } else {
+            0.0
+        };
+        ((references + by_chance - bursts.count) / references.max(1.0)).clamp(0.0, 1.0)
     }
 
     /// Returns the number of equally popular pages that would have the same variance as the sampled ones, and the
