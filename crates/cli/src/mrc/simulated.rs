@@ -78,7 +78,7 @@ pub(super) fn run(
     }
     let resolved = simulation.resolved_from();
     let unresolved = sizes.iter().filter(|&&size| size < resolved).count();
-    if unresolved > 0 {
+    if unresolved > 0 && rate < 1.0 {
         eprintln!(
             "plimsoll: {unresolved} of {} sizes are below {resolved} pages, where the sample is too small to distinguish policies from LRU; \
              for them give a higher --rate, at most 1",

@@ -10,8 +10,9 @@
 //! arrays.
 //!
 //! **Correction.** A sample may lack a hot page or have one too many, an error that all policies share. What it does to LRU
-//! is known: LRU's exact curve of all references ([`ExactLru`]) minus LRU simulated on the sample at the same size is added
-//! (a control variate). This is ours; it costs a pass of exact LRU, and is left out at `R = 1`, where it is zero.
+//! is known: the ratio is multiplied by that of LRU's exact curve of all references ([`ExactLru`]) over that of LRU
+//! simulated on the sample at the same size (a ratio estimator), because references to a hot page that the sample lacks change all
+//! policies' ratios by one factor. This is ours; it costs a pass of exact LRU, and is left out at `R = 1`, where it is 1.
 //!
 //! Source: \[Waldspurger17\] §3; departs from it in the correction, and in that the sample is kept.
 //! Cost: exact LRU for each reference; for a share `R` of them 4 bytes, and 10 to 30 ns for each size and policy.
@@ -225,12 +226,13 @@ impl MiniSim {
         let points = sizes.iter().map(|&size| {
             let sampled = self.simulated(row, size, &check)?;
             let correction = match self.exact_curve.get() {
-                Some(exact) => exact.miss_ratio(size) - self.simulated(&lru::ROW, size, &check)?,
-                None => 0.0,
+                // At least the first reference misses.
+                Some(exact) => exact.miss_ratio(size) / self.simulated(&lru::ROW, size, &check)?,
+                None => 1.0,
             };
             Ok(SimulatedPoint {
                 size,
-                miss_ratio: (sampled + correction).clamp(0.0, 1.0),
+                miss_ratio: (sampled * correction).min(1.0),
             })
         });
         points.collect()
@@ -366,6 +368,31 @@ mod tests {
             for row in CACHE_POLICIES {
                 let error = error(&pages, row);
                 assert!(error <= 0.01, "{}: {error}", row.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_sample_that_lacks_hot_pages_or_has_too_many_is_right_too() {
+        let loop_then_hot: Vec<_> = (0..400_000)
+            .map(|place| match place {
+                ..200_000 => 1_000 + place % 30_000,
+                _ => place * 7_919 % 40,
+            })
+            .collect();
+        let simulate = |rate, seed| {
+            let mut simulation = MiniSim::new(rate, seed).unwrap();
+            simulation.observe(&batch_of(loop_then_hot.iter().copied()));
+            let sizes = [15_000, 25_000].map(PageCount);
+            CACHE_POLICIES.map(|row| simulation.points(row, &sizes).unwrap())
+        };
+        let whole = simulate(1.0, 0);
+        for seed in 0..5 {
+            for (sampled, whole) in simulate(0.1, seed).iter().zip(&whole) {
+                for (one, other) in sampled.iter().zip(whole) {
+                    let error = (one.miss_ratio - other.miss_ratio).abs();
+                    assert!(error < 0.02, "{seed}: {one:?} {other:?}");
+                }
             }
         }
     }
