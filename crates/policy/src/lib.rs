@@ -61,6 +61,7 @@ pub fn allocate(
     check(demands, rules)?;
     let problem = Problem::new(demands, rules, policy.row.from_working_sets)?;
     let solution = (policy.row.allocate)(&problem, &policy.options)?;
+    problem.check_kept(&solution.sizes)?;
     Ok(problem.allocation(solution))
 }
 

@@ -19,7 +19,8 @@ pub struct PolicyRow {
     pub source: &'static str,
     /// Whether it needs working sets ([`Demand::working_set`](crate::Demand::working_set)) instead of curves.
     pub from_working_sets: bool,
-    /// Allocates the memory.
+    /// Allocates the memory: one of its [`lists`](Problem::lists) to each VM, and in sum at most the total. Anything else
+    /// is [`PolicyError::Mistake`], and nothing is allocated.
     pub(crate) allocate: fn(&Problem<'_>, &PolicyOptions) -> Result<Solution, PolicyError>,
 }
 

@@ -170,6 +170,32 @@ impl<'a> Problem<'a> {
         losses.sum()
     }
 
+    /// Checks what every policy must keep: each size is one that its VM may be given, and their sum is at most the total.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Mistake`].
+    pub(crate) fn check_kept(&self, sizes: &[u64]) -> Result<(), PolicyError> {
+        let mistake = |what: String| Err(PolicyError::Mistake(what));
+        if sizes.len() != self.vms.len() {
+            let vms = self.vms.len();
+            return mistake(format!("{} sizes for {vms} VMs", sizes.len()));
+        }
+        for ((list, vm), &size) in self.lists.iter().zip(&self.vms).zip(sizes) {
+            if candidate::at_or_below(list, &vm.grid, size) != size {
+                return mistake(format!(
+                    "VM {} {size} pages, which it may not have",
+                    vm.demand.vm
+                ));
+            }
+        }
+        let (sum, total) = (total_of(sizes), self.rules.total.0);
+        match sum <= u128::from(total) {
+            true => Ok(()),
+            false => mistake(format!("{sum} pages, and there are {total}")),
+        }
+    }
+
     /// Applies hysteresis to a solution and describes the result.
     pub(crate) fn allocation(&self, solution: Solution) -> Allocation {
         let current = self.current();

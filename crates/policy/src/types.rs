@@ -331,6 +331,9 @@ pub enum PolicyError {
         /// The smallest size of each VM, in the order of the demands.
         least: Vec<PageCount>,
     },
+    /// The policy's allocation breaks a limit: a mistake in its code.
+    #[error("a mistake of the policy: it gives {0}")]
+    Mistake(String),
 }
 
 impl fmt::Display for Reason {

@@ -6,28 +6,52 @@ use common::{
     MIB, allowed, any_curve, any_demands, any_rules, curve, demand, high, keeps_bound, rules,
 };
 use plimsoll_flow::{CurvePoint, MissRatioCurve, PageCount};
+use plimsoll_policy::registry::SEARCHES;
 use plimsoll_policy::{
-    Allocation, Bound, Demand, Policy, PolicyError, Reason, Rules, Search, Suppression, allocate,
+    Allocation, Bound, Demand, GivenOptions, POLICIES, Policy, PolicyError, PolicyOption, Reason,
+    Rules, Search, Suppression, allocate,
 };
 use proptest::prelude::*;
 
-const SEARCHES: [Search; 5] = [
-    Search::Auto,
-    Search::Optimal,
-    Search::Hull,
-    Search::Greedy,
-    Search::Annealing { seed: 7 },
-];
+/// The searches of the registry that take this number of VMs.
+fn searches(vms: usize) -> impl Iterator<Item = Search> {
+    let searches = SEARCHES.iter().map(|row| row.search);
+    searches.filter(move |&search| search != Search::Exhaustive || vms <= 3)
+}
 
-const POLICIES: [Policy; 7] = [
-    Policy::isolated(SEARCHES[0]),
-    Policy::isolated(SEARCHES[1]),
-    Policy::isolated(SEARCHES[2]),
-    Policy::isolated(SEARCHES[3]),
-    Policy::isolated(SEARCHES[4]),
-    Policy::esx(0.75),
-    Policy::esx_sampling(0.75),
-];
+/// Isolated sharing by each of these searches.
+fn isolated_policies(vms: usize) -> Vec<Policy> {
+    searches(vms).map(Policy::isolated).collect()
+}
+
+/// The policies of the registry, by each search that takes this number of VMs.
+fn policies(vms: usize) -> Vec<Policy> {
+    let rows = POLICIES.iter().flat_map(|row| {
+        let by_name = |search| {
+            let given = GivenOptions {
+                search,
+                ..GivenOptions::default()
+            };
+            Policy::by_name(row.name, given).unwrap()
+        };
+        if row.options.contains(&PolicyOption::Search) {
+            let names = searches(vms).map(|search| Some(search.name()));
+            names.map(by_name).collect()
+        } else {
+            vec![by_name(None)]
+        }
+    });
+    rows.collect()
+}
+
+/// What the policy allocates; `None` if the host has too little, the only reason not to.
+fn feasible(demands: &[Demand], rules: &Rules, policy: Policy) -> Option<Allocation> {
+    match allocate(demands, rules, policy) {
+        Ok(found) => Some(found),
+        Err(PolicyError::Infeasible { .. }) => None,
+        Err(error) => panic!("{policy:?}: {error}"),
+    }
+}
 
 fn isolated(demands: &[Demand], rules: &Rules, search: Search) -> Allocation {
     allocate(demands, rules, Policy::isolated(search)).unwrap()
@@ -219,7 +243,7 @@ proptest! {
             return Ok(());
         };
         let least = optimal.geometric_mean * (1.0 - 3e-7);
-        for search in SEARCHES {
+        for search in searches(demands.len()) {
             let found = isolated(&demands, &rules, search);
             prop_assert!(found.geometric_mean >= least, "{search:?}");
             if let Some(gap) = found.gap {
@@ -235,8 +259,8 @@ proptest! {
         more in 0_u64..100,
     ) {
         rules.total.0 += more;
-        for policy in POLICIES {
-            let Ok(found) = allocate(&demands, &rules, policy) else {
+        for policy in policies(demands.len()) {
+            let Some(found) = feasible(&demands, &rules, policy) else {
                 continue;
             };
             let sum: u64 = sizes(&found).iter().sum();
@@ -272,7 +296,7 @@ proptest! {
         }
         rules.step = Some(PageCount(step));
         rules.total.0 = demands.iter().map(|demand| demand.current.0).sum::<u64>().max(1);
-        for policy in POLICIES {
+        for policy in policies(demands.len()) {
             let found = allocate(&demands, &rules, policy).unwrap();
             for (demand, target) in demands.iter().zip(&found.targets) {
                 prop_assert!(demand.current.0.abs_diff(target.size.0) <= step, "{policy:?}: {target:?}");
@@ -294,8 +318,8 @@ proptest! {
         let liar = liar % demands.len();
         lied[liar].curve = Some(lie);
         lied[liar].working_set = Some(PageCount(working_set));
-        for policy in POLICIES {
-            let Ok(found) = allocate(&lied, &rules, policy) else {
+        for policy in policies(demands.len()) {
+            let Some(found) = feasible(&lied, &rules, policy) else {
                 continue;
             };
             for (at, target) in found.targets.iter().enumerate() {
@@ -403,7 +427,7 @@ fn greedy_stays_before_a_cliff_that_the_optimum_takes() {
 fn memory_that_serves_nobody_stays_where_it_is() {
     let flat = demand("flat", 20, &[(5, 0.3)]);
     let full = demand("full", 10, &[(8, 0.2)]);
-    for search in SEARCHES {
+    for search in searches(2) {
         let found = isolated(&[flat.clone(), full.clone()], &rules(40), search);
         assert_eq!(sizes(&found), [20, 10], "{search:?}");
         assert_eq!(found.spare, PageCount(10));
@@ -527,7 +551,7 @@ fn a_host_that_shrank_takes_more_than_a_step() {
         step: Some(PageCount(5)),
         ..rules(60)
     };
-    for search in SEARCHES {
+    for search in searches(demands.len()) {
         let found = isolated(&demands, &small, search);
         assert_eq!(sizes(&found).iter().sum::<u64>(), 60, "{search:?}");
         assert!(reasons(&found).contains(&Reason::HostShort));
@@ -581,7 +605,7 @@ fn who_can_have_no_size_within_a_step_gets_the_nearest_above() {
         step: Some(PageCount(5)),
         ..rules(40)
     };
-    for search in SEARCHES {
+    for search in searches(1) {
         let found = isolated(std::slice::from_ref(&vm), &stepped, search);
         assert_eq!(sizes(&found), [27], "{search:?}");
     }
@@ -647,7 +671,7 @@ fn another_seed_anneals_in_another_way_and_the_same_in_the_same() {
 
 #[test]
 fn no_vms_leave_all_memory_spare() {
-    for policy in POLICIES {
+    for policy in policies(0) {
         let found = allocate(&[], &rules(40), policy).unwrap();
         assert!(found.targets.is_empty());
         assert_eq!((found.geometric_mean, found.spare), (1.0, PageCount(40)));
@@ -774,7 +798,7 @@ fn sizes_at_the_end_of_the_number_line_are_no_harm() {
         vm: plimsoll_flow::VmId("strict".into()),
         ..huge.clone()
     };
-    for policy in POLICIES {
+    for policy in policies(1) {
         let found = allocate(std::slice::from_ref(&huge), &rules(1 << 52), policy).unwrap();
         assert!(found.targets[0].size.0 <= 1 << 52, "{policy:?}");
         for demand in [&unknown, &strict] {
@@ -790,7 +814,7 @@ fn sizes_at_the_end_of_the_number_line_are_no_harm() {
 fn a_host_of_many_fine_units_that_shrank_is_divided_at_once() {
     let half = 1 << 51;
     let flat = |name| demand(name, half, &[(1, 0.5), (half, 0.4)]);
-    for policy in POLICIES {
+    for policy in policies(2) {
         let demands = [flat("a"), flat("b")];
         let found = allocate(&demands, &rules(half + 10), policy).unwrap();
         assert_eq!(sizes(&found).iter().sum::<u64>(), half + 10, "{policy:?}");
@@ -910,8 +934,8 @@ fn a_curve_that_does_not_resolve_a_size_gives_nothing_below_its_first_point() {
         .map(|size| (size, 0.9 - 0.01 * size as f64))
         .collect();
     let needy = demand("needy", 10, &slope);
-    for policy in &POLICIES[..5] {
-        let found = allocate(&[stream.clone(), needy.clone()], &rules(30), *policy).unwrap();
+    for policy in isolated_policies(2) {
+        let found = allocate(&[stream.clone(), needy.clone()], &rules(30), policy).unwrap();
         assert_eq!(sizes(&found), [8, 22], "{policy:?}");
         // One that has less than that already gets it back, up to its baseline.
         for (baseline, size) in [(20, 8), (6, 6)] {
@@ -920,7 +944,7 @@ fn a_curve_that_does_not_resolve_a_size_gives_nothing_below_its_first_point() {
                 current: PageCount(4),
                 ..stream.clone()
             };
-            let found = allocate(&[below, needy.clone()], &rules(30), *policy).unwrap();
+            let found = allocate(&[below, needy.clone()], &rules(30), policy).unwrap();
             let target = &found.targets[0];
             assert_eq!(target.size.0, size, "{policy:?}");
             assert_eq!(target.relative_now, None);
