@@ -7,7 +7,7 @@ use crate::endpoints::{ActuatorRow, Endpoints, Role};
 use crate::libvirt;
 use crate::{ActuatorError, DryRun, MemoryPart, balloon, disk_cache, fixed, hcache};
 
-/// All actuators. Of one role, the first that a VM has is used.
+/// All actuators. Of one role, the first that a VM has is used, so one that every VM has is the last of its role.
 pub static ACTUATORS: &[&ActuatorRow] = &[
     #[cfg(feature = "libvirt")]
     &libvirt::ROW,
@@ -36,4 +36,22 @@ pub fn open(
     } else {
         part
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_is_always_there_is_the_last_of_its_role() {
+        for (place, row) in ACTUATORS.iter().enumerate() {
+            let opened = (row.open)(&Endpoints::default());
+            let is_last = || {
+                ACTUATORS[place + 1..]
+                    .iter()
+                    .all(|other| other.role != row.role)
+            };
+            assert!(!matches!(opened, Ok(Some(_))) || is_last(), "{}", row.name);
+        }
+    }
 }

@@ -299,6 +299,11 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ),
         ("wss rwrw.plimsoll --memory 1K", 2, "less than a page"),
         (
+            "wss rwrw.plimsoll --interval 2000 --memory 10",
+            1,
+            "in a memory of 10 pages the last is page 9",
+        ),
+        (
             "wss rwrw.plimsoll --whole",
             2,
             "--whole: 'rwrw.plimsoll' is no page log",

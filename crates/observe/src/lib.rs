@@ -45,7 +45,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use plimsoll_estimator::live::{
-    self, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions, LiveWindow,
+    self, LIVE_ESTIMATORS, LiveEstimator, LiveEstimatorRow, LiveInput, LiveInputKind, LiveOptions,
+    LiveWindow,
 };
 use plimsoll_estimator::working_set;
 use plimsoll_estimator::working_set::SampledShare;
@@ -311,13 +312,18 @@ impl Observer {
             ram,
             reach: options.reach,
         };
-        let chosen = match self.row.yields {
-            Yield::References => Some(options.estimator.unwrap_or(live::LRU)),
-            Yield::Stream => Some(live::SHARDS),
-            Yield::Scans => Some(live::SCANS),
-            Yield::FirstTouches => Some(live::FIRST_TOUCH),
+        let takes = match self.row.yields {
+            Yield::References => Some(LiveInputKind::References),
+            Yield::Stream => Some(LiveInputKind::Stream),
+            Yield::Scans => Some(LiveInputKind::Scans),
+            Yield::FirstTouches => Some(LiveInputKind::FirstTouches),
             Yield::Sample => None,
         };
+        let mut rows = options
+            .estimator
+            .into_iter()
+            .chain(LIVE_ESTIMATORS.iter().copied());
+        let chosen = takes.and_then(|takes| rows.find(|row| row.takes == takes));
         let compared =
             chosen.filter(|row| options.is_compared && row.takes == LiveInputKind::References);
         self.compared = compared.map(|chosen| {

@@ -120,6 +120,11 @@ impl TraceOption {
         }
     }
 
+    /// Whether commands take it; others are for programs that read traces.
+    pub fn is_of_commands(self) -> bool {
+        self != Self::RowGroups
+    }
+
     pub(crate) fn is_given(self, options: &Options) -> bool {
         match self {
             Self::PageColumn => options.page_column.is_some(),

@@ -6,6 +6,7 @@ use plimsoll_actuator::registry::ACTUATORS;
 use plimsoll_estimator::live::LIVE_ESTIMATORS;
 use plimsoll_estimator::registry::{ALGORITHMS, METHODS, OptionSpec};
 use plimsoll_estimator::simulation::CACHE_POLICIES;
+use plimsoll_hcache::EVICTION_POLICIES;
 use plimsoll_policy::POLICIES;
 use plimsoll_policy::registry::SEARCHES;
 use plimsoll_source::Format;
@@ -80,6 +81,7 @@ pub(super) fn page() -> String {
         ["format", "options", "written too"],
         Format::all().map(|format| {
             let options = format.options().iter();
+            let options = options.filter(|option| option.is_of_commands());
             let options = options.map(|option| format!("`--{}`", option.name()));
             let written = if format.is_written() { "yes" } else { "no" };
             [
@@ -104,6 +106,14 @@ pub(super) fn page() -> String {
         SEARCHES
             .iter()
             .map(|row| [row.name, row.summary].map(str::to_owned)),
+    );
+    table(
+        &mut page,
+        "Eviction policies of hcache (`hcache serve --eviction`)",
+        ["policy", "evicts", "cost", "source"],
+        EVICTION_POLICIES
+            .iter()
+            .map(|row| [row.name, row.summary, row.cost, row.source].map(str::to_owned)),
     );
     table(
         &mut page,
@@ -152,6 +162,8 @@ fn table<const COLUMNS: usize>(
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]
@@ -163,5 +175,48 @@ mod tests {
             committed == page(),
             "docs/reference.md is out of date: {advice}"
         );
+    }
+
+    #[test]
+    fn every_paper_on_the_page_is_in_the_list() {
+        let papers = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/papers.md");
+        let papers = std::fs::read_to_string(papers).unwrap();
+        for bracketed in page().split('[').skip(1) {
+            let (key, rest) = bracketed.split_once(']').unwrap();
+            let is_link = rest.starts_with('(');
+            assert!(
+                is_link || papers.contains(&format!("\n| [{key}] |")),
+                "{key}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_option_on_the_page_is_one_of_its_verb() {
+        let verbs = crate::Cli::command();
+        for section in page().split("\n## ").skip(1) {
+            let quoted = || section.split('`').skip(1).step_by(2);
+            let options = || {
+                quoted()
+                    .flat_map(|quoted| quoted.split(' '))
+                    .filter_map(|word| word.strip_prefix("--"))
+            };
+            let Some(first) = quoted().find(|quoted| quoted.contains("--")) else {
+                continue;
+            };
+            let words = first.split(' ').take_while(|word| !word.starts_with("--"));
+            let mut words: Vec<_> = words.collect();
+            if words.is_empty() {
+                // Options that all verbs that read traces take.
+                words = vec!["mrc"];
+            }
+            let verb = words
+                .iter()
+                .fold(&verbs, |verb, word| verb.find_subcommand(word).unwrap());
+            for option in options() {
+                let mut taken = verb.get_arguments().filter_map(clap::Arg::get_long);
+                assert!(taken.any(|taken| taken == option), "{words:?} --{option}");
+            }
+        }
     }
 }

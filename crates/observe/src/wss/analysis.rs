@@ -143,6 +143,8 @@ pub struct Results {
     pub accesses: u64,
     /// Page walks.
     pub walks: u64,
+    /// The highest page that was passed to an estimator that draws from the memory.
+    pub(super) highest_page: Option<PageNumber>,
     /// Whether the guest marked a section of its run, to which the evaluation was limited.
     pub marked: bool,
     /// Of the recording, at its end.
@@ -183,6 +185,7 @@ struct Run {
     intervals: u64,
     accesses: u64,
     walks: u64,
+    highest_page: Option<PageNumber>,
 }
 
 /// Number of pages that are passed on at once.
@@ -204,6 +207,7 @@ impl Run {
             intervals: 0,
             accesses: 0,
             walks: 0,
+            highest_page: None,
         }
     }
 
@@ -226,6 +230,8 @@ impl Run {
                     let pages = self.walked.iter();
                     ram_pages.extend(pages.map(|&page| ram_page(page, description)));
                     running.estimator.observe(&ram_pages);
+                    let highest = ram_pages.iter().copied().max();
+                    self.highest_page = self.highest_page.max(highest);
                     ram_pages.clear();
                 }
                 Feed::LoggedWalks | Feed::LoggedWrites => {}
@@ -388,6 +394,7 @@ impl<'a> Analysis<'a> {
             instructions,
             accesses: run.accesses,
             walks: run.walks,
+            highest_page: run.highest_page,
             marked: self.marked,
             totals: None,
             cut: None,

@@ -108,7 +108,7 @@ pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<
 ///
 /// # Errors
 ///
-/// Why the trace cannot be read.
+/// Why the trace cannot be read, or that it has pages outside the memory.
 pub fn of_trace<S: Source>(
     trace: S,
     config: &Config,
@@ -150,7 +150,15 @@ where
         analysis.accesses() > 0,
         "nothing was observed: the trace has no references"
     );
-    Ok((origin, analysis.finish()))
+    let results = analysis.finish();
+    if let (Some(page), Some(memory)) = (results.highest_page, memory) {
+        anyhow::ensure!(
+            page.0 < memory.0,
+            "--memory: the trace uses page {page}, but in a memory of {memory} pages the last is page {}; nothing was estimated",
+            memory.0.saturating_sub(1)
+        );
+    }
+    Ok((origin, results))
 }
 
 /// Passes the records of a source to `take`. Returns the reason if the log is truncated.
