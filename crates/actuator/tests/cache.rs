@@ -334,6 +334,7 @@ fn hcache_is_set_and_seen() {
     let store = Store::new(options).unwrap();
     let server = Arc::new(Server::bind(&path, store.clone(), ServerOptions::default()).unwrap());
     let (stop, running) = (server.stop_handle(), Arc::clone(&server));
+    let resized = store.clone();
     let stats = move || {
         let stats = store.stats();
         json!({ "store": {
@@ -342,7 +343,8 @@ fn hcache_is_set_and_seen() {
         }})
         .to_string()
     };
-    let thread = thread::spawn(move || running.run(&stats).unwrap());
+    let run = move || running.run(&stats, &|bytes| resized.resize(bytes));
+    let thread = thread::spawn(move || run().unwrap());
 
     let mut hcache = HcacheStore::new(path, Duration::from_secs(20));
     let until_settled = |hcache: &mut HcacheStore| loop {

@@ -55,6 +55,8 @@ pub(crate) struct Args {
 
 /// Pages of the made streams.
 const PAGES: u64 = 100_000;
+/// Pages of streams that use a few pages much, most of which no sample has.
+const HOT_PAGES: u64 = 50;
 
 /// Maximum number of references taken of a trace.
 const TRACE_MAX: usize = 1_000_000;
@@ -267,6 +269,27 @@ fn made_streams(references: u64) -> Vec<Stream> {
                     is_loop,
                     (0..PAGES / 2).cycle(),
                     skewed,
+                ))
+            }),
+        ),
+        stream(
+            "half loop, half 50 pages",
+            Box::new(move |seed| {
+                let hot = pages_of(uniform(HOT_PAGES, references), seed)?;
+                let cold = (HOT_PAGES..PAGES).cycle();
+                Ok(interleaved(references, |now| now % 2 == 0, hot, cold))
+            }),
+        ),
+        stream(
+            "loop, then 50 pages",
+            Box::new(move |seed| {
+                let hot = pages_of(uniform(HOT_PAGES, references), seed)?;
+                let cold = (HOT_PAGES..PAGES).cycle();
+                Ok(interleaved(
+                    references,
+                    |now| now >= references / 2,
+                    hot,
+                    cold,
                 ))
             }),
         ),
