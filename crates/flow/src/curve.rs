@@ -86,19 +86,6 @@ impl CurvePoint {
         self.misses.is_some_and(|misses| misses.high == 0.0)
     }
 
-    /// The point as it compares with other sizes: if it surely misses nothing, its ratio and its band are 0.0, also those of the size of
-    /// all pages.
-    #[must_use]
-    pub fn compared(self) -> Self {
-        match self.misses_nothing() {
-            true => Self {
-                misses: self.misses,
-                ..Self::exact(self.size, 0.0)
-            },
-            false => self,
-        }
-    }
-
     /// Whether it is the size of all pages with contents, with which a curve of first touches ends: it misses nothing, but its ratio
     /// remains that of the point before.
     fn is_of_all_pages(&self) -> bool {
@@ -340,7 +327,7 @@ impl MissRatioCurve {
     /// Where the common errors of the two are not known, they count as independent: the upper limit is that at `size` over the
     /// lower one at `baseline`, and the lower limit the other way round. Misses never rise with the size: a smaller size has
     /// at least as many as the baseline, a larger one at most as many, and the baseline itself exactly 1.0, as has a smaller
-    /// size that surely misses nothing. The ratio of a baseline that surely misses nothing counts as `least`.
+    /// size that surely misses nothing.
     #[must_use]
     pub fn quotient_band(
         &self,
@@ -377,14 +364,13 @@ impl MissRatioCurve {
     /// The limits for sizes that are certain.
     fn quotient_of(&self, size: PageCount, baseline: PageCount, least: f64) -> (f64, f64) {
         let over = |ratio: f64, divisor: f64| ratio.max(least) / divisor.max(least);
-        let [point, divisor] = [size, baseline].map(|size| self.at(size).compared());
+        let (point, divisor) = (self.at(size), self.at(baseline));
         if size == baseline || (size < baseline && point.misses_nothing()) {
             return (1.0, 1.0);
         }
         let mut low = over(point.low, divisor.high);
         let mut high = over(point.high, divisor.low);
-        let common = self.log_half_width(size, baseline);
-        if let Some((known, half_width)) = common.filter(|_| !divisor.misses_nothing()) {
+        if let Some((known, half_width)) = self.log_half_width(size, baseline) {
             let factor = half_width.exp();
             let most = over(known * factor, divisor.miss_ratio);
             low = over(point.miss_ratio / factor, divisor.miss_ratio);
@@ -961,8 +947,7 @@ mod tests {
         }
         let held = whole.with_points(points).unwrap();
         assert_eq!(band(&held, 20), [1.0, 1.0]);
-        // Misses over none are those over the least ratio, whatever the ratio of the baseline.
-        assert_eq!(band(&held, 10), [20.0, 80.0]);
+        assert_eq!(band(&held, 10), [1.0, 16.0]);
         let known = [errors(300, 0), errors(100, 0), errors(70, 40)].to_vec();
         let known = whole.clone().with_log_errors(known);
         let near = |found: [f64; 2], expected: [f64; 2]| {

@@ -46,7 +46,7 @@ pub fn promise_size(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plimsoll_flow::{CurvePoint, LOG_ERRORS, MissesPerSecond};
+    use plimsoll_flow::{CurvePoint, LOG_ERRORS};
 
     fn point(size: u64, miss_ratio: f64, high: f64) -> CurvePoint {
         CurvePoint {
@@ -99,39 +99,6 @@ mod tests {
         assert_eq!(least(&curve), PageCount(50));
         let curve = curve.with_log_errors(vec![[900; LOG_ERRORS]; 4]);
         assert_eq!(least(&curve), PageCount(20));
-    }
-
-    #[test]
-    fn a_quotient_over_a_baseline_that_misses_nothing_follows_the_misses_per_second() {
-        let timed = |size, miss_ratio, high, per_second: f64| CurvePoint {
-            misses: Some(MissesPerSecond {
-                expected: per_second,
-                low: per_second,
-                high: per_second,
-            }),
-            ..point(size, miss_ratio, high)
-        };
-        // As of first touches: all pages keep the ratio of the largest size that was touched.
-        let points = vec![
-            timed(10, 1.0, 1.0, 30_000.0),
-            timed(20, 0.03, 0.04, 900.0),
-            timed(100, 0.03, 0.04, 0.0),
-        ];
-        let rules = Rules::new(PageCount(1000));
-        let curve = MissRatioCurve::new(points, 9).unwrap();
-        let with_errors = curve.clone().with_log_errors(vec![[9; LOG_ERRORS]; 3]);
-        for curve in [curve, with_errors] {
-            let over = |size, baseline| {
-                let over = relative(&curve, PageCount(baseline), PageCount(size), &rules).unwrap();
-                assert!(over.low <= over.expected && over.expected <= over.high);
-                over.expected
-            };
-            // Over the least ratio, 0.001.
-            assert!((over(20, 200) - 30.0).abs() < 1e-9 && (over(100, 200) - 1.0).abs() < 1e-9);
-            assert!((over(200, 20) - 1.0 / 30.0).abs() < 1e-9);
-            let least = promise_size(&curve, PageCount(200), &Bound::on_loss(0.05), &rules);
-            assert_eq!(least, Some(PageCount(100)));
-        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl<'a> Misses<'a> {
             curve,
             least,
             baseline,
-            baseline_ratio: curve.at(baseline).compared().miss_ratio.max(least),
+            baseline_ratio: curve.miss_ratio(baseline).max(least),
             max_loss: f64::INFINITY,
             max_misses_per_second: None,
             negligible: least,
@@ -137,7 +137,7 @@ impl<'a> Misses<'a> {
 
     /// Misses at `size` over those at the baseline, as they count when allocations are compared.
     pub(crate) fn counted(&self, size: u64) -> f64 {
-        let ratio = self.ratio(PageCount(size)).max(self.negligible);
+        let ratio = self.curve.miss_ratio(PageCount(size)).max(self.negligible);
         ratio / self.baseline_ratio.max(self.negligible)
     }
 
@@ -146,7 +146,7 @@ impl<'a> Misses<'a> {
         let size = PageCount(size);
         let band = self.curve.quotient_band(size, self.baseline, self.least);
         (self.curve.resolves(size) || size >= self.baseline).then(|| Relative {
-            expected: self.over_baseline(self.ratio(size)),
+            expected: self.over_baseline(self.curve.miss_ratio(size)),
             low: *band.start(),
             high: *band.end(),
         })
@@ -155,19 +155,14 @@ impl<'a> Misses<'a> {
     /// Expected misses at `size` over those at the baseline; at a size that the curve does not resolve, as if all
     /// references missed.
     pub(crate) fn expected(&self, size: u64) -> f64 {
-        self.over_baseline(self.ratio(PageCount(size)))
+        self.over_baseline(self.curve.miss_ratio(PageCount(size)))
     }
 
     /// The smallest size at which they are at most `most`; `None` if they are more at every size.
     pub(crate) fn smallest_within(&self, most: f64) -> Option<u64> {
         let points = self.curve.points();
-        let over = |point: &CurvePoint| self.over_baseline(point.compared().miss_ratio);
-        let at = points.partition_point(|point| over(point) > most);
+        let at = points.partition_point(|point| self.over_baseline(point.miss_ratio) > most);
         points.get(at).map(|point| point.size.0)
-    }
-
-    fn ratio(&self, size: PageCount) -> f64 {
-        self.curve.at(size).compared().miss_ratio
     }
 
     fn over_baseline(&self, ratio: f64) -> f64 {
@@ -243,7 +238,7 @@ pub(crate) fn candidates(
         if from > to {
             continue;
         }
-        let ratio = point.compared().miss_ratio.max(misses.negligible);
+        let ratio = point.miss_ratio.max(misses.negligible);
         match runs.last_mut() {
             Some(run) if run.cost == ratio && !hole => run.to = to,
             _ => {

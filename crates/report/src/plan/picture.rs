@@ -178,7 +178,7 @@ impl Panel<'_> {
     fn relative(&self, rules: &Rules, page_size: PageSize, until: u64) -> Series {
         let least = rules.miss_ratio_min;
         let baseline = self.demand.baseline;
-        let ratio = |size| self.curve.at(size).compared().miss_ratio.max(least);
+        let divisor = self.curve.miss_ratio(baseline).max(least);
         let curve = Series::of_curve("misses", &self.curve.thinned(POINTS), page_size, until);
         let points = curve.points.into_iter().map(|point| {
             let size = PageCount::from_bytes(u64::whole(point.x), page_size);
@@ -186,7 +186,7 @@ impl Panel<'_> {
             let band = self.curve.quotient_band(size, baseline, least);
             Point {
                 x: point.x,
-                y: ratio(size) / ratio(baseline),
+                y: point.y.max(least) / divisor,
                 low: *band.start(),
                 high: *band.end(),
             }
