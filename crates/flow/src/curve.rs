@@ -86,6 +86,15 @@ impl CurvePoint {
         self.misses.is_some_and(|misses| misses.high == 0.0)
     }
 
+    /// Share of references that miss as it is shown: 0.0 where it surely has no misses per second, also at the size of all pages.
+    #[must_use]
+    pub fn shown_ratio(&self) -> f64 {
+        match self.misses_nothing() {
+            true => 0.0,
+            false => self.miss_ratio,
+        }
+    }
+
     /// Whether it is the size of all pages with contents, with which a curve of first touches ends: it misses nothing, but its ratio
     /// remains that of the point before.
     fn is_of_all_pages(&self) -> bool {

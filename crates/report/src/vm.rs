@@ -370,11 +370,7 @@ fn rates(of: &SizesOfInterest, curve: &ByteCurve) -> String {
             let relative = curve.relative(bytes, baseline);
             known(relative, |at| ratio(at.expected))
         });
-        let share = if at.misses_nothing() {
-            0.0
-        } else {
-            at.miss_ratio
-        };
+        let share = at.shown_ratio();
         let line = format!(
             "  {:>9}  {rate:>8}  {band:<17}  {:<12}  {:>5.1} %  {over:>10}  {mark}",
             size(bytes),

@@ -496,7 +496,7 @@ impl<'a> TracingReport<'a> {
                     "{:>11}  {}  {:>6.2} %",
                     size(point.size),
                     misses(point.misses),
-                    point.compared().miss_ratio * 100.0
+                    point.shown_ratio() * 100.0
                 )?,
             }
         }
