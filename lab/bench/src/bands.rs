@@ -277,7 +277,12 @@ fn made_streams(references: u64) -> Vec<Stream> {
             Box::new(move |seed| {
                 let hot = pages_of(uniform(HOT_PAGES, references), seed)?;
                 let cold = (HOT_PAGES..PAGES).cycle();
-                Ok(interleaved(references, |now| now % 2 == 0, hot, cold))
+                Ok(interleaved(
+                    references,
+                    |now| now.is_multiple_of(2),
+                    hot,
+                    cold,
+                ))
             }),
         ),
         stream(
