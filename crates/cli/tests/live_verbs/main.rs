@@ -83,8 +83,7 @@ fn control_groups_stand_below_the_vms_with_an_account_of_those_that_are_not_watc
     let text = server.text(&["vms"]);
     let line = text.lines().find(|line| line.starts_with("nginx.service"));
     let words: Vec<_> = line.unwrap().split_whitespace().collect();
-    let expected =
-        "nginx.service systemd 300 MiB 512 MiB 180 MiB 0.98 % first-touch /system.slice/nginx.service";
+    let expected = "nginx.service systemd 300 MiB 512 MiB 180 MiB 0.98 % first-touch /system.slice/nginx.service";
     assert_eq!(words.join(" "), expected);
     for part in [
         "warning: \u{fffd}[2Jodd: it is not traced: the kernel does not track idle pages",
