@@ -66,7 +66,7 @@ fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
         fs::write(&history, &whole[..whole.len() / 3]).unwrap();
         let daemon = place.start("mode = \"act\"\n");
         assert!(daemon.host().paused);
-        daemon.until_logged("so it is paused: resume it");
+        daemon.until_logged("so it is paused; resume it");
         daemon.until_logged(".broken-");
         let names = fs::read_dir(history.parent().unwrap()).unwrap();
         let aside = names
@@ -76,7 +76,13 @@ fn a_torn_history_is_set_aside_and_nothing_is_moved_until_resumed() {
         assert_eq!(fs::read(aside).unwrap(), &whole[..whole.len() / 3]);
         daemon.end_by(Signal::TERM);
         let daemon = place.start("mode = \"act\"\n");
-        assert!(daemon.host().paused, "nobody has resumed it");
+        let host = daemon.host();
+        assert!(host.paused, "nobody has resumed it");
+        let is_told = host
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("the history is lost"));
+        assert!(is_told, "{:?}", host.warnings);
         daemon.client().resume().unwrap();
         daemon.end_by(Signal::TERM);
         assert!(!place.start("mode = \"act\"\n").host().paused);
