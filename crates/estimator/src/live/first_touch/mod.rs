@@ -94,8 +94,9 @@ pub(super) struct FirstTouchCurve {
     waiting: Vec<FirstTouch>,
     /// Number of the newest of `ended` that belong to the open window.
     open: usize,
-    /// The VM's time at which the last window was closed.
+    /// The VM's time at which the last window was closed, and `changed` then.
     closed: Duration,
+    changed_before: Duration,
     population: u64,
     /// Starts and ends of the periods, from the last one before the window on.
     ends: VecDeque<Timestamp>,
@@ -120,6 +121,7 @@ impl FirstTouchCurve {
             waiting: Vec::new(),
             open: 0,
             closed: Duration::ZERO,
+            changed_before: Duration::ZERO,
             population: 0,
             ends: VecDeque::new(),
             changed: Duration::ZERO,
@@ -168,7 +170,8 @@ impl FirstTouchCurve {
             self.ends.clear();
             self.ended.clear();
             self.open = 0;
-            (self.closed, self.changed) = (Duration::ZERO, Duration::ZERO);
+            self.closed = Duration::ZERO;
+            (self.changed, self.changed_before) = (Duration::ZERO, Duration::ZERO);
         }
         self.ends.extend([from, now]);
         let start = now.wall.saturating_sub(self.window);
@@ -280,6 +283,7 @@ impl LiveEstimator for FirstTouchCurve {
     fn close_window(&mut self, _: &LiveWindow) -> Option<MissRatioCurve> {
         self.open = 0;
         self.closed = self.ends.back().map_or(Duration::ZERO, |end| end.vm);
+        self.changed_before = self.changed;
         self.recent_curve()
     }
 
@@ -289,6 +293,11 @@ impl LiveEstimator for FirstTouchCurve {
         let mut unknown = self.ended.split_off(self.ended.len() - self.open);
         unknown.extend(self.waiting.drain(..));
         self.open = 0;
+        // The discarded touches may have looked like a change of phase.
+        self.changed = self.changed_before;
+        while self.ends.back().is_some_and(|end| end.vm > self.closed) {
+            self.ends.pop_back();
+        }
         // Without the samples that waited when the window was opened, only pages that are touched soon would be left.
         unknown.retain(|sample| sample.armed < self.closed);
         self.ended
