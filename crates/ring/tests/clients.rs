@@ -321,7 +321,7 @@ fn a_client_sees_the_end_of_its_server_and_comes_back_to_the_next() {
     thread::scope(|scope| {
         scope.spawn(|| {
             next.run(&String::new, &|bytes| store.resize(bytes))
-                .unwrap()
+                .unwrap();
         });
         let mut again = connect(&running);
         let pool = again.create_pool(PoolOptions::private());
