@@ -43,6 +43,10 @@ impl VictimCache for Naive {
         true
     }
 
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     fn open(&mut self, _: PoolRequest) -> io::Result<u32> {
         self.pools.push(Some(HashMap::new()));
         Ok(self.pools.len() as u32 - 1)
