@@ -310,15 +310,11 @@ impl MemoryPart for Balloon {
     }
 
     fn record(&self) -> BalloonRecord {
-        BalloonRecord {
-            total_excludes_balloon: self.outdated_size.total_excludes_balloon,
-            former_interval_s: self.stats_interval.former_s,
-        }
+        BalloonRecord::of(&self.outdated_size, &self.stats_interval)
     }
 
     fn resume(&mut self, record: BalloonRecord) {
-        self.outdated_size.total_excludes_balloon = record.total_excludes_balloon;
-        self.stats_interval.former_s = record.former_interval_s;
+        record.restore(&mut self.outdated_size, &mut self.stats_interval);
     }
 
     fn want_statistics(&mut self, wanted: bool) -> Result<(), ActuatorError> {

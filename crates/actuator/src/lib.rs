@@ -55,6 +55,9 @@ pub use vm_memory::VmMemory;
 
 use std::fmt::Debug;
 
+use outdated_size::OutdatedSize;
+use stats_interval::StatsInterval;
+
 /// Memory whose size can be observed and set: of a VM, or of a store that all VMs share.
 pub trait MemoryPart: Debug + Send {
     /// Queries the part. Failed queries, and a change that failed since the last poll, are added to `failures`.
@@ -63,7 +66,7 @@ pub trait MemoryPart: Debug + Send {
     /// Size and progress at the last poll.
     fn part(&self) -> Part;
 
-    /// What a later process must know of its balloon.
+    /// What a later process needs to go on with its balloon.
     fn record(&self) -> BalloonRecord {
         BalloonRecord::default()
     }
@@ -89,13 +92,29 @@ pub trait MemoryPart: Debug + Send {
     fn set(&mut self, target_bytes: u64) -> Result<(), ActuatorError>;
 }
 
-/// What a process that opens a VM's balloon later must know of it, because nothing shows it then.
+/// What a process that opens a VM's balloon later needs to go on with it, and cannot observe then.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BalloonRecord {
     /// Whether the total that its guest reports was seen to exclude what the balloon took.
     pub total_excludes_balloon: bool,
     /// Interval of its guest's statistics before a process of ours set it, in s, 0 for none; `None` unless one did.
     pub former_interval_s: Option<u64>,
+}
+
+impl BalloonRecord {
+    /// That of a balloon with this state.
+    fn of(size: &OutdatedSize, interval: &StatsInterval) -> Self {
+        Self {
+            total_excludes_balloon: size.total_excludes_balloon,
+            former_interval_s: interval.former_s,
+        }
+    }
+
+    /// Puts it into the state of a balloon that was just opened.
+    fn restore(self, size: &mut OutdatedSize, interval: &mut StatsInterval) {
+        size.total_excludes_balloon = self.total_excludes_balloon;
+        interval.former_s = self.former_interval_s;
+    }
 }
 
 /// Results of a poll other than the size.

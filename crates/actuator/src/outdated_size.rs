@@ -1,6 +1,6 @@
 //! Detects that the size which QEMU reports for a VM is that of before a reset of its guest.
 //!
-//! QEMU reports the size that the guest's driver told it last. A driver that starts with a target of all RAM has nothing to tell,
+//! QEMU reports the size that the guest's driver reported last. A driver that starts with a target of all RAM reports nothing,
 //! so that QEMU reports the size before the reset until the next target: a VM with all of its RAM looks small, and the guest loses
 //! the difference at once when it gets any other target, even a larger one. Such a guest reports more memory in total than the VM
 //! is said to have.

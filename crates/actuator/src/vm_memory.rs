@@ -83,7 +83,7 @@ impl VmMemory {
         }
     }
 
-    /// What a later process must know of its balloon.
+    /// What a later process needs to go on with its balloon.
     pub fn record(&self) -> BalloonRecord {
         self.direct.record()
     }

@@ -140,7 +140,7 @@ impl<H: Host> Turns<H> {
         }
     }
 
-    /// Stores what a later daemon must know of balloons.
+    /// Stores what a later daemon needs to go on with balloons.
     pub(super) fn keep_balloons(&self) {
         // Of others nothing is stored.
         for (name, vm) in self.vms.iter().filter(|(_, vm)| vm.first_is_kept) {
