@@ -308,7 +308,10 @@ pub fn find(pid_or_name: &str) -> Result<QemuVm, VmError> {
         match process_id(pid_or_name).map(QemuVm::of_pid) {
             // A name may be a number.
             Some(Err(error @ (VmError::NoSuchProcess { .. } | VmError::NotQemu { .. }))) => {
-                by_name().map_err(|_| error)?
+                match by_name() {
+                    Err(VmError::NoSuchName { .. }) => return Err(error),
+                    found => found?,
+                }
             }
             Some(found) => found?,
             None => by_name()?,
