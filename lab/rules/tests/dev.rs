@@ -1,4 +1,4 @@
-//! The script `dev` knows its words before it installs anything.
+//! The script `dev` checks its words before it installs anything.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use super::report::{PauseReport, RecordReport};
 pub(super) const RAM_ERRORS: &str = "no free huge page, a full tmpfs, or a truncated file";
 /// What a VM whose memory is not shared is to be given.
 pub(super) const UNSHARED: &str = "the guest uses memory that QEMU does not share: queues there stand still, and requests fail; all memory must have share=on";
-/// How often new errors of a disk, or others of an hcache, are told.
+/// How often new errors of a disk, or another reason of an hcache, are logged.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Time limit of a command to the VM's monitor.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
