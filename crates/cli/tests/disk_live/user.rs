@@ -74,7 +74,7 @@ fn a_vm_runs_to_its_end_while_its_cache_is_looked_at_and_resized() {
         .arg(&boot.initrd)
         .arg("-append")
         .arg(format!(
-            "console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check{words}"
+            "console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check nokaslr cryptomgr.notests{words}"
         ))
         .stdin(Stdio::null())
         .stdout(File::create(&console).unwrap())

@@ -113,7 +113,7 @@ impl Ground {
     /// QEMU and its arguments for a machine that runs until its workload ends.
     fn command_line(&self, qemu: &Qemu, machine: &Machine) -> Vec<String> {
         let mut kernel_line =
-            "console=ttyS0 quiet panic=-1 no_timer_check transparent_hugepage=never".to_owned();
+            "console=ttyS0 quiet panic=-1 no_timer_check nokaslr cryptomgr.notests transparent_hugepage=never".to_owned();
         if machine.vcpus > 1 {
             kernel_line.push_str(" maxcpus=1");
         }

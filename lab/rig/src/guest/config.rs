@@ -276,9 +276,11 @@ impl GuestConfig {
         }
         // Quiet keeps the kernel's lines from running into ours; huge pages would hide
         // which pages are used; a panic must end QEMU, not wait; and on a loaded host an emulated
-        // timer may be late, which the kernel's check would take for a broken one.
-        let mut line =
-            String::from("console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check");
+        // timer may be late, which the kernel's check would take for a broken one. Tests of ciphers
+        // and the choice of an address are a quarter of an emulated kernel's start.
+        let mut line = String::from(
+            "console=ttyS0 quiet panic=-1 transparent_hugepage=never no_timer_check nokaslr cryptomgr.notests",
+        );
         // QEMU 7.2's TCG may run an instruction that another CPU is just patching, as a kernel often
         // does while it starts: the workload starts the other CPUs itself when that is over.
         if accelerator == Accelerator::Tcg && self.vcpus > 1 {
