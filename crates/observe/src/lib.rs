@@ -60,7 +60,7 @@ use plimsoll_trap::{
 };
 use plimsoll_vm::{HostKernel, MemoryGroup, MemoryProcess, RamState, Target, VmError};
 
-pub use limits::{FullTracingLimit, WINDOW_MIN};
+pub use limits::{TracingLimit, WINDOW_MIN};
 pub use writes::{ObservedWrites, writes};
 
 use follow::Follower;

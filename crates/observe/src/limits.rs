@@ -1,13 +1,14 @@
-//! VMs that full tracing cannot follow: they are too large or too fast for its budget.
+//! VMs that a backend cannot follow within its budget.
 //!
 //! A curve by traps needs pages to trap again within a window, and a list of the VM's pages. Where the list alone takes
 //! more than the budget, or the budget ends before the VM comes back to its pages, first touches give the curve that traps
-//! cannot.
+//! cannot. First touches need no list, but what they cost besides samples (waking up, checking the pages that wait,
+//! counting the VM's pages, estimating) can take more than a very small budget, and then no page is drawn.
 
 use std::fmt;
 use std::time::Duration;
 
-use plimsoll_flow::{Period, TraceMethod};
+use plimsoll_flow::{Period, TraceMethod, Whole as _};
 
 /// Time that listing a populated page takes: 12 ms a GiB.
 const LISTING: Duration = Duration::from_nanos(45);
@@ -16,9 +17,9 @@ pub const WINDOW_MIN: f64 = 0.25;
 /// Share of the traps below which reuses are too few.
 const REUSES_MIN: f64 = 0.1;
 
-/// Why full tracing of a VM shows little.
+/// Why a trace of a VM shows little.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum FullTracingLimit {
+pub enum TracingLimit {
     /// Listing its pages takes more than the budget of a period.
     TooLarge {
         /// Time of a list.
@@ -31,12 +32,36 @@ pub enum FullTracingLimit {
         /// How long pages were armed.
         window: Duration,
     },
+    /// All that first touches cost besides samples takes more than the budget of a period.
+    FixedCosts {
+        /// Time that it took, over the time that the VM's vCPUs had.
+        ratio: f64,
+        /// The budget, as such a share.
+        budget_ratio: f64,
+    },
 }
 
-impl FullTracingLimit {
+impl TracingLimit {
     /// Determines the limit that a period showed; `budget` is the vCPU time that one may take.
     pub fn of(period: &Period, budget: Option<Duration>) -> Option<Self> {
-        let budget = budget.filter(|_| period.method == TraceMethod::Traps)?;
+        match period.method {
+            TraceMethod::Traps => Self::of_traps(period, budget?),
+            TraceMethod::FirstTouches => Self::of_first_touches(period, budget?),
+            _ => None,
+        }
+    }
+
+    fn of_first_touches(period: &Period, budget: Duration) -> Option<Self> {
+        // A burst of traps is paid back without draws too, but not by more than the budget.
+        let is_starved = period.samples.drawn == 0 && period.arm_time > budget;
+        let taken = (period.fault_time + period.arm_time).as_secs_f64();
+        is_starved.then(|| Self::FixedCosts {
+            ratio: period.overhead_ratio * period.arm_time.as_secs_f64() / taken,
+            budget_ratio: period.overhead_ratio * budget.as_secs_f64() / taken,
+        })
+    }
+
+    fn of_traps(period: &Period, budget: Duration) -> Option<Self> {
         let listing = LISTING.mul_f64(period.populated_pages as f64);
         if listing > budget {
             return Some(Self::TooLarge { listing, budget });
@@ -52,30 +77,72 @@ impl FullTracingLimit {
     }
 }
 
-impl fmt::Display for FullTracingLimit {
+impl fmt::Display for TracingLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |time: &Duration| time.as_secs_f64() * 1e3;
+        let other = "; use --backend first-touch";
         match self {
             Self::TooLarge { listing, budget } => write!(
                 f,
-                "the VM is too large for --backend trap: listing its pages takes {:.0} ms, and the budget of a period is {:.0} ms",
+                "the VM is too large for --backend trap: listing its pages takes {:.0} ms, and the budget of a period is {:.0} ms{other}",
                 ms(listing),
                 ms(budget)
-            )?,
+            ),
             Self::TooFast { window } => write!(
                 f,
-                "the VM is too fast for --backend trap: the budget was used up after {:.0} ms, before it came back to its pages",
+                "the VM is too fast for --backend trap: the budget was used up after {:.0} ms, before it came back to its pages{other}",
                 ms(window)
-            )?,
+            ),
+            Self::FixedCosts {
+                ratio,
+                budget_ratio,
+            } => write!(
+                f,
+                "nothing is learned, because the budget is too small for --backend first-touch: its fixed costs are {} of the VM's CPU time, \
+                 and the budget is {}; with one of {} half of it is left for samples",
+                percent(*ratio),
+                percent(*budget_ratio),
+                percent((ratio * 2.0).min(1.0))
+            ),
         }
-        f.write_str("; use --backend first-touch")
     }
+}
+
+/// A share as a percentage with two digits, three from 10 % on: budgets can be far below 1 %.
+fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    let digits = (-percent.log10().floor()).clamp(0.0, 6.0);
+    format!("{percent:.0$} %", usize::whole(digits + 1.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use plimsoll_flow::{TrapCounts, Undisturbed};
+
+    #[test]
+    fn a_budget_below_the_fixed_costs_of_first_touches_is_stated_with_what_it_would_need() {
+        let second = Duration::from_secs(1);
+        let starved = Period {
+            arm_time: Duration::from_micros(3200),
+            fault_time: Duration::from_micros(800),
+            // Two vCPUs.
+            overhead_ratio: 0.002,
+            ..Period::empty(TraceMethod::FirstTouches, second, second)
+        };
+        let limit = |period: &Period, us| TracingLimit::of(period, Some(Duration::from_micros(us)));
+        let said = limit(&starved, 200).unwrap().to_string();
+        assert!(
+            said.contains("0.16 % of") && said.contains("is 0.010 %;") && said.contains("0.32 %"),
+            "{said}"
+        );
+        // What traps took is paid back.
+        assert_eq!(limit(&starved, 3300), None);
+        let mut sampled = starved;
+        sampled.samples.drawn = 1;
+        assert_eq!(limit(&sampled, 200), None);
+        assert_eq!(TracingLimit::of(&starved, None), None);
+    }
 
     fn period(populated_pages: u64, window_ms: u64, taken: u64, distinct_pages: u64) -> Period {
         Period {
@@ -100,9 +167,9 @@ mod tests {
 
     #[test]
     fn a_vm_too_large_or_too_fast_is_named_and_no_other() {
-        let limit = |period: &Period| FullTracingLimit::of(period, Some(Duration::from_millis(50)));
+        let limit = |period: &Period| TracingLimit::of(period, Some(Duration::from_millis(50)));
         let large = limit(&period(16 << 18, 5000, 800, 100)).unwrap();
-        assert!(matches!(large, FullTracingLimit::TooLarge { .. }));
+        assert!(matches!(large, TracingLimit::TooLarge { .. }));
         let fast = limit(&period(1 << 18, 40, 800, 790)).unwrap();
         let said = fast.to_string();
         assert!(
@@ -115,11 +182,12 @@ mod tests {
         assert_eq!(limit(&period(1 << 18, 5000, 8, 8)), None);
         // Without a budget there is no limit.
         assert_eq!(
-            FullTracingLimit::of(&period(16 << 18, 40, 800, 790), None),
+            TracingLimit::of(&period(16 << 18, 40, 800, 790), None),
             None
         );
         let other = Period {
             method: TraceMethod::FirstTouches,
+            arm_time: Duration::from_millis(10),
             ..period(16 << 18, 40, 800, 790)
         };
         assert_eq!(limit(&other), None);

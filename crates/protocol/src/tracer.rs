@@ -103,7 +103,7 @@ pub struct PeriodLine {
     pub lost: u64,
     /// First touches of empty pages, which no tracer observes.
     pub first_touches_unseen: u64,
-    /// Why this backend shows little of this VM, and which to use instead.
+    /// Why this backend shows little of this VM with its budget, and what to change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
     /// With `--compare`: mean absolute error of AET against exact LRU.
@@ -175,6 +175,9 @@ pub struct FinalLine {
     pub overhead_ratio: f64,
     /// References that may be missing.
     pub lost: u64,
+    /// That of the last period.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
     /// The curve of the run, with first touches that of the last minute at most, since the last change of phase; `null` if no page was
     /// used twice.
     pub curve: Option<CurveJson>,
@@ -306,6 +309,7 @@ mod tests {
             touches: Some(9),
             overhead_ratio: 0.02,
             lost: 1,
+            advice: Some("use another".into()),
             curve: None,
             aet_curve: period().curve.flatten(),
             mean_absolute_error: Some(0.25),

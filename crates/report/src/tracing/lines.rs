@@ -74,7 +74,7 @@ impl TracingReport<'_> {
             budget_ran_out: report.budget_exhausted,
             lost: report.losses.lost(),
             first_touches_unseen: report.losses.first_touches_unseen,
-            advice: self.limit(report).map(|limit| limit.to_string()),
+            advice: self.limit.map(|limit| limit.to_string()),
             mean_absolute_error: period
                 .distance()
                 .map(|distance| distance.mean_absolute_error),
@@ -110,6 +110,7 @@ impl TracingReport<'_> {
             touches: (!method.traps()).then_some(self.totals.touches),
             overhead_ratio: self.totals.overhead_ratio(),
             lost: self.totals.lost,
+            advice: self.limit.map(|limit| limit.to_string()),
             curve: chosen.map(|curve| self.curve_json(curve)),
             aet_curve: compared.map(|curves| self.curve_json(&curves.aet)),
             mean_absolute_error: distance.map(|distance| distance.mean_absolute_error),

@@ -11,7 +11,7 @@ use plimsoll_flow::{
 };
 use plimsoll_observe::args::TracingArgs;
 use plimsoll_observe::description::{of_group, of_process};
-use plimsoll_observe::{Curves, FullTracingLimit, ObservedPeriod, Observer, WINDOW_MIN};
+use plimsoll_observe::{Curves, ObservedPeriod, Observer, TracingLimit, WINDOW_MIN};
 use plimsoll_output::{Format, grouped, per_second};
 use plimsoll_plot::{Chart, Marker, Series, Shade};
 use plimsoll_protocol::size::ByteSize;
@@ -40,6 +40,8 @@ pub struct TracingReport<'a> {
     is_cache_hidden: bool,
     /// Whether a limit of what periods show was printed.
     is_limit_shown: bool,
+    /// Why the last whole period shows little.
+    limit: Option<TracingLimit>,
 }
 
 impl<'a> TracingReport<'a> {
@@ -61,6 +63,7 @@ impl<'a> TracingReport<'a> {
             totals: Totals::default(),
             is_cache_hidden: observer.is_cache_hidden(),
             is_limit_shown: false,
+            limit: None,
         }
     }
 
@@ -264,6 +267,11 @@ impl<'a> TracingReport<'a> {
     ) -> anyhow::Result<()> {
         let report = &period.period;
         self.totals.add(report);
+        // One that was cut short shows no limit.
+        if report.length >= self.tracing.period.get() {
+            let budget = self.tracing.budget_of_period(self.vcpus());
+            self.limit = TracingLimit::of(report, budget);
+        }
         let seconds = report.length.as_secs_f64();
         match format {
             Format::Json => {
@@ -316,7 +324,7 @@ impl<'a> TracingReport<'a> {
                     report.window.as_secs_f64() / seconds * 100.0,
                     report.losses.lost(),
                 )?;
-                let limit = self.limit(report).map(|limit| limit.to_string());
+                let limit = self.limit.map(|limit| limit.to_string());
                 let is_short_lived = is_short_lived(period.working_set, self.use_seen(period));
                 let limit = limit.or(is_short_lived.then(|| SHORT_LIVED.to_owned()));
                 if let Some(limit) = limit.filter(|_| !self.is_limit_shown) {
@@ -331,11 +339,6 @@ impl<'a> TracingReport<'a> {
 
     fn candidates(&self) -> &[Candidate] {
         self.choice.map_or(&[], |choice| &choice.candidates)
-    }
-
-    fn limit(&self, period: &Period) -> Option<FullTracingLimit> {
-        let budget = self.tracing.budget_of_period(self.vcpus());
-        FullTracingLimit::of(period, budget)
     }
 
     /// Writes costs and curve of the whole trace.
@@ -363,6 +366,9 @@ impl<'a> TracingReport<'a> {
                 match chosen {
                     Some(curve) => self.curve_table(curve, set, compared, rows)?,
                     None => writeln!(rows, "\nNo curve: {}.", self.no_curve())?,
+                }
+                if let Some(limit) = self.limit {
+                    writeln!(rows, "\nThe last period: {limit}.")?;
                 }
                 if let Some(distance) = distance {
                     writeln!(
