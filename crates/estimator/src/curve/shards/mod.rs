@@ -467,13 +467,25 @@ impl Shards {
             together(reaching, part_far.unwrap_or(sample_far))
         });
         let parts = parts.collect();
+        let reaching = together(bursts, sample_far);
         let differ = (burst_far - sample_far).powi(2) > NORMAL * NORMAL * variance;
+        let others = if differ {
+            Some((burst_far.min(sample_far), burst_far.max(sample_far)))
+        } else if self.whole.has_no_near() {
+            // All replicates agree that there is none, whatever they lack.
+            let variance = 1.0 / (1.0 / sample_variance + 1.0 / burst_variance);
+            let deviation = NORMAL * variance.sqrt();
+            let far = reaching[last];
+            Some(((far - deviation).max(0.0), (far + deviation).min(1.0)))
+        } else {
+            None
+        };
         NearReferences {
             parts,
-            reaching: together(bursts, sample_far),
+            reaching,
             unknown: if missing.is_nan() { 0.0 } else { missing },
             effective,
-            others: differ.then_some((burst_far.min(sample_far), burst_far.max(sample_far))),
+            others,
         }
     }
 }
@@ -590,7 +602,8 @@ struct NearReferences {
     unknown: f64,
     /// Number of replicates of equal weight that would have the same variance as the bursts.
     effective: f64,
-    /// The last share by bursts and by sample, the lower one first, if they contradict each other.
+    /// A lower and a higher last share that may be true as well: those by bursts and by sample, if they contradict each other, or those
+    /// within which it is known where replicates know nothing.
     others: Option<(f64, f64)>,
 }
 
@@ -826,6 +839,41 @@ mod tests {
         }
         let all = 2 * SEEDS * streams.len() as u64;
         assert!(held * 100 >= all * 95, "{held} of {all}");
+    }
+
+    #[test]
+    fn what_is_never_used_again_misses_however_few_references_are_sampled() {
+        const SEEDS: u64 = 60;
+        // Some of them are sampled at a rate, others so many.
+        for (pages, rounds, sampled) in [
+            (5_000, 1, 50),
+            (15_000, 1, 15),
+            (15_000, 4, 15),
+            (60_000, 1, 600),
+            (150_000, 1, 1_500),
+        ] {
+            let rate = sampled as f64 / pages as f64;
+            let samples = std::num::NonZeroUsize::new(sampled).unwrap();
+            let estimators: [&dyn Fn(u64) -> Shards; 2] =
+                [&|seed| Shards::new(rate, seed).unwrap(), &|seed| {
+                    Shards::fixed_size(samples, seed)
+                }];
+            for (variant, make) in estimators.into_iter().enumerate() {
+                let (mut errors, mut held) = (0.0, 0);
+                for seed in 0..SEEDS {
+                    let stream = cycle(pages).take((pages * rounds) as usize);
+                    let point = curve_of(&mut make(seed), stream).at(PageCount(pages / 2));
+                    errors += (1.0 - point.miss_ratio) / SEEDS as f64;
+                    held += u64::from(point.high == 1.0);
+                }
+                println!("{pages} x {rounds}, {sampled} ({variant}): {errors}, {held}");
+                assert!(errors <= 0.002, "{pages} x {rounds}: {errors}");
+                assert!(
+                    held * 100 >= SEEDS * 95,
+                    "{pages} x {rounds}: {held} of {SEEDS}"
+                );
+            }
+        }
     }
 
     #[test]

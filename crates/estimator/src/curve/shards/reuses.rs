@@ -138,11 +138,14 @@ impl Stream<'_> {
     }
 }
 
-/// Returns the part of a surplus that is attributed to the sampled pages.
+/// Returns the part of the surplus of `estimated` over `expected` references that is attributed to the sampled pages.
 ///
 /// A deficit that is unlikely given their own popularity indicates
-/// hotter pages outside the sample; these hit everywhere, and nothing is attributed.
-fn own_surplus(surplus: f64, scale: f64, covariance: f64) -> f64 {
+/// hotter pages outside the sample; these hit everywhere, and nothing is attributed. A sample that lacks references by chance also has
+/// less than its covariance, so that of as many as are expected counts.
+fn own_surplus(estimated: f64, expected: f64, scale: f64, covariance: f64) -> f64 {
+    let surplus = estimated - expected;
+    let covariance = covariance * (expected / estimated).max(1.0);
     let deviations = surplus / (scale * covariance.sqrt()).max(f64::MIN_POSITIVE);
     surplus * (DEFICIT_DISMISSED + deviations).clamp(0.0, 1.0)
 }
@@ -213,11 +216,16 @@ impl Reuses {
         if bursts.count == 0.0 {
             return None;
         }
-        let surplus = own_surplus(scale * bursts.count - references, scale, bursts.covariance);
+        let surplus = own_surplus(scale * bursts.count, references, scale, bursts.covariance);
         let share = 1.0 - bursts.near_covariance / bursts.covariance;
         let far_count = scale * (bursts.count - bursts.near_count);
         let far = (far_count - surplus * share) / references;
         Some(far.clamp(0.0, 1.0))
+    }
+
+    /// Whether no near reference was sampled during bursts.
+    pub(crate) fn has_no_near(&self) -> bool {
+        self.bursts.near_count == 0.0
     }
 
     /// Returns the relative difference between the references during bursts and the sample's estimate of them.
@@ -231,7 +239,7 @@ impl Reuses {
     /// reference is in it, as many more as its own number may exceed the expected one by chance.
     pub(crate) fn lacking_share(&self, references: f64) -> f64 {
         let bursts = self.bursts;
-        let by_chance = if bursts.near_count == 0.0 {
+        let by_chance = if self.has_no_near() {
             bursts.covariance.sqrt()
         } else {
             0.0
@@ -262,7 +270,7 @@ impl Reuses {
         let estimated = scale * self.count;
         let (mut surplus, mut shrink) = (0.0, 1.0);
         if self.covariance > 0.0 {
-            surplus = own_surplus(estimated - expected, scale, self.covariance);
+            surplus = own_surplus(estimated, expected, scale, self.covariance);
             shrink = (1.0 - surplus * self.own / self.covariance / pages).max(0.0);
         }
         // The known and the far references. Their number is known as well; a deficit not attributed to the sampled
