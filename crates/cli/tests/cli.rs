@@ -940,6 +940,33 @@ fn curves_by_device_are_those_of_each_device_alone() {
 }
 
 #[test]
+fn a_device_of_which_nothing_is_sampled_is_named_without_a_curve() {
+    let desk = Desk::new();
+    let line = |(device, page)| format!("{device},R,{},4096,1\n", 4096 * page);
+    let large = (0..20_000).map(|page| ("1", page % 10_000));
+    let requests: String = large.chain([("7", 1), ("7", 1)]).map(line).collect();
+    fs::write(desk.path("volumes.csv"), requests).unwrap();
+    let of = |output: &str| {
+        let line = "mrc volumes.csv --by device --estimator shards --rate 1/50 -o";
+        let output = desk.run(&format!("{line} {output}"));
+        assert!(output.status.success());
+        let notice = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            notice,
+            "plimsoll: 1 of 2 parts have no curve, because none of their references was sampled; a higher --rate sees more\n"
+        );
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table = of("table");
+    let row = table.lines().last().unwrap();
+    assert!(row.starts_with('7') && row.contains("not sampled"), "{row}");
+    let json = of("json");
+    let part = r#"{"name":"7","references":2,"curve":null}"#;
+    assert!(json.contains(part), "{json}");
+    of("csv");
+}
+
+#[test]
 fn a_device_that_does_not_occur_is_an_error_and_nothing_is_written() {
     let desk = Desk::new();
     fs::write(desk.path("volumes.csv"), VOLUMES).unwrap();

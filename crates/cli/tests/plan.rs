@@ -422,11 +422,17 @@ fn the_devices_of_one_trace_are_vms() {
         1,
         "'every.json' has curves of intervals",
     );
-    desk.put("none.json", &of("device", &["{\"curve\":null}".to_owned()]));
+    desk.put(
+        "none.json",
+        &of(
+            "device",
+            &["{\"name\":\"vol-7\",\"curve\":null}".to_owned()],
+        ),
+    );
     desk.refused(
         "none.json --total 1G",
         1,
-        "'none.json' has a device without a curve",
+        "'none.json' has a device without a curve (vol-7): none of its references was sampled",
     );
     desk.refused(
         "all.json web.json --total 1G",

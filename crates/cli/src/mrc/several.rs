@@ -113,7 +113,16 @@ pub(super) fn run(
     if several.parts.is_empty() {
         return Err(no_curve(trace, CurveError::Empty, 0));
     }
-    several.write(&view.output, out)
+    several.write(&view.output, out)?;
+    let unsampled = several.parts.iter().filter(|part| part.curve.is_none());
+    match unsampled.count() {
+        0 => {}
+        count => eprintln!(
+            "plimsoll: {count} of {} parts have no curve, because none of their references was sampled; a higher --rate sees more",
+            several.parts.len()
+        ),
+    }
+    Ok(())
 }
 
 type Make<'a> = dyn Fn() -> Box<dyn Estimator> + Sync + 'a;

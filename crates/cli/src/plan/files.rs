@@ -62,6 +62,7 @@ struct Document {
 /// A device or interval of `mrc`.
 #[derive(Debug, Deserialize)]
 struct Part {
+    name: Option<String>,
     curve: Option<CurveJson>,
 }
 
@@ -119,7 +120,14 @@ fn curves_of(
     }
     let curves = parts.into_iter().map(|part| {
         let curve = part.curve;
-        let curve = curve.with_context(|| format!("'{file}' has a device without a curve"))?;
+        let curve = curve.with_context(|| {
+            let name = part
+                .name
+                .map_or_else(String::new, |name| format!(" ({name})"));
+            format!(
+                "'{file}' has a device without a curve{name}: none of its references was sampled"
+            )
+        })?;
         let vm = curve.vm.clone();
         let checked = curve.to_curve();
         checked.with_context(|| format!("'{file}', VM {vm}"))?;

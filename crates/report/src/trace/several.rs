@@ -177,6 +177,7 @@ impl Figure for SeveralReport {
             Right "references": grouped(part.references as f64),
             Right "working set (5 %)": match part.working_set {
                 Some(size) => self.bytes(size).rounded(),
+                None if part.curve.is_none() => "not sampled".to_owned(),
                 None if may_have_working_set(part.end.as_ref()) => "unknown".to_owned(),
                 None => "none".to_owned(),
             },
@@ -208,6 +209,7 @@ impl Figure for SeveralReport {
 
     fn json(&self) -> anyhow::Result<String> {
         let parts = self.parts.iter().map(|part| PartJson {
+            name: &part.name,
             from_s: part.from_us.map(|from_us| from_us as f64 / 1e6),
             references: part.references,
             curve: part
@@ -249,15 +251,17 @@ struct Document<'a> {
     every_s: Option<f64>,
     /// References counted in the interval after their own.
     late_references: u64,
-    curves: Vec<PartJson>,
+    curves: Vec<PartJson<'a>>,
 }
 
 #[derive(Debug, Serialize)]
-struct PartJson {
+struct PartJson<'a> {
+    /// The device, or the interval's start.
+    name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     from_s: Option<f64>,
     /// All of them; the curve counts those that were sampled.
     references: u64,
-    /// None if none was sampled. Its `vm` is the device, or the interval's start.
+    /// None if none was sampled. Its `vm` is `name`.
     curve: Option<CurveJson>,
 }
