@@ -110,7 +110,7 @@ struct GenerateArgs {
     /// Bytes in a page, which oracle-general records as each object's size
     #[arg(long, default_value = "4096", value_parser = parse_page_size)]
     page_bytes: PageSize,
-    /// CSV file for the curve in closed form: size_pages,miss_ratio; `-` is standard output
+    /// CSV file for the curve in closed form: size_pages,miss_ratio; `-` is standard output. For zipf and class it is Che's approximation, which is off by up to .04 for fewer than a hundred pages
     #[arg(long, value_name = "FILE")]
     curve: Option<PathBuf>,
 }

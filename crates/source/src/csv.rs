@@ -228,8 +228,12 @@ impl<R: Read> Reader<R> {
             None => 0,
         };
         let time_us = match columns.time.filter(|_| self.wanted.times) {
-            Some(time) => parse_seconds(field(time))
-                .ok_or_else(|| unexpected("a time in seconds, like 17 or 17.25", time))?,
+            Some(time) => parse_seconds(field(time)).ok_or_else(|| {
+                unexpected(
+                    "a time in seconds, like 17 or 17.25, below 1.8e13 (2^64 us)",
+                    time,
+                )
+            })?,
             None => 0,
         };
         let op = columns.op.and_then(|op| self.record.get(op));
@@ -617,7 +621,7 @@ mod tests {
             ),
             (
                 "time,url,bytes\nnoon,/a,1\n",
-                "line 2: expected a time in seconds, like 17 or 17.25, in column 1, found 'noon'",
+                "line 2: expected a time in seconds, like 17 or 17.25, below 1.8e13 (2^64 us), in column 1, found 'noon'",
             ),
             (
                 "time,url,bytes\n1,,1\n",
