@@ -10,15 +10,17 @@ use plimsoll_skip::{Lack, skip};
 
 use super::{V1, V2, between, run_in};
 
-/// Pages of a file that is read: 40 MiB.
-const PAGES: u64 = 10_240;
+/// Pages of a file that is read: 16 MiB, each of which an emulated guest on a loaded host reads several times in some seconds.
+const PAGES: u64 = 4_096;
+/// The same where limits of a group's memory are to be less: 40 MiB.
+const LIMITED_PAGES: u64 = 10_240;
 /// Limits of a group's memory in which the curve is compared with the misses counted.
 const LIMITS_MIB: [u64; 5] = [32, 26, 20, 15, 11];
 /// A file of a disk for each group, and a process in the group that reads it; and the counts that it printed last.
 const FILES: &str = r#"
 $b mkdir -p /disk /run
 $b mount -t ext4 /dev/nvme0n1 /disk
-file() { $b dd if=/dev/zero of=/disk/$1 bs=1M count=40 2>/dev/null; }
+file() { $b dd if=/dev/zero of=/disk/$1 bs=4096 count=$PAGES 2>/dev/null; }
 reads() {
     group=/cg/$1
     $b mkdir -p $group
@@ -37,8 +39,8 @@ counts() { echo $1 $($b tail -n 1 /tmp/log.$2); }
 emptied() { $b sync; echo 3 > /proc/sys/vm/drop_caches; }
 "#;
 
-/// Runs a script in a guest with an empty disk.
-fn run(kernel: GuestKernel, name: &str, script: &str) -> Option<Vec<String>> {
+/// Runs a script in a guest with an empty disk, whose files have so many pages.
+fn run(kernel: GuestKernel, name: &str, pages: u64, script: &str) -> Option<Vec<String>> {
     let plimsoll = Path::new(env!("CARGO_BIN_EXE_plimsoll"));
     let reader = plimsoll.with_file_name("examples").join("replay_reads");
     if !reader.exists() {
@@ -53,7 +55,7 @@ fn run(kernel: GuestKernel, name: &str, script: &str) -> Option<Vec<String>> {
     make_image(&disk, 512, true).unwrap();
     let drive = format!("file={},format=raw,if=none,id=cache", disk.display());
     let device = ["-drive", &drive, "-device", "nvme,drive=cache,serial=cache"];
-    let script = format!("PAGES={PAGES}\n{FILES}{script}");
+    let script = format!("PAGES={pages}\n{FILES}{script}");
     run_in(
         host::shared_turn,
         Some(kernel),
@@ -107,7 +109,7 @@ attach cgroup:removed --backend page-cache --period 1s --periods 60 > /tmp/remov
 $b cat /tmp/removed
 "
         );
-        let Some(lines) = run(kernel, version, &script) else {
+        let Some(lines) = run(kernel, version, PAGES, &script) else {
             return;
         };
         assert_uniform(&curve(&lines, "both"), 2 * PAGES);
@@ -167,7 +169,7 @@ echo {pattern}{limit}-size $($b grep '^file ' /cg/{pattern}/memory.stat)\n"
             format!("counts {pattern}{limit}-to {pattern}\n")
         });
     }
-    let Some(lines) = run(GuestKernel::V6_12, "limits", &script) else {
+    let Some(lines) = run(GuestKernel::V6_12, "limits", LIMITED_PAGES, &script) else {
         return;
     };
     for pattern in patterns {
