@@ -1,5 +1,4 @@
-//! A hostile monitor: whatever it sends, in whatever order, each command of the client ends with an error or a value, and no
-//! more events are kept than are allowed.
+//! A hostile monitor: whatever it sends, in whatever order, each command of the client ends with an error or a value.
 //!
 //! The input is lines, separated by bytes of 0. By its first byte, a line is the answer to the next command, an event, a
 //! refusal, or sent as it is.
@@ -17,7 +16,6 @@ use plimsoll_vm::{Qmp, VmError};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-const EVENTS_MAX: usize = 256;
 
 struct Monitor {
     listener: UnixListener,
@@ -107,7 +105,6 @@ fn talk(mut qmp: Qmp) {
             break;
         }
     }
-    assert!(qmp.take_events().len() <= EVENTS_MAX);
 }
 
 thread_local! {

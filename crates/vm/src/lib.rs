@@ -76,7 +76,7 @@ pub use meminfo::HostMemory;
 pub use own_program::own_program;
 pub use pressure::{ControlGroup, MemoryPressure};
 pub use process::{MemoryProcess, QemuVm, Vcpu, find, qemu_pids, running, second_name};
-pub use qmp::{Qmp, QmpEvent, RunState, VmRam};
+pub use qmp::{Qmp, RunState, VmRam};
 pub use target::Target;
 pub use transfer::{Transfer, TransferWatch};
 pub use vcpu_clock::VcpuClock;

@@ -3,11 +3,10 @@
 //! A monitor sends JSON, one object per line: a greeting, then answers to commands, with events between them at any
 //! time. A monitor serves one client at a time: a second one can connect but is not greeted, and once the queue is
 //! full, others cannot even connect. The monitor's output is untrusted, because a VM may have compromised its QEMU:
-//! lines and waits are bounded, and only the newest events are kept.
+//! lines and waits are bounded. Events are not used.
 //!
 //! Source: QEMU, docs/interop/qmp-spec.
 
-use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,21 +19,8 @@ use crate::{BlockReads, GuestStats, Vcpu, VmError};
 
 /// Maximum length of a line; QEMU's longest answers (its own schema) stay under 1 MiB.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Maximum number of events stored until they are taken.
-const EVENTS_MAX: usize = 256;
-/// Longest line of an event whose data are stored: parsed, they are many times as large.
-const EVENT_BYTES_MAX: usize = 16 << 10;
 /// Property of a balloon: interval of its guest's statistics, in s.
 const STATS_INTERVAL: &str = "guest-stats-polling-interval";
-
-/// An event reported by QEMU.
-#[derive(Debug, Clone, PartialEq)]
-pub struct QmpEvent {
-    /// Its name, such as `SHUTDOWN` or `BALLOON_CHANGE`.
-    pub name: String,
-    /// Its data, as QEMU sends it; null if there is none, or if the event has more than 16 KiB.
-    pub data: Value,
-}
 
 /// The run state of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,7 +37,6 @@ pub struct Qmp {
     stream: UnixStream,
     /// Received bytes of an incomplete line.
     received: Vec<u8>,
-    events: VecDeque<QmpEvent>,
     /// Time limit of an answer.
     timeout: Duration,
     /// Number of the next command, which its answer repeats.
@@ -158,7 +143,6 @@ impl Qmp {
         let mut qmp = Self {
             stream,
             received: Vec::new(),
-            events: VecDeque::new(),
             timeout,
             next_id: 0,
         };
@@ -215,7 +199,7 @@ impl Qmp {
                 Receive::Io(source) => broken(source, self.timeout),
                 Receive::Protocol(what) => VmError::QmpProtocol { what },
             })?;
-            if self.keep_event(&mut answer) || answer["id"] != id {
+            if answer["id"] != id {
                 // An event, or the late answer to a command that has timed out.
                 continue;
             }
@@ -230,11 +214,6 @@ impl Qmp {
                 description: text("desc"),
             });
         }
-    }
-
-    /// Returns the events received so far, oldest first, at most the last 256, and removes them.
-    pub fn take_events(&mut self) -> Vec<QmpEvent> {
-        self.events.drain(..).collect()
     }
 
     /// Stops the virtual CPUs.
@@ -381,19 +360,6 @@ impl Qmp {
         Ok(BlockReads::of_qmp(&answer))
     }
 
-    /// Stores an event for [`take_events`](Self::take_events); returns false for another message.
-    fn keep_event(&mut self, message: &mut Value) -> bool {
-        let Some(name) = message["event"].as_str().map(str::to_owned) else {
-            return false;
-        };
-        if self.events.len() == EVENTS_MAX {
-            self.events.pop_front();
-        }
-        let data = message["data"].take();
-        self.events.push_back(QmpEvent { name, data });
-        true
-    }
-
     /// Waits for a complete line and parses it.
     fn receive(&mut self, deadline: Instant) -> Result<Value, Receive> {
         let mut searched = 0;
@@ -403,11 +369,8 @@ impl Qmp {
                 .position(|&byte| byte == b'\n');
             if let Some(at) = newline {
                 let line: Vec<u8> = self.received.drain(..=searched + at).collect();
-                let mut value: Value = serde_json::from_slice(&line)
+                let value: Value = serde_json::from_slice(&line)
                     .map_err(|error| Receive::Protocol(error.to_string()))?;
-                if line.len() > EVENT_BYTES_MAX && value["event"].is_string() {
-                    value["data"].take();
-                }
                 return match value {
                     Value::Object(_) => Ok(value),
                     _ => Err(Receive::Protocol("a line is no object".into())),
@@ -496,13 +459,6 @@ mod tests {
             status: "paused".into(),
         };
         assert_eq!(qmp.status().unwrap(), expected);
-        let names: Vec<_> = qmp
-            .take_events()
-            .into_iter()
-            .map(|event| event.name)
-            .collect();
-        assert_eq!(names, ["STOP"]);
-        assert!(qmp.take_events().is_empty());
     }
 
     #[test]
