@@ -188,43 +188,21 @@ pub fn resize(socket: &Path, cache_bytes: u64, timeout: Duration) -> Result<(), 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "Report")]
 pub struct DiskStat {
-    /// The VM's name, as given to the daemon.
-    pub vm: String,
     /// Memory that the guest's kernel manages, in pages, as reported by its module; 0 if unknown.
     pub direct_pages: u64,
     /// Maximum size of the cache in bytes.
     pub cache_bytes: u64,
     /// Pages in the cache.
     pub cached_pages: u64,
-    /// Of them, not on storage yet.
-    pub dirty_pages: u64,
     /// Why the cache has disabled itself, if it has.
     pub disabled: Option<String>,
     /// Whole blocks read by the guest.
     pub read_blocks: u64,
     /// Of them, served from the cache.
     pub hits: u64,
-    /// Reads of storage.
-    pub storage_reads: u64,
-    /// Bytes read from storage.
-    pub storage_read_bytes: u64,
-    /// Storage requests that failed.
-    pub storage_errors: u64,
-    /// Evictions reported by the guest.
-    pub evictions: u64,
-    /// Of them, pages admitted to the cache.
-    pub admitted: u64,
-    /// Pages not admitted because their contents differed from the last transfer.
-    pub mismatches: u64,
-    /// Notifications that the guest lost.
-    pub lost_notices: u64,
-    /// Pages dropped because the cache was full.
-    pub dropped: u64,
     /// Whether the guest's driver uses all disks, and the control disk if there is one: not while the VM boots, and never again
     /// once QEMU has lost one (docs/disk.md, Limits).
     pub disks_used: bool,
-    /// Whether the guest's module is attached.
-    pub module_attached: bool,
     /// Time that reads of which blocks came from storage took, added up; `None` if the daemon does not measure it.
     pub read_wait_ns: Option<u64>,
 }
@@ -232,7 +210,6 @@ pub struct DiskStat {
 /// The parts of a daemon's report that are used.
 #[derive(Deserialize)]
 struct Report {
-    vm: String,
     machine: Machine,
 }
 
@@ -255,24 +232,14 @@ struct Disk {
 struct Engine {
     cache_bytes: u64,
     cached_pages: u64,
-    dirty_pages: u64,
     disabled: Option<String>,
     read_blocks: u64,
     hits: u64,
-    storage_reads: u64,
-    storage_read_bytes: u64,
-    storage_errors: u64,
-    evictions: u64,
-    admitted: u64,
-    refused_mismatch: u64,
-    dropped: u64,
 }
 
 #[derive(Deserialize)]
 struct Ring {
-    attached: bool,
     control_used: Option<bool>,
-    lost: u64,
     guest_memory_pages: u64,
 }
 
@@ -286,25 +253,14 @@ impl From<Report> for DiskStat {
         let waits = disks.iter().map(|disk| disk.read_wait_ns);
         let waited = waits.reduce(|sum, wait| Some(sum?.saturating_add(wait?)));
         Self {
-            vm: report.vm,
             direct_pages: ring.guest_memory_pages,
             cache_bytes: engine.cache_bytes,
             cached_pages: engine.cached_pages,
-            dirty_pages: engine.dirty_pages,
             disabled: engine.disabled,
             read_blocks: engine.read_blocks,
             hits: engine.hits,
-            storage_reads: engine.storage_reads,
-            storage_read_bytes: engine.storage_read_bytes,
-            storage_errors: engine.storage_errors,
-            evictions: engine.evictions,
-            admitted: engine.admitted,
-            mismatches: engine.refused_mismatch,
-            lost_notices: ring.lost,
-            dropped: engine.dropped,
             disks_used: ring.control_used != Some(false)
                 && disks.iter().all(|disk| disk.queues > 0),
-            module_attached: ring.attached,
             read_wait_ns: waited.flatten(),
         }
     }
@@ -402,22 +358,17 @@ mod tests {
 
     const REPORT: &str = "{\"schema\":1,\"new\":1,\"result\":{\"vm\":\"web\",\"machine\":{\"engine\":\
         {\"cache_bytes\":8192,\"cached_pages\":2,\"dirty_pages\":0,\"disabled\":null,\"read_blocks\":9,\"hits\":7,\
-        \"storage_reads\":0,\"storage_read_bytes\":0,\"storage_errors\":0,\"evictions\":0,\"admitted\":0,\
-        \"refused_mismatch\":0,\"dropped\":0,\"colour\":[]},\
-        \"ring\":{\"attached\":true,\"lost\":3,\"guest_memory_pages\":9}}}}\n";
+        \"colour\":[]},\"ring\":{\"lost\":3,\"guest_memory_pages\":9}}}}\n";
 
     #[test]
     fn unknown_fields_are_ignored_and_missing_counters_refused() {
         let expected = DiskStat {
-            vm: "web".into(),
             direct_pages: 9,
             cache_bytes: 8192,
             cached_pages: 2,
             read_blocks: 9,
             hits: 7,
-            lost_notices: 3,
             disks_used: true,
-            module_attached: true,
             ..DiskStat::default()
         };
         assert_eq!(told(REPORT).unwrap(), expected);
@@ -431,7 +382,7 @@ mod tests {
             let unused = REPORT.replace(part, with);
             assert!(!told(&unused).unwrap().disks_used, "{unused}");
         }
-        for counter in ["hits", "storage_errors", "lost", "attached", "vm"] {
+        for counter in ["hits", "cached_pages", "guest_memory_pages"] {
             let without = REPORT.replace(&format!("\"{counter}\""), "\"other\"");
             let error = told(&without).unwrap_err().to_string();
             assert!(
