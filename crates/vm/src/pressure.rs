@@ -15,12 +15,8 @@ const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// Time lost to a lack of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MemoryPressure {
-    /// Share of the last 10 s in which at least one task waited, 0.0 to 1.0.
-    pub some_ratio: f64,
     /// Time in which at least one task waited, since the host booted or the group was created.
     pub some_total: Duration,
-    /// Share of the last 10 s in which all tasks waited at once, 0.0 to 1.0.
-    pub full_ratio: f64,
     /// Time in which all tasks waited at once.
     pub full_total: Duration,
 }
@@ -40,21 +36,13 @@ impl MemoryPressure {
         let line = |kind: &str| {
             let mut lines = text.lines();
             let line = lines.find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
-            let value = |key: &str| {
-                let mut words = line.split_ascii_whitespace();
-                words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-            };
-            let percent: f64 = value("avg10")?.parse().ok()?;
-            let total = Duration::from_micros(value("total")?.parse().ok()?);
-            Some((percent / 100.0, total))
+            let mut words = line.split_ascii_whitespace();
+            let total = words.find_map(|word| word.strip_prefix("total="))?;
+            Some(Duration::from_micros(total.parse().ok()?))
         };
-        let (some_ratio, some_total) = line("some")?;
-        let (full_ratio, full_total) = line("full")?;
         Some(Self {
-            some_ratio,
-            some_total,
-            full_ratio,
-            full_total,
+            some_total: line("some")?,
+            full_total: line("full")?,
         })
     }
 }
@@ -111,16 +99,14 @@ mod tests {
         let text = "some avg10=12.50 avg60=1.00 avg300=0.10 total=2500000\n\
                     full avg10=3.25 avg60=0.50 avg300=0.00 total=1000001\n";
         let expected = MemoryPressure {
-            some_ratio: 0.125,
             some_total: Duration::from_millis(2500),
-            full_ratio: 0.0325,
             full_total: Duration::from_micros(1_000_001),
         };
         assert_eq!(MemoryPressure::parse(text), Some(expected));
         for bad in [
             "",
             "some avg10=1.00 total=1\n",
-            "some avg10=x total=1\nfull avg10=0 total=1\n",
+            "some avg10=0 total=x\nfull avg10=0 total=1\n",
             "some avg10=1.00\nfull avg10=0.00\n",
         ] {
             assert_eq!(MemoryPressure::parse(bad), None, "{bad:?}");

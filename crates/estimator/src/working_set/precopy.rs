@@ -10,8 +10,7 @@
 //!
 //! **QEMU** looks for written pages whenever the rest of a round could be copied within the longest stop that is allowed, in steps of
 //! 50 ms: so a round always leaves some pages, on average those of that time less half a step, copies for a step at least, and stops the VM when these and
-//! the written ones together take no longer than allowed. A stop is therefore rarely much shorter than allowed. **Xen** copies rounds
-//! completely, and stops the VM when at most 50 pages are left, or after five rounds.
+//! the written ones together take no longer than allowed. A stop is therefore rarely much shorter than allowed.
 //!
 //! If writing keeps pace with copying, rounds come to a length at which as many pages are written as are copied: then more
 //! rounds change nothing, and the migration does not end by itself.
@@ -31,12 +30,10 @@ pub struct PrecopyOptions {
     pub pages_per_second: f64,
     /// Number of pages for which the VM is stopped.
     pub stop_pages: f64,
-    /// Number of pages, at most those, that a round leaves to the next, on average,
+    /// Mean number of pages that a round leaves to the next, at most `stop_pages`.
     pub left_pages: f64,
-    /// and number that it copies at least.
+    /// Minimum number of pages that a round copies.
     pub round_pages_min: f64,
-    /// Number of rounds after which the VM is stopped in any case; `None` if never.
-    pub rounds_max: Option<u32>,
 }
 
 /// QEMU looks for written pages after sending for so long.
@@ -51,18 +48,6 @@ impl PrecopyOptions {
             stop_pages: pages_per_second * seconds,
             left_pages: pages_per_second * (seconds - QEMU_STEP_SECONDS / 2.0).max(0.0),
             round_pages_min: pages_per_second * QEMU_STEP_SECONDS,
-            rounds_max: None,
-        }
-    }
-
-    /// The rule of Xen 4.7.
-    pub fn xen(pages_per_second: f64) -> Self {
-        Self {
-            pages_per_second,
-            stop_pages: 50.0,
-            left_pages: 0.0,
-            round_pages_min: 0.0,
-            rounds_max: Some(5),
         }
     }
 }
@@ -74,7 +59,7 @@ pub struct Precopy {
     pub round_pages: Vec<f64>,
     /// Pages copied while it is stopped; if the migration does not end, those that are always left.
     pub stopped_pages: f64,
-    /// Whether it ends by itself, or by the maximum of rounds.
+    /// Whether it ends by itself.
     pub ends: bool,
     /// Time while the VM runs, and while it is stopped.
     pub running_seconds: f64,
@@ -104,9 +89,9 @@ fn written_again(writes: &WriteCurve, seconds: f64, after: f64) -> f64 {
 pub struct Contents {
     /// Number of pages.
     pub pages: u64,
-    /// Share of them, 0.0 to 1.0, that is not all zero,
+    /// Share of them, 0.0 to 1.0, that is not all zero.
     pub share: f64,
-    /// and share of the last [`PrecopyOptions::left_pages`] in order of addresses, which the first round leaves.
+    /// The same share of the last [`PrecopyOptions::left_pages`] in order of addresses, which the first round leaves.
     pub share_of_last: f64,
 }
 
@@ -117,10 +102,6 @@ pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions)
     let (mut rest, mut ends) = (all, true);
     let mut round_pages = Vec::new();
     while rest > options.stop_pages {
-        let is_last = |max: u32| round_pages.len() >= max as usize;
-        if options.rounds_max.is_some_and(is_last) {
-            break;
-        }
         let share = if round_pages.is_empty() {
             memory.share_of_last
         } else {
@@ -140,7 +121,7 @@ pub fn precopy(memory: &Contents, writes: &WriteCurve, options: &PrecopyOptions)
         let before = rest;
         rest = ((rest - copied) * (1.0 - again) + written).min(all);
         let is_shorter = rest < before - SHORTER_MIN * copied;
-        if !is_shorter && options.rounds_max.is_none() && rest > options.stop_pages {
+        if !is_shorter && rest > options.stop_pages {
             ends = false;
             break;
         }
@@ -299,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn writing_as_fast_as_copying_does_not_end_unless_rounds_are_limited() {
+    fn writing_as_fast_as_copying_does_not_end() {
         let vm = Vm {
             writes: uniform(40_000, 3).take(2_000_000).collect(),
             writes_per_second: 100_000.0,
@@ -311,9 +292,6 @@ mod tests {
             &PrecopyOptions::qemu(20_000.0, Duration::from_millis(300)),
         );
         assert!(!found.ends, "{found:?}");
-        let found = precopy(&RAM, &curve, &PrecopyOptions::xen(20_000.0));
-        assert!(found.ends && found.round_pages.len() == 5, "{found:?}");
-        assert!(found.stopped_seconds > 1.0, "{found:?}");
     }
 
     #[test]
@@ -335,21 +313,12 @@ mod tests {
         let mut written = WrittenPages::new();
         written.scan(&[], Duration::from_millis(10));
         let curve = written.curve().unwrap();
-        let found = precopy(&RAM, &curve, &PrecopyOptions::xen(25_000.0));
-        assert_eq!(
-            (found.round_pages, found.stopped_pages),
-            (vec![50_000.0], 0.0)
-        );
-        assert!((found.running_seconds - 2.0).abs() < 1e-9);
+        let options = PrecopyOptions::qemu(25_000.0, Duration::from_millis(300));
         let small = Contents { pages: 40, ..RAM };
-        let found = precopy(&small, &curve, &PrecopyOptions::xen(25_000.0));
+        let found = precopy(&small, &curve, &options);
         assert_eq!((found.round_pages, found.stopped_pages), (vec![], 40.0));
         assert!(found.running_seconds.is_sign_positive());
-        let found = precopy(
-            &RAM,
-            &curve,
-            &PrecopyOptions::qemu(25_000.0, Duration::from_millis(300)),
-        );
+        let found = precopy(&RAM, &curve, &options);
         assert_eq!(found.round_pages.len(), 1);
         assert!(within(found.stopped_seconds, 0.275, 1e-9), "{found:?}");
     }

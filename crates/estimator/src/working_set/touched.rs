@@ -130,11 +130,6 @@ impl TouchedPages {
         self.now
     }
 
-    /// Number of distinct pages ever touched.
-    pub fn cumulative(&self) -> PageCount {
-        PageCount(self.pages.len() as u64)
-    }
-
     /// Bytes of heap allocated now.
     pub fn memory_bytes(&self) -> usize {
         let listed: usize = self.before.iter().map(Vec::capacity).sum();
