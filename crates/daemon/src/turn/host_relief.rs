@@ -4,7 +4,8 @@
 //! follow only in the next turns, within their limits: what the host lacks is withheld from the total.
 //!
 //! What is withheld follows from what the VMs hold now: the total is to be what they hold less what the host lacks. While
-//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed. What VMs
+//! they have not yet given what was withheld before, that is unchanged, however often the lack is observed; once the host lacks nothing,
+//! no more is taken than moves in progress do. What VMs
 //! that start or end hold is added to what all may hold, or subtracted. Plans divide at
 //! least what the VMs' limits need ([`Turns::limit_withheld`]), so that an allocation exists; nothing is granted of what the host
 //! lacks.
@@ -87,6 +88,15 @@ impl<H: Host> Turns<H> {
         held.fold(self.store_bytes, u64::saturating_add)
     }
 
+    /// What they will hold when they have given what moves in progress take from them.
+    fn left_after_moves(&self) -> u64 {
+        let left = self.counted_vms().map(|vm| {
+            let held = vm.size_bytes();
+            vm.target_bytes.map_or(held, |target| target.min(held))
+        });
+        left.fold(self.store_bytes, u64::saturating_add)
+    }
+
     /// The memory that is allocated to nobody, because the host lacks it. Some is left for an allocation to be computed, even if
     /// it is far too little.
     pub(super) fn withheld_bytes(&self) -> u64 {
@@ -139,6 +149,9 @@ impl<H: Host> Turns<H> {
         };
         let lacking = required.saturating_sub(available);
         if lacking == 0 {
+            // What was withheld and not given yet is not taken any more.
+            let left = self.left_after_moves();
+            self.host_relief.left_bytes = self.host_relief.left_bytes.map(|it| it.max(left));
             let calm = |at| now.duration_since(at) >= CALM;
             if self.host_relief.short_at.is_none_or(calm) {
                 self.release(available.saturating_sub(headroom.saturating_mul(2)));

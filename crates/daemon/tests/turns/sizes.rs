@@ -320,6 +320,30 @@ fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
 }
 
 #[test]
+fn nothing_more_is_taken_once_a_host_has_enough() {
+    const HEADROOM: u64 = 4 << 30;
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(HEADROOM);
+    config.cooldown = Duration::from_secs(3600);
+    let mut rig = Rig::of_three(config);
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let (had, decisions) = (sizes(&rig), rig.decisions().len());
+    rig.host.set_available(HEADROOM - 500 * MIB);
+    rig.turns.tick(rig.now);
+    rig.host.set_available(HEADROOM + 2000 * MIB);
+    rig.pass(50);
+    assert_eq!((sizes(&rig), rig.decisions().len()), (had, decisions));
+    // Those that had begun to give go on.
+    rig.host.set_available(HEADROOM - 500 * MIB);
+    rig.until("they give", |rig| sizes(rig) < had);
+    rig.host.set_available(HEADROOM + 2000 * MIB);
+    let decisions = rig.decisions().len();
+    rig.pass(50);
+    assert_eq!(rig.decisions().len(), decisions);
+}
+
+#[test]
 fn vms_give_what_they_do_not_need_also_if_all_their_needs_exceed_the_total() {
     let mut config = config(Mode::Act);
     // Its VMs of 512 MiB need about 380, 500 and 40 MiB.
