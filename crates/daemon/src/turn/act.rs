@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use plimsoll_actuator::{ActuatorError, Holding, Progress};
 use plimsoll_output::exit::with_causes;
-use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State, Step};
+use plimsoll_protocol::decision::{Decision, Initiator, Kind, Phase, State, Step, StepState};
 use plimsoll_protocol::request::Event;
 
 use super::discover::poll_now;
@@ -239,7 +239,9 @@ impl<H: Host> Turns<H> {
             }
         }
         if active.decision.kind == Kind::Rollback {
-            for step in &active.decision.steps {
+            // What did not get its memory back still has what was too little.
+            let done = |step: &&Step| step.state == StepState::Done;
+            for step in active.decision.steps.iter().filter(done) {
                 if let Some(vm) = self.vms.get_mut(&step.vm) {
                     vm.broken = None;
                 }

@@ -52,6 +52,32 @@ fn a_promise_found_broken_is_made_good() {
 }
 
 #[test]
+fn a_vm_that_gets_nothing_back_is_still_seen_to_exceed_its_limit() {
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(1 << 30);
+    let mut rig = Rig::of_three(config);
+    rig.add(200, "spare", scan());
+    rig.host.change("scan", |vm| {
+        vm.truth = curve(&[(16, 0.9), (500, 0.8), (512, 0.1)]);
+    });
+    rig.until("it is checked", |rig| {
+        let newest = rig.decisions().into_iter().next();
+        newest.is_some_and(|decision| decision.state == State::Checking)
+    });
+    rig.host.set_available((1 << 30) - 2000 * MIB);
+    rig.until("it is rolled back", |rig| {
+        let newest = rig.newest();
+        newest.kind == Kind::Rollback && newest.state.has_ended()
+    });
+    rig.pass(3);
+    assert_eq!(rig.newest().state, State::Partly);
+    assert!(rig.mib("scan") < 512);
+    let snapshot = rig.snapshot();
+    let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
+    assert_eq!(scan.status, VmStatus::Violating, "{}", scan.why);
+}
+
+#[test]
 fn misses_of_a_vm_that_gave_nothing_take_no_move_back() {
     let mut config = config(Mode::Act);
     config.vms.insert(
