@@ -6,7 +6,7 @@ use plimsoll_output::{csv_table, per_second, printable};
 use plimsoll_policy::PredictionUnit;
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 
-use crate::words::{local_time, name_of, percent, ratio, relative, size};
+use crate::words::{known, local_time, name_of, percent, ratio, relative, size};
 
 /// A decision in sentences: of one VM, or of all that it touches.
 pub fn text(decision: &Decision, of: Option<&str>) -> String {
@@ -110,18 +110,25 @@ fn moved(step: &Step) -> String {
 
 /// What was measured of a VM beside what was predicted.
 fn checked(check: &Check) -> String {
-    let number = check.misses.and_then(|misses| misses.measured_per_second);
-    let measured = match check.measured {
-        None if let Some(misses) = number => {
-            format!(
-                "measured {} by {}",
-                per_second(misses),
-                printable(&check.by)
-            )
-        }
-        Some(measured) => format!("measured {} by {}", ratio(measured), printable(&check.by)),
+    let measured = |number: Option<String>| match number {
+        Some(number) => format!("measured {number} by {}", printable(&check.by)),
         None => "not measured".to_owned(),
     };
+    // In the units of its limit.
+    let mut found = Vec::new();
+    if check.bound.is_some() || check.misses.is_none() {
+        let predicted = relative(check.predicted.as_ref());
+        let measured = measured(check.measured.map(ratio));
+        found.push(format!(
+            "predicted {predicted} of the misses at its baseline, {measured}"
+        ));
+    }
+    if let Some(misses) = check.misses {
+        let number = |rate| format!("{} misses/s", per_second(rate));
+        let predicted = known(misses.predicted_per_second, number);
+        let measured = measured(misses.measured_per_second.map(number));
+        found.push(format!("predicted {predicted}, {measured}"));
+    }
     let limit = match (check.bound, check.misses) {
         (Some(bound), None) => ratio(bound),
         (bound, Some(misses)) => {
@@ -140,9 +147,9 @@ fn checked(check: &Check) -> String {
         )
     });
     format!(
-        "{}: predicted {} of the misses at its baseline, {measured}; limit {limit}{stall}: {}. {}",
+        "{}: {}; limit {limit}{stall}: {}. {}",
         printable(&check.vm),
-        relative(check.predicted.as_ref()),
+        found.join("; "),
         match check.verdict {
             Verdict::Kept => "kept",
             Verdict::Broken => "BROKEN",
@@ -191,7 +198,8 @@ mod tests {
             "verdict": "kept", "why": "",
         });
         let told = checked(&serde_json::from_value(check).unwrap());
-        assert!(told.contains("80.8/s"), "{told}");
+        let said = "web: predicted -, measured 3.0 misses/s by reads; limit 80.8/s: kept.";
+        assert!(told.starts_with(said), "{told}");
     }
 
     #[test]
