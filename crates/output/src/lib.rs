@@ -38,8 +38,8 @@ pub use file::{
 pub use progress_bar::ReadingBar;
 pub use stop::{daemon_stop_flag, ignore_suspension, outlive_file_size_limit, stop_flag};
 pub use text::{
-    cut, cut_front, duration, grouped, labelled, per_second, percent, printable, printable_path,
-    ratio, short, short_percent,
+    cut, cut_front, cut_middle, duration, grouped, labelled, per_second, percent, printable,
+    printable_path, ratio, short, short_percent,
 };
 pub use time::{local_time, time_of_day};
 pub use watch::watch;

@@ -110,6 +110,19 @@ pub fn cut(text: &str, characters: usize) -> String {
     begin + "…"
 }
 
+/// At most `characters` characters from both ends of a text, with `…` between them where it is cut: names often differ at their ends
+/// alone.
+pub fn cut_middle(text: &str, characters: usize) -> String {
+    let count = text.chars().count();
+    if count <= characters {
+        return text.to_owned();
+    }
+    let kept = characters.saturating_sub(1);
+    let begin: String = text.chars().take(kept.div_ceil(2)).collect();
+    let end: String = text.chars().skip(count - kept / 2).collect();
+    format!("{begin}…{end}")
+}
+
 /// At most `characters` characters from the end of a text, which is the more telling end of a path.
 pub fn cut_front(text: &str, characters: usize) -> String {
     let count = text.chars().count();
@@ -160,6 +173,9 @@ mod tests {
         // As `bew`, and another VM's text after it backwards.
         assert_eq!(printable("\u{202e}web"), "\u{fffd}web");
         assert_eq!(printable_path(Path::new("a/b\n")), "a/b\u{fffd}");
+        assert_eq!(cut_middle("instance-0000001a", 17), "instance-0000001a");
+        assert_eq!(cut_middle("instance-0000001a", 14), "instanc…00001a");
+        assert_eq!(cut_middle("instance-0000001a", 1), "…");
         assert_eq!(cut(&"x".repeat(24), 24), "x".repeat(24));
         assert_eq!(cut(&"x".repeat(25), 24), "x".repeat(23) + "…");
         assert_eq!(cut_front("/var/lib/images/web.raw", 8), "…web.raw");

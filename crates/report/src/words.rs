@@ -4,7 +4,7 @@ use plimsoll_protocol::curve_json::MissesJson;
 use plimsoll_protocol::size::ByteSize;
 use plimsoll_protocol::vm::{Relative, WorkingSetView};
 
-use plimsoll_output::{cut, duration, per_second, printable};
+use plimsoll_output::{cut_middle, duration, per_second, printable};
 pub use plimsoll_output::{local_time, ratio, short_percent as percent, time_of_day};
 pub use plimsoll_protocol::name_of;
 
@@ -68,7 +68,7 @@ pub fn relative(relative: Option<&Relative>) -> String {
 
 /// A VM's name as a table shows it.
 pub fn name(name: &str) -> String {
-    cut(&printable(name), NAME_LETTERS)
+    cut_middle(&printable(name), NAME_LETTERS)
 }
 
 /// Age of a time, `12 s`.
@@ -93,7 +93,10 @@ mod tests {
     fn names_are_cut_and_cannot_move_the_cursor() {
         assert_eq!(name("web\u{1b}[2J"), "web\u{fffd}[2J");
         assert_eq!(name(&"x".repeat(24)), "x".repeat(24));
-        assert_eq!(name(&"x".repeat(25)), "x".repeat(23) + "…");
+        assert_eq!(
+            name("compute-7-instance-0000001a"),
+            "compute-7-in…ce-0000001a"
+        );
     }
 
     #[test]
