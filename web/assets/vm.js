@@ -456,13 +456,16 @@ function handleReadout(vm, summary, curve) {
                       h("b", { id: "handle-relative" }, times(then?.expected)),
                       " of those at the baseline",
                       then ? ` (${times(then.low)} to ${times(then.high)})` : "",
-                      point ? `, ${percent(point.miss_ratio)} of references` : "",
+                      point ? `, ${percent(shownRatio(point))} of references` : "",
                       whatif ? `. ${[whatif.why, spared(summary, whatif)].filter(Boolean).join("; ")}` : "",
                   ],
         ),
         h("button", { class: "plain small", onclick: back }, "Back to now"),
     );
 }
+
+/** The ratio at a point of a curve: 0 where there are surely no misses a second, as tables show it. */
+const shownRatio = (point) => (point.misses_high_per_second === 0 ? 0 : point.miss_ratio);
 
 /** What the size tried out would leave to the bounds. */
 const spared = (summary, { relative_then: relative, misses_then: misses }) =>

@@ -133,11 +133,17 @@ impl Series {
             .into_iter()
             .chain(curve.points().iter().copied())
             .chain(beyond.map(|_| curve.at(until)))
-            .map(|point| Point {
-                x: point.size.to_bytes(page_size) as f64,
-                y: point.miss_ratio,
-                low: point.low,
-                high: point.high,
+            .map(|point| {
+                let (y, low, high) = match point.misses_nothing() {
+                    true => (0.0, 0.0, 0.0),
+                    false => (point.miss_ratio, point.low, point.high),
+                };
+                Point {
+                    x: point.size.to_bytes(page_size) as f64,
+                    y,
+                    low,
+                    high,
+                }
             });
         Self {
             name: name.into(),

@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::canvas::{Canvas, Line as Stroke};
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 
-use plimsoll_output::{duration, printable};
+use plimsoll_output::{cut_middle, duration, printable};
 use plimsoll_protocol::subject::{Entry, Key, Subject};
 use plimsoll_report::daemon::curve_of;
 use plimsoll_report::words::{
@@ -289,18 +289,23 @@ impl Screen {
         let entries = self.sorted();
         let at = self.selected_at(&entries);
         let is_wide = area.width >= WIDE;
+        let widths = [9, 8, 8, 9, 10, 8, 6].into_iter();
+        let widths: Vec<_> = widths.chain(is_wide.then_some(20)).collect();
+        // Columns have a space between them, and the selected row begins with a sign.
+        let others = widths.iter().map(|width| width + 1).sum::<u16>() + 1;
+        let letters = usize::from(area.width.saturating_sub(others));
+        let named = |name: &str| cut_middle(&printable(name), letters);
         let rows = entries.iter().map(|entry| match entry {
-            Entry::Vm(vm) => row(vm, is_wide),
-            Entry::Group(group) => group_row(group, is_wide),
+            Entry::Vm(vm) => row(vm, named(&vm.vm), is_wide),
+            Entry::Group(group) => group_row(group, named(&group.group), is_wide),
         });
         let rows: Vec<_> = rows.collect();
         let heads = ["size", "target", "uses", "misses", "gives", "cost"];
         let heads = heads.map(right).into_iter();
         let heads = ["VM".into(), "status".into()].into_iter().chain(heads);
         let heads = heads.chain(is_wide.then(|| "traced".into()));
-        let widths = [9, 8, 8, 9, 10, 8, 6].map(Constraint::Length);
+        let widths = widths.into_iter().map(Constraint::Length);
         let widths = [Constraint::Fill(1)].into_iter().chain(widths);
-        let widths = widths.chain(is_wide.then_some(Constraint::Length(20)));
         let table = Table::new(rows, widths)
             .header(Row::new(heads).bold())
             .row_highlight_style(Modifier::REVERSED)
@@ -331,7 +336,7 @@ impl Screen {
     }
 }
 
-fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
+fn row(vm: &VmSummary, name: String, is_wide: bool) -> Row<'static> {
     let overhead = vm
         .trace
         .as_ref()
@@ -341,7 +346,7 @@ fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
         |at| format!("{} ≤{}", ratio(at.expected), ratio(at.high)),
     );
     let cells = [
-        Cell::new(name(&vm.vm)),
+        Cell::new(name),
         Cell::new(name_of(vm.status)).style(style_of(vm.status)),
         right(&size(vm.size_bytes)),
         right(&vm.target_bytes.map(size).unwrap_or_default()),
@@ -355,11 +360,11 @@ fn row(vm: &VmSummary, is_wide: bool) -> Row<'static> {
 }
 
 /// A control group: its kind stands in place of a status, and what it is charged is its size.
-fn group_row(group: &GroupSummary, is_wide: bool) -> Row<'static> {
+fn group_row(group: &GroupSummary, name: String, is_wide: bool) -> Row<'static> {
     let trace = group.trace.as_ref();
     let overhead = trace.map(|trace| percent(trace.overhead_ratio).replace(' ', ""));
     let cells = [
-        Cell::new(name(&group.group)),
+        Cell::new(name),
         Cell::new(group.kind.to_string()).style(Style::new().dim()),
         right(&maybe_size(group.charged_bytes)),
         right(""),
@@ -554,7 +559,11 @@ fn draw_curve(subject: &Subject, frame: &mut Frame, area: Rect) {
         .chain([until as f64])
         .collect();
     let level = |of: fn(&plimsoll_flow::CurvePoint) -> f64| -> Vec<f64> {
-        std::iter::once(1.0).chain(points.iter().map(of)).collect()
+        let shown = points.iter().map(|point| match point.misses_nothing() {
+            true => 0.0,
+            false => of(point),
+        });
+        std::iter::once(1.0).chain(shown).collect()
     };
     let canvas = Canvas::default()
         .block(block)
