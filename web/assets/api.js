@@ -32,7 +32,8 @@ export let answeredUnixMs = Number.NaN;
 
 function headers(more = {}) {
     const token = sessionStorage.getItem(TOKEN);
-    return token ? { ...more, Authorization: `Bearer ${token}` } : more;
+    // No daemon accepts another one, and no browser sends it: without it the daemon asks for a token.
+    return /^[\x21-\x7e]+$/.test(token ?? "") ? { ...more, Authorization: `Bearer ${token}` } : more;
 }
 
 async function refusal(response) {

@@ -465,7 +465,7 @@ function groupsPanel({ groups }) {
                             h(
                                 "tr",
                                 { key: group.path, "data-group": group.group },
-                                h("th", { scope: "row", title: group.path }, group.group),
+                                h("th", { scope: "row" }, group.group, h("div", { class: "hint" }, group.path)),
                                 h("td", {}, group.kind),
                                 h("td", {}, size(group.charged_bytes, { class: "charged" })),
                                 h("td", {}, group.limit_bytes === null ? "none" : size(group.limit_bytes)),
