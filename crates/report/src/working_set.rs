@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use anyhow::ensure;
 use plimsoll_estimator::registry::METHODS;
 use plimsoll_flow::PageCount;
 use plimsoll_observe::wss::{EstimatorArgs, Finding, LoggingEffect, Origin, Results, Step};
@@ -411,6 +412,12 @@ impl Figure for WorkingSetReport<'_> {
     }
 
     fn svg(&self) -> anyhow::Result<String> {
-        Ok(self.chart().to_svg())
+        let chart = self.chart();
+        let is_empty = chart.series.iter().all(|series| series.points.is_empty());
+        ensure!(
+            !is_empty,
+            "there is no working set to draw: the table has the reasons"
+        );
+        Ok(chart.to_svg())
     }
 }
