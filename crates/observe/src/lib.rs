@@ -221,6 +221,14 @@ fn without_hidden_cache(set: WorkingSet) -> Option<WorkingSet> {
     (set.bound != WorkingSetBound::AtMost).then_some(WorkingSet { bound, ..set })
 }
 
+/// A working set of a VM that has `ram`: the last tracked page may stand for less than the others.
+fn within(set: WorkingSet, ram: PageCount) -> WorkingSet {
+    WorkingSet {
+        size: set.size.min(ram),
+        ..set
+    }
+}
+
 /// Whether this backend sees no uses of the target's page cache by `read(2)`: on a kernel that reclaims by generations, they leave a
 /// page idle.
 fn is_cache_hidden(target: &Target, backend: &BackendRow) -> bool {
@@ -446,18 +454,29 @@ impl Observer {
                 return Err(error);
             }
         };
+        let shows_sizes = !limits::has_few_pages(&period);
         let window = LiveWindow::of(&period);
-        let curve = estimator
-            .as_mut()
-            .and_then(|estimator| estimator.close_window(&window));
+        let close = |estimator: &mut Box<dyn LiveEstimator>| {
+            if !shows_sizes {
+                estimator.discard_window();
+                return None;
+            }
+            estimator.close_window(&window)
+        };
+        let curve = estimator.as_mut().and_then(close);
         let compared = compared.as_mut().and_then(|compared| {
-            let other = compared.other.close_window(&window);
+            let other = close(&mut compared.other);
             compared.curves(curve.clone(), other)
         });
         self.has_hidden_cache |= self.is_cache_hidden && period.scans.cache_pages > 0;
         let mut working_set = working_set_of(&period, curve.as_ref(), &mut self.sampled);
+        working_set = working_set.filter(|_| shows_sizes);
         if self.has_hidden_cache {
             working_set = working_set.and_then(without_hidden_cache);
+        }
+        if !is_open_ended {
+            let ram = PageCount(self.backend.ram_pages());
+            working_set = working_set.map(|set| within(set, ram));
         }
         let working_set_band = curve.as_ref().and_then(working_set_band);
         let curve = if self.has_reach {
@@ -491,7 +510,10 @@ impl Observer {
     /// The working set by the curve of all periods so far; `None` without one, or if only an upper bound is known and uses of page cache
     /// are missing.
     pub fn working_set(&self) -> Option<WorkingSet> {
-        let set = read_from(&self.curve()?, self.row);
+        let mut set = read_from(&self.curve()?, self.row);
+        if !self.is_open_ended {
+            set = within(set, PageCount(self.backend.ram_pages()));
+        }
         if self.has_hidden_cache {
             return without_hidden_cache(set);
         }

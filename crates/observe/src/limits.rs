@@ -4,11 +4,14 @@
 //! more than the budget, or the budget ends before the VM comes back to its pages, first touches give the curve that traps
 //! cannot. First touches need no list, but what they cost besides samples (waking up, checking the pages that wait,
 //! counting the VM's pages, estimating) can take more than a very small budget, and then no page is drawn.
+//!
+//! Of very few tracked pages, each stands for more memory than the share at which a working set is read.
 
 use std::fmt;
 use std::time::Duration;
 
-use plimsoll_flow::{Period, TraceMethod, Whole as _};
+use plimsoll_flow::{Period, TraceMethod, Whole as _, WorkingSet};
+use plimsoll_trap::{BackendRow, Yield};
 
 /// Time that listing a populated page takes: 12 ms a GiB.
 const LISTING: Duration = Duration::from_nanos(45);
@@ -16,6 +19,21 @@ const LISTING: Duration = Duration::from_nanos(45);
 pub const WINDOW_MIN: f64 = 0.25;
 /// Share of the traps below which reuses are too few.
 const REUSES_MIN: f64 = 0.1;
+
+/// Tracked pages below which no size is known, unless all pages are tracked: each is more than the share of misses at which
+/// a working set is read.
+const PAGES_MIN: u64 = 20;
+const _: () = assert!(PAGES_MIN as f64 * WorkingSet::MISS_RATIO >= 1.0);
+
+/// Whether so few pages were tracked in a period that it shows no size.
+pub fn has_few_pages(period: &Period) -> bool {
+    let is_sample = match BackendRow::of(period.method).yields {
+        Yield::References | Yield::Scans => period.scale > 1,
+        // The one has bands, the others average over periods, or know how many there are.
+        Yield::FirstTouches | Yield::Sample | Yield::Stream => false,
+    };
+    is_sample && period.tracked_pages < PAGES_MIN
+}
 
 /// Why a trace of a VM shows little.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,16 +57,25 @@ pub enum TracingLimit {
         /// The budget, as such a share.
         budget_ratio: f64,
     },
+    /// Too few pages are tracked.
+    FewPages {
+        /// Their number.
+        tracked_pages: u64,
+    },
 }
 
 impl TracingLimit {
     /// Determines the limit that a period showed; `budget` is the vCPU time that one may take.
     pub fn of(period: &Period, budget: Option<Duration>) -> Option<Self> {
-        match period.method {
-            TraceMethod::Traps => Self::of_traps(period, budget?),
-            TraceMethod::FirstTouches => Self::of_first_touches(period, budget?),
+        let of_budget = budget.and_then(|budget| match period.method {
+            TraceMethod::Traps => Self::of_traps(period, budget),
+            TraceMethod::FirstTouches => Self::of_first_touches(period, budget),
             _ => None,
-        }
+        });
+        let tracked_pages = period.tracked_pages;
+        let few = (tracked_pages > 0 && has_few_pages(period))
+            .then_some(Self::FewPages { tracked_pages });
+        of_budget.or(few)
     }
 
     fn of_first_touches(period: &Period, budget: Duration) -> Option<Self> {
@@ -103,6 +130,11 @@ impl fmt::Display for TracingLimit {
                 percent(*ratio),
                 percent(*budget_ratio),
                 percent((ratio * 2.0).min(1.0))
+            ),
+            Self::FewPages { tracked_pages } => write!(
+                f,
+                "of {tracked_pages} tracked pages each stands for more than {} % of the memory, so that no size is known; raise --rate or --budget",
+                WorkingSet::MISS_RATIO * 100.0
             ),
         }
     }

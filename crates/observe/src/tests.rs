@@ -11,6 +11,8 @@ struct Replay {
     method: TraceMethod,
     pages: u64,
     batch: usize,
+    /// One page in so many is tracked, of 10,000.
+    scale: u32,
     failing: bool,
 }
 
@@ -50,9 +52,9 @@ impl Backend for Replay {
             ..TrapCounts::default()
         };
         Ok(Period {
-            scale: 2,
+            scale: self.scale,
             populated_pages: 10_000,
-            tracked_pages: 5000,
+            tracked_pages: 10_000 / u64::from(self.scale),
             distinct_pages: self.pages,
             traps: if is_trap {
                 traps
@@ -90,6 +92,7 @@ fn observer(method: TraceMethod, options: &ObserverOptions) -> Observer {
         method,
         pages: 400,
         batch: 50,
+        scale: 2,
         failing: false,
     };
     let row = BackendRow::of(method);
@@ -102,6 +105,7 @@ fn scanned_at_once() -> Observer {
         method: TraceMethod::AccessedPageScans,
         pages: 40,
         batch: 40,
+        scale: 2,
         failing: false,
     };
     let options = ObserverOptions::default();
@@ -142,6 +146,7 @@ fn a_sampled_working_set_rises_fast_and_falls_slowly() {
         method: TraceMethod::SampledPages,
         pages: 1,
         batch: 50,
+        scale: 2,
         failing: false,
     }
     .run_period(&AtomicBool::new(false), &mut |_| {})
@@ -193,6 +198,44 @@ fn without_the_uses_of_page_cache_there_is_no_upper_bound() {
     assert_eq!(known, Some(WorkingSetBound::AtLeast));
 }
 
+/// One page of a sample can stand for more than the VM has.
+#[test]
+fn a_few_tracked_pages_show_no_size_and_no_bound_is_above_the_ram() {
+    for method in [
+        TraceMethod::Traps,
+        TraceMethod::AccessedPageScans,
+        TraceMethod::WriteScans,
+    ] {
+        // 1, 19 and 20 tracked pages, which are used all the time.
+        for (pages, scale) in [(1, 9999), (19, 526), (20, 500), (20, 499)] {
+            let replay = Replay {
+                method,
+                pages,
+                batch: 1,
+                scale,
+                failing: false,
+            };
+            let options = ObserverOptions::default();
+            let row = BackendRow::of(method);
+            let mut observer = Observer::of(VmId("a".into()), row, Box::new(replay), &options);
+            let observed = observe(&mut observer);
+            let is_known = pages == 20;
+            assert_eq!(observed.working_set.is_some(), is_known, "{method} {pages}");
+            assert_eq!(observer.working_set().is_some(), is_known, "{method}");
+            assert!(is_known || observed.curve.is_none() && observer.curve().is_none());
+            for set in observed
+                .working_set
+                .into_iter()
+                .chain(observer.working_set())
+            {
+                assert!(set.size <= PageCount(10_000), "{method}: {set:?}");
+            }
+            let limit = TracingLimit::of(&observed.period, None);
+            assert_eq!(limit.is_none(), is_known, "{method}: {limit:?}");
+        }
+    }
+}
+
 #[test]
 fn both_estimators_run_only_for_a_comparison() {
     for estimator in [live::LRU, live::AET] {
@@ -223,6 +266,7 @@ fn a_period_that_fails_leaves_nothing_in_the_curve() {
         method: TraceMethod::Traps,
         pages: 400,
         batch: 50,
+        scale: 2,
         failing: true,
     };
     let options = ObserverOptions::default();

@@ -134,6 +134,9 @@ impl<'a> TracingReport<'a> {
         if self.backend.yields == Yield::Sample {
             return format!("the backend {backend} gives working sets alone");
         }
+        if let Some(limit) = self.limit {
+            return limit.to_string();
+        }
         let used = if self.backend.sees_reads {
             "use"
         } else {
@@ -367,7 +370,7 @@ impl<'a> TracingReport<'a> {
                     Some(curve) => self.curve_table(curve, set, compared, rows)?,
                     None => writeln!(rows, "\nNo curve: {}.", self.no_curve())?,
                 }
-                if let Some(limit) = self.limit {
+                if let Some(limit) = self.limit.filter(|_| chosen.is_some()) {
                     writeln!(rows, "\nThe last period: {limit}.")?;
                 }
                 if let Some(distance) = distance {
