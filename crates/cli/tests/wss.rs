@@ -243,12 +243,25 @@ fn a_log_cut_short_is_used_and_says_so_and_a_damaged_one_is_refused() {
     assert!(cut.contains("truncated after"), "{cut}");
     assert_eq!(pages(&json, "truth"), PAGES);
     assert!(desk.text("wss cut.pagelog").contains("\ncut         "));
+    // As far as it goes for the hot pages, too; the list of the whole log has no more pages.
+    let line = "report hot --from cut.pagelog --check array.pagelog -o json";
+    let hot: Value = serde_json::from_str(&desk.text(line)).unwrap();
+    assert_eq!(hot["cut"].as_str(), Some(cut), "{hot}");
+    assert_eq!(
+        (&hot["lost"], &hot["check"]["lost"]),
+        (&Value::Null, &0.into())
+    );
+    assert!(hot["bytes"].as_u64().unwrap() >= PAGES * 4096, "{hot}");
+    let text = desk.text("report hot --from cut.pagelog");
+    assert!(text.ends_with(" records: only these count\n"), "{text}");
 
     let mut damaged = whole;
     let middle = damaged.len() / 2;
     damaged[middle] ^= 1;
     fs::write(desk.path("damaged.pagelog"), damaged).unwrap();
     let complaint = desk.complaint("wss damaged.pagelog", 1);
+    assert!(complaint.contains("damaged.pagelog, byte "), "{complaint}");
+    let complaint = desk.complaint("report hot --from damaged.pagelog", 1);
     assert!(complaint.contains("damaged.pagelog, byte "), "{complaint}");
 }
 

@@ -31,6 +31,10 @@ pub struct Hot {
     pub used_bytes: u64,
     /// Share of all uses that the list covers.
     pub uses_covered: f64,
+    /// Why the page log is truncated, of which what came before counts.
+    pub cut: Option<String>,
+    /// Records lost when the page log was recorded, if known.
+    pub lost: Option<u64>,
     /// Coverage of another run.
     pub check: Option<Check>,
     /// The pieces, the hottest first.
@@ -48,6 +52,10 @@ pub struct Check {
     pub uses_covered: f64,
     /// Share of the distinct pages.
     pub pages_covered: f64,
+    /// As of the list's run.
+    pub cut: Option<String>,
+    /// As of the list's run.
+    pub lost: Option<u64>,
 }
 
 /// A piece of RAM.
@@ -76,7 +84,7 @@ pub fn of_file(
     other: Option<&Path>,
 ) -> anyhow::Result<Hot> {
     let mut all = HotPages::new();
-    let page_size = uses_of(path, interval, |uses| match uses {
+    let run = uses_of(path, interval, |uses| match uses {
         Uses::Pages(pages) => all.observe(pages),
         Uses::IntervalEnds => all.end_interval(),
     })?;
@@ -85,10 +93,10 @@ pub fn of_file(
         "'{}' has no page that was used",
         path.display()
     );
-    let page_bytes = page_size.bytes();
+    let page_bytes = run.page_size.bytes();
     let hottest = all.hottest(top_bytes / page_bytes);
     let listed: HashSet<PageNumber> = hottest.iter().map(|hot| hot.page).collect();
-    let check = other.map(|path| check(path, interval, page_size, &listed));
+    let check = other.map(|path| check(path, interval, run.page_size, &listed));
     let check = check.transpose()?;
     let pieces = hottest.iter().map(|hot| {
         let begin_bytes = hot.page.0.checked_mul(page_bytes);
@@ -111,6 +119,8 @@ pub fn of_file(
         bytes: listed.len() as u64 * page_bytes,
         used_bytes: all.distinct() * page_bytes,
         uses_covered: covered as f64 / all.references() as f64,
+        cut: run.cut,
+        lost: run.lost,
         check,
         pieces,
     })
@@ -125,7 +135,7 @@ fn check(
 ) -> anyhow::Result<Check> {
     let (mut uses, mut covered) = (0_u64, 0_u64);
     let mut distinct = HashSet::new();
-    let its_page_size = uses_of(path, interval, |seen| {
+    let run = uses_of(path, interval, |seen| {
         if let Uses::Pages(pages) = seen {
             uses += pages.len() as u64;
             covered += pages.iter().filter(|page| listed.contains(page)).count() as u64;
@@ -133,7 +143,7 @@ fn check(
         }
     })?;
     ensure!(
-        its_page_size == page_size && uses > 0,
+        run.page_size == page_size && uses > 0,
         "'{}' has no uses of pages of {} bytes",
         path.display(),
         page_size.bytes()
@@ -144,6 +154,8 @@ fn check(
         used_bytes: distinct.len() as u64 * page_size.bytes(),
         uses_covered: covered as f64 / uses as f64,
         pages_covered: pages_covered as f64 / distinct.len() as f64,
+        cut: run.cut,
+        lost: run.lost,
     })
 }
 
@@ -201,6 +213,8 @@ pub fn of_history(map: &HeatmapView, top: ByteSize) -> anyhow::Result<Hot> {
         bytes: map.cell_bytes.saturating_mul(pieces.len() as u64),
         used_bytes,
         uses_covered: covered as f64 / all as f64,
+        cut: None,
+        lost: None,
         check: None,
         pieces,
     })

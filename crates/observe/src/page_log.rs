@@ -45,7 +45,7 @@ pub struct PageLogArgs {
     #[arg(long, value_name = "FILE")]
     pub page_log: Option<PathBuf>,
     /// Length of an interval in instructions of all vCPUs together, such as 10M
-    #[arg(long, requires = "page_log", value_name = "COUNT", value_parser = instructions)]
+    #[arg(long, requires = "page_log", value_name = "COUNT", default_value = "10M", value_parser = instructions)]
     pub interval: Option<u64>,
     /// Also record references, except those to a vCPU's most recently used pages
     #[arg(long, requires = "page_log")]

@@ -10,7 +10,7 @@ use plimsoll_pagelog::RecordSource as _;
 use plimsoll_pagelog::log::LogReader;
 use plimsoll_pagelog::record::Record;
 
-use crate::wss::{begins_as_page_log, interval_of, page_walked};
+use crate::wss::{begins_as_page_log, interval_of, page_walked, read};
 
 /// What is passed on of a run, in order.
 #[derive(Debug)]
@@ -21,7 +21,17 @@ pub(crate) enum Uses<'a> {
     IntervalEnds,
 }
 
-/// Passes on the uses of a run, and returns their page size. A trace's intervals have `interval` references, a page log has
+/// A run that was read.
+#[derive(Debug)]
+pub(crate) struct RunRead {
+    pub page_size: PageSize,
+    /// Why the page log is truncated; what came before has been passed on.
+    pub cut: Option<String>,
+    /// Records lost when the page log was recorded; `None` of a trace, and if it is truncated.
+    pub lost: Option<u64>,
+}
+
+/// Passes on the uses of a run, and returns what was read. A trace's intervals have `interval` references, a page log has
 /// its own. Pages of a page log are numbered as the guest's frames, without the hole below 4 GiB.
 ///
 /// # Errors
@@ -31,7 +41,7 @@ pub(crate) fn uses_of(
     path: &Path,
     interval: NonZeroU64,
     mut each: impl FnMut(Uses<'_>),
-) -> anyhow::Result<PageSize> {
+) -> anyhow::Result<RunRead> {
     if begins_as_page_log(path) {
         return of_log(path, each);
     }
@@ -54,17 +64,20 @@ pub(crate) fn uses_of(
             pages = rest;
         }
     }
-    Ok(page_size)
+    Ok(RunRead {
+        page_size,
+        cut: None,
+        lost: None,
+    })
 }
 
-fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<PageSize> {
+fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<RunRead> {
     let mut log = LogReader::open(path)?;
     let description = log.description().clone();
     interval_of(&description, path)?;
-    let mut batch = Vec::new();
     let mut pages = Vec::new();
-    while log.next_batch(&mut batch)? {
-        for record in &batch {
+    let cut = read(&mut log, |records| {
+        for record in records {
             match record {
                 Record::Walk(walk) => pages.push(page_walked(walk, &description)),
                 Record::Interval { .. } => {
@@ -77,6 +90,10 @@ fn of_log(path: &Path, mut each: impl FnMut(Uses<'_>)) -> anyhow::Result<PageSiz
         }
         each(Uses::Pages(&pages));
         pages.clear();
-    }
-    Ok(description.tlb_page)
+    })?;
+    Ok(RunRead {
+        page_size: description.tlb_page,
+        cut,
+        lost: log.totals().map(|totals| totals.lost),
+    })
 }

@@ -58,7 +58,7 @@ pub struct Origin {
 pub(crate) fn interval_of(description: &Description, path: &Path) -> anyhow::Result<NonZeroU64> {
     description.interval_instructions.with_context(|| {
         format!(
-            "'{}' has no intervals: it was recorded without interval_instructions (`run --interval`)",
+            "'{}' has no intervals: it was recorded without interval_instructions; `run --page-log` gives it, and `--interval 10M` sets their length",
             printable_path(path)
         )
     })
@@ -96,7 +96,8 @@ pub fn of_log(path: &Path, whole: bool, args: &EstimatorArgs) -> anyhow::Result<
         frames_per_page: page_size.bytes() / PageSize::FOUR_KIB.bytes(),
     };
     let mut analysis = Analysis::new(args, &description, args.settings(page_size, origin.memory));
-    let cut = read(&mut log, |records| analysis.take(records, !whole))?;
+    let cut = read(&mut log, |records| analysis.take(records, !whole))
+        .context("nothing was estimated")?;
     let mut results = analysis.finish();
     results.totals = log.totals();
     results.cut = cut;
@@ -145,7 +146,8 @@ where
     read(&mut source, |records| {
         analysis.take(records, false);
         progress(analysis.accesses());
-    })?;
+    })
+    .context("nothing was estimated")?;
     anyhow::ensure!(
         analysis.accesses() > 0,
         "nothing was observed: the trace has no references"
@@ -162,7 +164,11 @@ where
 }
 
 /// Passes the records of a source to `take`. Returns the reason if the log is truncated.
-fn read(
+///
+/// # Errors
+///
+/// Why it cannot be read.
+pub(crate) fn read(
     source: &mut dyn RecordSource,
     mut take: impl FnMut(&[Record]),
 ) -> anyhow::Result<Option<String>> {
@@ -176,7 +182,7 @@ fn read(
                 take(&batch);
                 return Ok(Some(error.to_string()));
             }
-            Err(error) => return Err(error).context("nothing was estimated"),
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::NonEmptyStringValueParser;
 use plimsoll_observe::hot::{Hot, of_file, of_history};
 use plimsoll_observe::wss::begins_as_page_log;
-use plimsoll_output::{TextFormatArg, bail_usage, csv_table, printable};
+use plimsoll_output::{TextFormatArg, bail_usage, csv_table, grouped, printable};
 use plimsoll_protocol::client::Client;
 use plimsoll_protocol::size::{ByteSize, Count};
 use plimsoll_report::words::percent;
@@ -72,7 +72,7 @@ fn text(hot: &Hot) -> String {
         ByteSize(hot.used_bytes).rounded(),
         hot.pieces.len(),
         percent(hot.uses_covered)
-    );
+    ) + &missing(&hot.of, hot.cut.as_deref(), hot.lost);
     if let Some(check) = &hot.check {
         text.push_str(&format!(
             "{}: {} used; the list covers {} of its uses and {} of its pages, at {:.2} times its size\n",
@@ -82,8 +82,22 @@ fn text(hot: &Hot) -> String {
             percent(check.pages_covered),
             hot.bytes as f64 / check.used_bytes as f64
         ));
+        text.push_str(&missing(&check.of, check.cut.as_deref(), check.lost));
     }
     text
+}
+
+/// What a page log lacks.
+fn missing(name: &str, cut: Option<&str>, lost: Option<u64>) -> String {
+    let cut = cut.map(|cut| format!("{}: only these count\n", printable(cut)));
+    let lost = lost.filter(|&lost| lost > 0).map(|lost| {
+        let lost = grouped(lost as f64);
+        format!(
+            "{}: {lost} records were lost when the log was taken\n",
+            printable(name)
+        )
+    });
+    cut.into_iter().chain(lost).collect()
 }
 
 fn csv(hot: &Hot) -> String {
