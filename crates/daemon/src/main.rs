@@ -21,6 +21,7 @@ use plimsoll_daemon::shared::{Command, SharedState, Snapshot};
 use plimsoll_daemon::turn::Turns;
 use plimsoll_daemon::{http, log};
 use plimsoll_output::exit::{PartialResult, code_of, with_causes};
+use plimsoll_output::printable_path;
 use plimsoll_protocol::decision::Mode;
 use plimsoll_vm::{HostMemory, own_program};
 use sd_notify::NotifyState;
@@ -256,6 +257,10 @@ fn give_back(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     };
     if !path.exists() {
+        tracing::info!(
+            "there is no history {}: no VM is known to have had another size",
+            printable_path(&path)
+        );
         return Ok(());
     }
     config.trace.enabled = false;

@@ -697,8 +697,10 @@ fn read_from(curve: &MissRatioCurve, backend: &BackendRow) -> WorkingSet {
         _ if !backend.sees_reads => WorkingSetBound::AtLeast,
         // A control group needs memory beside its page cache.
         Yield::Stream => WorkingSetBound::AtLeast,
-        // A curve begins at the smallest size that its touches resolve, and need not fall there.
-        Yield::FirstTouches if set.bound == WorkingSetBound::Estimate && is_first(set.size) => {
+        // A curve begins at the smallest size that is resolved, and need not fall there.
+        Yield::FirstTouches | Yield::References | Yield::Scans
+            if set.bound == WorkingSetBound::Estimate && is_first(set.size) =>
+        {
             WorkingSetBound::AtMost
         }
         _ => set.bound,

@@ -171,18 +171,24 @@ fn a_working_set_below_the_resolution_is_an_upper_bound() {
 /// First touches resolve nothing below the first point: a curve that has fallen there gives an upper bound, and one that falls
 /// nowhere a lower one.
 #[test]
-fn a_working_set_at_the_first_point_of_first_touches_is_the_bound_that_the_curve_has() {
-    let row = BackendRow::of(TraceMethod::FirstTouches);
-    let first = |miss_ratio| {
-        let points = [488, 62_464].map(|size| CurvePoint::exact(PageCount(size), miss_ratio));
-        read_from(&MissRatioCurve::new(points.to_vec(), 9).unwrap(), row)
-    };
-    let (fallen, uniform) = (first(0.0), first(1.0));
-    assert_eq!(
-        (fallen.size.0, fallen.bound),
-        (488, WorkingSetBound::AtMost)
-    );
-    assert_eq!(uniform.bound, WorkingSetBound::AtLeast);
+fn a_working_set_at_the_first_point_of_a_curve_is_the_bound_that_the_curve_has() {
+    for method in [
+        TraceMethod::FirstTouches,
+        TraceMethod::Traps,
+        TraceMethod::AccessedPageScans,
+    ] {
+        let row = BackendRow::of(method);
+        let first = |miss_ratio| {
+            let points = [488, 62_464].map(|size| CurvePoint::exact(PageCount(size), miss_ratio));
+            read_from(&MissRatioCurve::new(points.to_vec(), 9).unwrap(), row)
+        };
+        let (fallen, uniform) = (first(0.0), first(1.0));
+        assert_eq!(
+            (fallen.size.0, fallen.bound),
+            (488, WorkingSetBound::AtMost)
+        );
+        assert_eq!(uniform.bound, WorkingSetBound::AtLeast);
+    }
 }
 
 /// A page of the cache in one period is in the group in later ones too, also if no sampled page was.

@@ -64,7 +64,7 @@ fn a_vm_that_gets_nothing_back_is_still_seen_to_exceed_its_limit() {
         let newest = rig.decisions().into_iter().next();
         newest.is_some_and(|decision| decision.state == State::Checking)
     });
-    rig.host.set_available((1 << 30) - 2000 * MIB);
+    rig.host.set_available(100 * MIB);
     rig.until("it is rolled back", |rig| {
         let newest = rig.newest();
         newest.kind == Kind::Rollback && newest.state.has_ended()
