@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_output::{csv_table, per_second, printable};
+use plimsoll_output::{csv_table, printable};
 use plimsoll_policy::PredictionUnit;
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 
-use crate::words::{known, local_time, name_of, percent, ratio, relative, size};
+use crate::words::{local_time, name_of, percent, ratio, relative, size};
 
 /// A decision in sentences: of one VM, or of all that it touches.
 pub fn text(decision: &Decision, of: Option<&str>) -> String {
@@ -110,6 +110,10 @@ fn moved(step: &Step) -> String {
 
 /// What was measured of a VM beside what was predicted.
 fn checked(check: &Check) -> String {
+    let predicted = |number: Option<String>| match number {
+        Some(number) => format!("predicted {number}"),
+        None => "nothing was predicted".to_owned(),
+    };
     let measured = |number: Option<String>| match number {
         Some(number) => format!("measured {number} by {}", printable(&check.by)),
         None => "not measured".to_owned(),
@@ -117,27 +121,30 @@ fn checked(check: &Check) -> String {
     // In the units of its limit.
     let mut found = Vec::new();
     if check.bound.is_some() || check.misses.is_none() {
-        let predicted = relative(check.predicted.as_ref());
+        let predicted = predicted(
+            check
+                .predicted
+                .as_ref()
+                .map(|at| format!("{} of the misses at its baseline", relative(Some(at)))),
+        );
         let measured = measured(check.measured.map(ratio));
-        found.push(format!(
-            "predicted {predicted} of the misses at its baseline, {measured}"
-        ));
+        found.push(format!("{predicted}, {measured}"));
     }
     if let Some(misses) = check.misses {
         let number = |rate| format!("{} misses/s", per_second(rate));
-        let predicted = known(misses.predicted_per_second, number);
+        let predicted = predicted(misses.predicted_per_second.map(number));
         let measured = measured(misses.measured_per_second.map(number));
-        found.push(format!("predicted {predicted}, {measured}"));
+        found.push(format!("{predicted}, {measured}"));
     }
     let limit = match (check.bound, check.misses) {
-        (Some(bound), None) => ratio(bound),
+        (Some(bound), None) => format!("limit {}", ratio(bound)),
         (bound, Some(misses)) => {
             let number = PredictionUnit::PerSecond.text(misses.bound_per_second);
-            bound.map_or(number.clone(), |bound| {
-                format!("{} and {number}", ratio(bound))
+            bound.map_or(format!("limit {number}"), |bound| {
+                format!("limit {} and {number}", ratio(bound))
             })
         }
-        (None, None) => "none".to_owned(),
+        (None, None) => "no limit".to_owned(),
     };
     let stall = check.stall.map_or_else(String::new, |stall| {
         format!(
@@ -146,17 +153,18 @@ fn checked(check: &Check) -> String {
             percent(stall.bound_ratio)
         )
     });
-    format!(
-        "{}: {}; limit {limit}{stall}: {}. {}",
+    let text = format!(
+        "{}: {}; {limit}{stall}: {}. {}",
         printable(&check.vm),
         found.join("; "),
         match check.verdict {
             Verdict::Kept => "kept",
             Verdict::Broken => "BROKEN",
-            Verdict::Unknown => "not known",
+            Verdict::Unknown => "whether it was kept is not known",
         },
         printable(&check.why),
-    )
+    );
+    text.trim_end().to_owned()
 }
 
 /// Decisions as comma-separated values, a line for each VM that they touch.
@@ -198,8 +206,21 @@ mod tests {
             "verdict": "kept", "why": "",
         });
         let told = checked(&serde_json::from_value(check).unwrap());
-        let said = "web: predicted -, measured 3.0 misses/s by reads; limit 80.8/s: kept.";
-        assert!(told.starts_with(said), "{told}");
+        let said =
+            "web: nothing was predicted, measured 3.0 misses/s by reads; limit 80.8/s: kept.";
+        assert_eq!(told, said);
+    }
+
+    #[test]
+    fn what_is_not_known_of_a_check_is_said_in_words() {
+        let check = serde_json::json!({
+            "vm": "web", "predicted": null, "measured": null, "by": "", "bound": null, "stall": null,
+            "verdict": "unknown", "why": "",
+        });
+        let told = checked(&serde_json::from_value(check).unwrap());
+        let expected =
+            "web: nothing was predicted, not measured; no limit: whether it was kept is not known.";
+        assert_eq!(told, expected);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use plimsoll_protocol::subject::Entry;
 use plimsoll_protocol::vm::{HostMemory, HostView, VmSummary};
 
 use crate::words::{
-    known, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
+    NO_VM, known, local_time, maybe_size, misses, name, name_of, percent, ratio, size, working_set,
 };
 
 /// Characters of a control group's path that the table shows.
@@ -21,7 +21,7 @@ pub fn text(host: &HostView) -> String {
     let mut text = head(host);
     text.push('\n');
     if host.vms.is_empty() {
-        text.push_str("No VM was found.\n");
+        text.push_str(NO_VM);
     } else {
         text.push_str(&vms_text(&host.vms));
         text.push_str(

@@ -6,7 +6,9 @@ use plimsoll_protocol::rightsize::RightsizeView;
 use plimsoll_protocol::vm::{Relative, VmStatus, VmSummary};
 use serde::{Deserialize, Serialize};
 
-use crate::words::{known, maybe_size, name, name_of, percent, ratio, relative, size, working_set};
+use crate::words::{
+    NO_VM, known, maybe_size, name, name_of, percent, ratio, relative, size, working_set,
+};
 
 /// The right sizes of VMs, as JSON has them.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -71,6 +73,9 @@ impl Rightsizes {
 
     /// A row for each VM of `summaries`, with the terms explained.
     pub fn text(&self, summaries: &[VmSummary]) -> String {
+        if self.vms.is_empty() {
+            return NO_VM.to_owned();
+        }
         let table = table!(self.vms.iter().zip(summaries), |(right, vm)| {
             Left "VM": name(&right.vm),
             Left "status": name_of(right.status),
@@ -107,6 +112,9 @@ impl Rightsizes {
 
 /// Sizes that suffice for `percentile` percent of the kept curves, a row for each VM with the terms explained.
 pub fn text_over_time(views: &[RightsizeView], percentile: u8) -> String {
+    if views.is_empty() {
+        return NO_VM.to_owned();
+    }
     let table = table!(views, |view| {
         Left "VM": name(&view.vm),
         Right "has": size(view.size_bytes),

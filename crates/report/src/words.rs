@@ -10,6 +10,8 @@ pub use plimsoll_protocol::name_of;
 
 /// What stands for "not known".
 pub const UNKNOWN: &str = "-";
+/// What a view of a host without VMs has in place of a table.
+pub const NO_VM: &str = "No VM was found.\n";
 /// Letters of a VM's name that a table shows.
 const NAME_LETTERS: usize = 24;
 

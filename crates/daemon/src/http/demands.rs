@@ -31,7 +31,8 @@ const PAST_MS: u64 = 24 * INTERVAL_MS;
 pub(super) struct Intervals {
     /// Start of the first interval; default: a day ago.
     since_unix_ms: Option<u64>,
-    /// Length of an interval, 60000 or more; default: an hour. There are at most 10000 until now.
+    /// Length of an interval, 60000 or more. There are at most 10000 until now; default: an hour, or longer if there would be more.
+    #[param(minimum = 60_000)]
     interval_ms: Option<u64>,
 }
 
@@ -45,8 +46,9 @@ pub(super) async fn demands(
     let now_unix_ms = desk.shared.clock.now().unix_ms;
     let since_unix_ms = intervals.since_unix_ms;
     let since_unix_ms = since_unix_ms.unwrap_or(now_unix_ms.saturating_sub(PAST_MS));
-    let interval_ms = intervals.interval_ms.unwrap_or(INTERVAL_MS);
     let span_ms = now_unix_ms.saturating_sub(since_unix_ms);
+    let longest = span_ms / INTERVALS_MAX + 1;
+    let interval_ms = intervals.interval_ms.unwrap_or(INTERVAL_MS.max(longest));
     if !are_intervals_accepted(span_ms, interval_ms) {
         let message = format!(
             "interval_ms={interval_ms}: expected {INTERVAL_MIN_MS} or more, and at most {INTERVALS_MAX} intervals"

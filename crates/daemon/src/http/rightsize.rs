@@ -26,6 +26,7 @@ pub(super) struct Past {
     /// Start of the interval, which ends now.
     since_unix_ms: u64,
     /// Share of the curves whose smallest size within the bound is to fit, above 0 and at most 1; default: 0.95.
+    #[param(exclusive_minimum = 0, maximum = 1)]
     percentile: Option<f64>,
 }
 

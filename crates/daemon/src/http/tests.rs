@@ -447,6 +447,12 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             "lose_bytes",
         ),
         ("/v1/decisions?limit=101", 400, "expected 1 to 100"),
+        ("/v1/decisions?limit=0", 400, "expected 1 to 100"),
+        (
+            "/v1/vms/web/rightsize?since_unix_ms=0&percentile=0",
+            400,
+            "expected above 0 and at most 1",
+        ),
         ("/v1/decisions/77", 404, "no decision 77"),
         ("/v1/decisions/x", 400, "/v1/decisions/x"),
         ("/v1/pause", 400, "does not take GET"),
@@ -463,6 +469,48 @@ fn what_is_asked_wrongly_is_refused_with_a_reason() {
             answer.contains(why) && answer.contains(r#"{"schema":1,"kind":""#),
             "{path}: {answer}"
         );
+    }
+}
+
+#[test]
+fn numbers_within_the_ranges_of_the_description_are_accepted() {
+    let served = ExampleServer::new(|_| {});
+    for path in [
+        "/v1/decisions?limit=1",
+        "/v1/decisions?limit=100",
+        "/v1/vms/web/history?since_unix_ms=0&points=1",
+        "/v1/vms/web/history?points=2000",
+        "/v1/vms/web/curves?since_unix_ms=0",
+        "/v1/vms/web/rightsize?since_unix_ms=0&percentile=1",
+        "/v1/demands?since_unix_ms=0",
+        "/v1/demands?interval_ms=60000",
+    ] {
+        let answer = served.raw(&get(path));
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+    }
+    let document = serde_json::to_value(openapi::openapi()).unwrap();
+    let ranges = |path: &str, name: &str| {
+        let parameters = document["paths"][path]["get"]["parameters"].as_array();
+        let mut named = parameters.unwrap().iter().filter(|it| it["name"] == name);
+        let schema = &named.next().unwrap()["schema"];
+        ["minimum", "exclusiveMinimum", "maximum"].map(|limit| schema[limit].as_f64())
+    };
+    for (path, name, expected) in [
+        ("/v1/decisions", "limit", [Some(1.0), None, Some(100.0)]),
+        (
+            "/v1/vms/{vm}/history",
+            "points",
+            [Some(1.0), None, Some(2000.0)],
+        ),
+        (
+            "/v1/vms/{vm}/rightsize",
+            "percentile",
+            [None, Some(0.0), Some(1.0)],
+        ),
+        ("/v1/demands", "interval_ms", [Some(60_000.0), None, None]),
+        ("/v1/demands", "since_unix_ms", [Some(0.0), None, None]),
+    ] {
+        assert_eq!(ranges(path, name), expected, "{path} {name}");
     }
 }
 

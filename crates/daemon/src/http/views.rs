@@ -116,6 +116,7 @@ pub(super) struct Span {
     /// End of the interval; default: now.
     until_unix_ms: Option<u64>,
     /// Maximum number of points, 1 to 2000; default: 300.
+    #[param(minimum = 1, maximum = 2000)]
     points: Option<usize>,
 }
 
@@ -275,6 +276,7 @@ pub(super) struct DecisionFilter {
     /// Decisions with a lower number than this; default: the newest.
     before: Option<u64>,
     /// Maximum number of decisions, 1 to 100; default: 20.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<usize>,
 }
 

@@ -119,6 +119,12 @@ impl<H: Host> Turns<H> {
             .iter()
             .map(|short| format!("{}: {}", short.vm, short.why));
         let reasons = reasons.collect::<Vec<_>>().join("; ");
+        // Also if it gets nothing: what it has is too little.
+        for short in &short {
+            if let Some(vm) = self.vms.get_mut(&short.vm) {
+                vm.spare(self.config.cooldown, now);
+            }
+        }
         let pending = match self.paused {
             true => None,
             false => self.relief(&short, &reasons),
@@ -135,7 +141,6 @@ impl<H: Host> Turns<H> {
         };
         for short in &short {
             if let Some(vm) = self.vms.get_mut(&short.vm) {
-                vm.spare(self.config.cooldown, now);
                 // It is judged anew with what it gets.
                 vm.unchecked
                     .iter_mut()

@@ -10,7 +10,7 @@ use plimsoll_plot::Figure;
 use plimsoll_protocol::plan::{PlanInputs, PlanJson, Suppression};
 use plimsoll_protocol::vm::Relative;
 
-use crate::words::{counted, name, name_of, ratio, relative, size};
+use crate::words::{NO_VM, counted, name, name_of, ratio, relative, size};
 
 /// A plan with the inputs from which it was made.
 #[derive(Debug)]
@@ -127,6 +127,9 @@ fn times(relative: f64) -> String {
 
 /// What each VM would have on a host of another size.
 pub fn division(plan: &PlanJson) -> String {
+    if plan.targets.is_empty() {
+        return NO_VM.to_owned();
+    }
     let table = table!(&plan.targets, |target| {
         Left "VM": name(&target.vm),
         Right "now": size(target.current_bytes),

@@ -8,7 +8,7 @@ use plimsoll_protocol::vm::{HostView, TraceView, VmSummary};
 
 use super::VmArgs;
 use plimsoll_output::{TextFormatArg, csv_table, printable, short, table};
-use plimsoll_report::words::{age, known, name, name_of, percent, size};
+use plimsoll_report::words::{NO_VM, age, known, name, name_of, percent, size};
 
 /// Cost of tracing, and reliability of its figures: losses, ages, references behind the curves.
 #[derive(Debug, clap::Args)]
@@ -45,7 +45,7 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         (true, false) => "traps or touches/s",
     };
     let now = host.now_unix_ms;
-    let mut text = table!(traced(vms), |(vm, trace)| {
+    let table = table!(traced(vms), |(vm, trace)| {
         Left "VM": name(&vm.vm),
         Left "curve": source(vm),
         Left "state": known(trace, |trace| name_of(trace.state)),
@@ -60,6 +60,10 @@ fn text(vms: &[VmSummary], host: &HostView) -> String {
         Right "curve age": known(vm.curve_unix_ms, |made| age(now, made)),
         Right "guest stats": known(statistics_age_ms(vm), |ms| age(ms, 0)),
     });
+    let mut text = match vms {
+        [] => NO_VM.to_owned(),
+        _ => table,
+    };
     for vm in vms {
         if let Some(error) = vm.trace.as_ref().and_then(|trace| trace.error.as_deref()) {
             text.push_str(&format!("{}: {}\n", printable(&vm.vm), printable(error)));
