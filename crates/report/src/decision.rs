@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use plimsoll_output::{csv_table, printable};
+use plimsoll_output::{csv_table, per_second, printable};
 use plimsoll_policy::PredictionUnit;
 use plimsoll_protocol::decision::{Check, Decision, Initiator, Kind, State, Step, Verdict};
 

@@ -204,6 +204,9 @@ impl<H: Host> Turns<H> {
                 if active.decision.kind != Kind::Divide {
                     vm.moved();
                 }
+                if step.state == StepState::Short {
+                    vm.spare(self.config.cooldown, now);
+                }
             }
             if let Some(error) = &step.error {
                 tracing::warn!(decision = active.decision.id, vm = step.vm, "{error}");

@@ -186,7 +186,7 @@ impl<H: Host> Turns<H> {
             return Err(RequestRefusal::new(
                 RefusalKind::NotFound,
                 format!(
-                    "the VMs have what they had before decision {}: nothing was moved",
+                    "the VMs have what they had before decision {}, or the most that their limits allow now: nothing was moved",
                     decision.id
                 ),
             ));

@@ -190,6 +190,28 @@ fn a_guest_that_runs_short_after_a_move_gets_memory_back_at_once() {
     assert!(rig.host.most_bytes() <= 1536 * MIB);
 }
 
+/// What its guest has available between two bursts does not last for the next one.
+#[test]
+fn nothing_more_is_taken_from_a_guest_that_ran_short_on_a_host_that_is_short() {
+    const HEADROOM: u64 = 4 << 30;
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(HEADROOM);
+    let mut rig = Rig::of_three(config);
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig.host.set_available(HEADROOM - 3000 * MIB);
+    rig.host.change("scan", |vm| {
+        let more = vm.available_bytes().saturating_sub(6 * MIB);
+        vm.allocate(more);
+    });
+    rig.pass(2);
+    let had = rig.mib("scan");
+    rig.host
+        .change("scan", |vm| vm.used_bytes = vm.used_bytes.min(20 * MIB));
+    rig.pass(60);
+    assert_eq!(rig.mib("scan"), had);
+}
+
 #[test]
 fn a_guest_that_runs_short_takes_nothing_from_the_smallest_size_of_others() {
     let mut config = config(Mode::Act);
