@@ -10,7 +10,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use plimsoll_flow::{Period, TraceMethod, Whole as _, WorkingSet};
+use plimsoll_flow::{Period, TraceMethod, WorkingSet};
 use plimsoll_trap::{BackendRow, Yield};
 
 /// Time that listing a populated page takes: 12 ms a GiB.
@@ -59,7 +59,7 @@ pub enum TracingLimit {
     },
     /// Too few pages are tracked.
     FewPages {
-        /// Their number.
+        /// Their number, below [`PAGES_MIN`].
         tracked_pages: u64,
     },
 }
@@ -73,7 +73,7 @@ impl TracingLimit {
             _ => None,
         });
         let tracked_pages = period.tracked_pages;
-        let few = (tracked_pages > 0 && has_few_pages(period))
+        let few = (period.populated_pages > 0 && has_few_pages(period))
             .then_some(Self::FewPages { tracked_pages });
         of_budget.or(few)
     }
@@ -133,18 +133,18 @@ impl fmt::Display for TracingLimit {
             ),
             Self::FewPages { tracked_pages } => write!(
                 f,
-                "of {tracked_pages} tracked pages each stands for more than {} % of the memory, so that no size is known; raise --rate or --budget",
-                WorkingSet::MISS_RATIO * 100.0
+                "no size is known from fewer than {PAGES_MIN} tracked pages, and {tracked_pages} are tracked; raise --rate or --budget"
             ),
         }
     }
 }
 
-/// A share as a percentage with two digits, three from 10 % on: budgets can be far below 1 %.
+/// A share as a percentage with two digits: budgets can be far below 1 %.
 fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    let digits = (-percent.log10().floor()).clamp(0.0, 6.0);
-    format!("{percent:.0$} %", usize::whole(digits + 1.0))
+    // Without the zeros of a fixed number of decimals.
+    let rounded = format!("{percent:.1e}").parse().unwrap_or(percent);
+    format!("{rounded} %")
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
         let limit = |period: &Period, us| TracingLimit::of(period, Some(Duration::from_micros(us)));
         let said = limit(&starved, 200).unwrap().to_string();
         assert!(
-            said.contains("0.16 % of") && said.contains("is 0.010 %;") && said.contains("0.32 %"),
+            said.contains("0.16 % of") && said.contains("is 0.01 %;") && said.contains("0.32 %"),
             "{said}"
         );
         // What traps took is paid back.
