@@ -627,6 +627,66 @@ fn a_change_of_phase_drops_what_was_before() {
     assert!(after.abs_diff(2000) < 150, "{after}");
 }
 
+/// Samples, 40 a second for 50 s and then for 10 s, of a VM of which each of a share of the pages is touched once in 2 s in the
+/// mean, either before 50 s or from then on.
+fn busy_on_one_side(random: &mut Random, share: f64, is_busy_before: bool) -> Vec<FirstTouch> {
+    let sample = |armed: u64| {
+        let from = if is_busy_before {
+            armed
+        } else {
+            armed.max(50_000)
+        };
+        let to = if is_busy_before { 50_000 } else { 60_000 };
+        let by = from + 1 + (-2000.0 * (1.0 - random.share()).ln()) as u64;
+        match random.share() < share && by <= to {
+            true => touched(armed, by - armed),
+            false => untouched(armed, 60_000),
+        }
+    };
+    (0..60_000).step_by(25).map(sample).collect()
+}
+
+/// Of an idle VM nothing is touched, which is as much of a phase as any other.
+#[test]
+fn a_vm_that_gets_busy_or_idle_is_in_another_phase() {
+    let mut random = Random::new(5);
+    for is_busy_before in [false, true] {
+        let (mut found, mut near) = (0, 0);
+        for _ in 0..20 {
+            let samples = busy_on_one_side(&mut random, 0.2, is_busy_before);
+            let change = change::last_change(samples.iter(), Duration::ZERO, ms(60_000));
+            found += u32::from(change.is_some());
+            near += u32::from(change.is_some_and(|at| at >= ms(49_000) && at <= ms(51_500)));
+        }
+        assert!(
+            found == 20 && near >= 18,
+            "{is_busy_before}: {found}, {near}"
+        );
+    }
+}
+
+/// The few touches of a VM that was idle are not those of the time before.
+#[test]
+fn the_misses_of_a_vm_that_begins_to_touch_a_few_pages_are_those_since_then() {
+    let mut random = Random::new(9);
+    let mut held = 0;
+    for _ in 0..20 {
+        let samples = busy_on_one_side(&mut random, 0.02, false);
+        let (ended, waiting): (Vec<_>, Vec<_>) = samples
+            .into_iter()
+            .partition(|sample| sample.touched_by.is_some());
+        let mut estimator = estimator();
+        observe(&mut estimator, &ended, &waiting, ms(60_000));
+        let curve = estimator.curve().unwrap();
+        let first = curve.points()[0];
+        let misses = first.misses.unwrap();
+        // Each of the 80 pages that are not in that memory, once in 2 s.
+        let truth = (80.0 - first.size.0 as f64).max(0.0) / 2.0;
+        held += u32::from(misses.low <= truth && truth <= misses.high);
+    }
+    assert!(held >= 18, "{held} of 20");
+}
+
 /// One false alarm is expected in 10 000 periods.
 #[test]
 fn samples_of_one_phase_are_not_taken_for_two() {
