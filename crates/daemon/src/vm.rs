@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use plimsoll_actuator::{
-    Absence, ActuatorError, GuestNeed, Holding, MemoryStatus, Progress, VmMemory,
+    Absence, ActuatorError, GuestNeed, GuestStats, Holding, MemoryStatus, Progress, VmMemory,
 };
 use plimsoll_flow::{MissRatioCurve, PageCount, PageSize};
 use plimsoll_output::exit::with_causes;
@@ -58,6 +58,8 @@ pub struct Vm {
     pub status: MemoryStatus,
     /// The last need that its guest reported, however long ago.
     last_need: Option<GuestNeed>,
+    /// The last statistics of its guest, and when they were read.
+    last_guest: Option<(GuestStats, Instant)>,
     /// The last answer of the daemon of its disks.
     pub last_disk: Option<DiskStat>,
     /// Its size when it was first discovered.
@@ -133,6 +135,7 @@ impl Vm {
             found,
             actuator,
             last_need: None,
+            last_guest: None,
             last_disk: None,
             status,
             first_bytes: first_bytes.unwrap_or(has),
@@ -170,6 +173,9 @@ impl Vm {
     pub fn poll(&mut self) {
         let began = Instant::now();
         self.status = self.actuator.poll();
+        if let Some(guest) = &self.status.guest {
+            self.last_guest = Some((*guest, began));
+        }
         self.polled = Some((began, began.elapsed()));
     }
 
@@ -177,6 +183,13 @@ impl Vm {
     pub fn answers_quickly(&self) -> bool {
         // The pause after an unanswered poll ends soon, and then the monitor is queried again.
         is_fresh(&self.status.direct) && self.polled.is_some_and(|(_, took)| took < QUICK)
+    }
+
+    /// The last statistics of its guest with their age, also where the last polls gave none; `None` if there never were any.
+    pub fn last_guest(&self) -> Option<(&GuestStats, Duration)> {
+        let (guest, read) = self.last_guest.as_ref()?;
+        let age = Duration::from_secs(guest.age_s).saturating_add(read.elapsed());
+        Some((guest, age))
     }
 
     /// Time of its last poll.

@@ -389,7 +389,7 @@ pub struct BalloonView {
     pub target_bytes: Option<u64>,
     /// How it follows its target.
     pub state: BalloonState,
-    /// Available memory as reported by the guest.
+    /// Available memory as last reported by the guest.
     pub guest_available_bytes: Option<u64>,
     /// Age of the guest's statistics; `null` if it never gave any.
     pub statistics_age_ms: Option<u64>,

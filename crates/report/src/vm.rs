@@ -82,7 +82,7 @@ fn of_vm(vm: &VmSummary, now_unix_ms: u64) -> Sections {
         sections.line("actual", &size(balloon.actual_bytes), actual);
         let said = match balloon.statistics_age_ms {
             Some(ms) => format!("available memory reported by the guest {} ago", age(ms, 0)),
-            None => "no statistics of the guest at the last poll".to_owned(),
+            None => "its guest has not reported statistics yet".to_owned(),
         };
         sections.line(
             "available",

@@ -307,13 +307,13 @@ fn balloon_view(vm: &Vm) -> Option<BalloonView> {
         Progress::Stuck { .. } => BalloonState::Stuck,
         _ => BalloonState::Unknown,
     };
-    let guest = vm.status.guest.as_ref();
+    let guest = vm.last_guest();
     Some(BalloonView {
         actual_bytes: part.actual_bytes,
         target_bytes: part.target_bytes,
         state,
-        guest_available_bytes: guest.and_then(|guest| guest.available_bytes),
-        statistics_age_ms: guest.map(|guest| guest.age_s.saturating_mul(1000)),
+        guest_available_bytes: guest.and_then(|(guest, _)| guest.available_bytes),
+        statistics_age_ms: guest.map(|(_, age)| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
     })
 }
 

@@ -34,6 +34,36 @@ fn a_guest_keeps_what_it_cannot_give_and_slack() {
 }
 
 #[test]
+fn the_last_statistics_stay_visible_with_their_age_when_nothing_answers() {
+    let mut rig = Rig::of_three(config(Mode::Observe));
+    rig.host.change("web", |vm| vm.reports = Reports::Nothing);
+    rig.pass(30);
+    let balloon = |rig: &Rig, name: &str| {
+        let snapshot = rig.snapshot();
+        let mut vms = snapshot.host.vms.iter();
+        vms.find(|vm| vm.vm == name)
+            .unwrap()
+            .balloon
+            .clone()
+            .unwrap()
+    };
+    let before = balloon(&rig, "scan");
+    assert!(before.guest_available_bytes.is_some());
+    for name in ["scan", "web"] {
+        rig.host.change(name, |vm| vm.answers = false);
+    }
+    rig.pass(300);
+    let after = balloon(&rig, "scan");
+    assert_eq!(after.guest_available_bytes, before.guest_available_bytes);
+    assert!(after.statistics_age_ms >= before.statistics_age_ms);
+    let never = balloon(&rig, "web");
+    assert_eq!(
+        (never.guest_available_bytes, never.statistics_age_ms),
+        (None, None)
+    );
+}
+
+#[test]
 fn what_a_vm_gives_is_never_more_than_its_guest_can_give() {
     let mut config = config(Mode::Observe);
     config.vms[0].promise = Some(Promise::on_loss(10.0));
