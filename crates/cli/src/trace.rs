@@ -197,7 +197,7 @@ fn info(args: &InfoArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         compression: trace.compression().to_string(),
         references: summary.references,
         distinct_pages: summary.distinct.0,
-        footprint_bytes: summary.distinct.to_bytes(args.trace.page_bytes),
+        footprint_bytes: summary.distinct.to_bytes(args.trace.page_size()),
         reads: summary.reads,
         writes: summary.writes,
         unknown: summary.references - summary.reads - summary.writes,
@@ -255,7 +255,7 @@ fn convert(args: &ConvertArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     }
     let (mut trace, has_details) = args.open()?;
     let mut bar = reading_bar(trace.progress());
-    let mut writer = trace_writer(&args.out, args.to, args.trace.page_bytes, out)?;
+    let mut writer = trace_writer(&args.out, args.to, args.trace.page_size(), out)?;
     let mut batch = ReferenceBatch::new();
     let mut references = 0;
     while trace.next_batch(&mut batch).with_context(|| {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use plimsoll_estimator::{CounterStream, Partial};
@@ -42,9 +43,9 @@ pub struct TraceArgs {
     /// Format of the trace [default: by its name and first bytes]
     #[arg(long, visible_alias = "from", value_parser = format_parser(Format::all().collect()))]
     pub format: Option<Format>,
-    /// Bytes in a page, for formats that record addresses or offsets: 4096, 64K, 2MiB
-    #[arg(long, default_value = "4096", value_parser = parse_page_size)]
-    pub page_bytes: PageSize,
+    /// Bytes in a page, for formats that record addresses, offsets or blocks of unknown size: 4096, 64K, 2MiB [default: 4096]
+    #[arg(long, value_parser = parse_page_size)]
+    pub page_bytes: Option<PageSize>,
     /// CSV column of the page's number: the column's name, or its position from 1
     #[arg(long, value_name = "COLUMN")]
     pub page_column: Option<Column>,
@@ -78,7 +79,11 @@ impl TraceArgs {
 
     /// Opens the trace with options of which a verb changed some.
     pub(crate) fn open_with(&self, options: &Options) -> anyhow::Result<Trace<'static>> {
-        plimsoll_source::open(&self.trace, options).map_err(|error| {
+        let opened = plimsoll_source::open(&self.trace, options);
+        if let Ok(trace) = &opened {
+            self.note_assumed_size(trace.format());
+        }
+        opened.map_err(|error| {
             let usage = match &error {
                 SourceError::OptionNotUsed { .. } => Some(error.to_string()),
                 SourceError::UnknownFormat { .. } => {
@@ -89,6 +94,26 @@ impl TraceArgs {
             };
             usage.map_or_else(|| error.into(), |usage| UsageError(usage).into())
         })
+    }
+
+    /// Bytes in a page.
+    pub fn page_size(&self) -> PageSize {
+        self.page_bytes.unwrap_or(PageSize::FOUR_KIB)
+    }
+
+    /// Notes once that sizes in bytes are of an assumed page, if the trace has blocks of unknown size.
+    fn note_assumed_size(&self, format: Format) {
+        static NOTE: Once = Once::new();
+        if self.page_bytes.is_none() && format.name() == "mooncake" {
+            NOTE.call_once(|| {
+                eprintln!(
+                    "plimsoll: the size of a block is not in '{}': a page is a block, and sizes in bytes assume {} bytes a block; \
+                     --page-bytes sets another",
+                    self.label(),
+                    self.page_size().bytes()
+                );
+            });
+        }
     }
 
     /// Whether it is read from its beginning again: not a pipe, which has lost what was read of it.
@@ -149,7 +174,7 @@ impl TraceArgs {
     pub(crate) fn options(&self) -> Options {
         Options {
             format: self.format,
-            page_size: self.page_bytes,
+            page_size: self.page_size(),
             page_column: self.page_column.clone(),
             key_column: self.key_column.clone(),
             op_column: self.op_column.clone(),

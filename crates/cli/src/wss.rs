@@ -5,7 +5,6 @@
 use std::io::Write;
 use std::num::NonZeroU64;
 
-use plimsoll_flow::PageSize;
 use plimsoll_observe::wss::{self, EstimatorArgs, Origin, Results};
 use plimsoll_output::exit::UsageError;
 use plimsoll_output::{Format, OutputArgs, bail_usage};
@@ -89,7 +88,7 @@ impl Args {
             (self.tlb.is_some(), "--tlb"),
             (self.tlb2.is_some(), "--tlb2"),
             (self.memory.is_some(), "--memory"),
-            (self.trace.page_bytes != PageSize::FOUR_KIB, "--page-bytes"),
+            (self.trace.page_bytes.is_some(), "--page-bytes"),
         ] {
             if given {
                 bail_usage!("{option}: '{path}' is a page log, which contains that itself");
@@ -114,7 +113,7 @@ impl Args {
             filter_pages: Some(FILTER_PAGES),
             interval_references: None,
         };
-        let page_size = self.trace.page_bytes;
+        let page_size = self.trace.page_size();
         let memory = self.memory.map(|memory| memory.to_pages(page_size));
         let memory = memory.transpose();
         let memory = memory.map_err(|error| UsageError(format!("--memory: {error}")))?;

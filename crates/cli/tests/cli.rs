@@ -1147,7 +1147,8 @@ fn blocks_of_a_prompt_hit_in_order() {
     )
     .unwrap();
     let ratio = |options: &str| {
-        let csv = desk.text(&format!("mrc kv.jsonl --sizes 9 -o csv{options}"));
+        let line = format!("mrc kv.jsonl --page-bytes 4096 --sizes 9 -o csv{options}");
+        let csv = desk.text(&line);
         csv.lines()
             .nth(1)
             .unwrap()
@@ -1166,15 +1167,29 @@ fn blocks_of_a_prompt_hit_in_order() {
     );
     // Of all blocks, a sample is exact.
     assert_eq!(ratio(" --prefix --estimator shards --rate 1"), 4.0 / 6.0);
-    let report = desk.text("mrc kv.jsonl --prefix --estimator aet --sizes 9");
+    let report = desk.text("mrc kv.jsonl --page-bytes 64K --prefix --estimator aet --sizes 9");
+    assert!(report.contains("\npage        64 KiB\n"), "{report}");
+    // Without the size of a block, that of a page is an assumption.
+    let output = desk.run("mrc kv.jsonl --rate 1 --cache-policy lru,fifo");
+    let note = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{note}");
+    assert_eq!(
+        note.matches("sizes in bytes assume 4096 bytes a block")
+            .count(),
+        1,
+        "{note}"
+    );
     assert!(report.contains("of prefixes"), "{report}");
-    desk.complaint("mrc kv.jsonl --prefix --estimator all", 2);
+    desk.complaint("mrc kv.jsonl --page-bytes 4K --prefix --estimator all", 2);
     // Block 2 after another beginning is the same block by its number, and another one by its prefix.
     let lines = [line("1, 2"), line("9"), line("9, 2")].concat();
     fs::write(desk.path("kv.jsonl"), lines).unwrap();
     assert_eq!(ratio(" --prefix --estimator lru"), 3.0 / 5.0);
     assert_eq!(ratio(" --prefix --estimator shards --rate 1"), 4.0 / 5.0);
-    desk.complaint("mrc kv.jsonl --prefix --estimator lru --seed 1", 2);
+    desk.complaint(
+        "mrc kv.jsonl --page-bytes 4K --prefix --estimator lru --seed 1",
+        2,
+    );
 }
 
 #[test]

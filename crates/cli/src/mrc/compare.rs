@@ -28,7 +28,7 @@ pub(super) fn run(
     let compared = comparison.finish();
     let report = ComparisonReport {
         name: trace.stem(),
-        page_size: trace.page_bytes,
+        page_size: trace.page_size(),
         compared: compared.map_err(|error| no_curve(trace, error, references))?,
     };
     report.write(&view.output, out)

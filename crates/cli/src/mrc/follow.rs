@@ -84,7 +84,7 @@ pub(super) fn run(
     }
     let new = || -> anyhow::Result<Window> {
         Ok(Window {
-            built: estimator.build_one(trace.page_bytes)?,
+            built: estimator.build_one(trace.page_size())?,
             references: 0,
             since: Instant::now(),
         })
@@ -163,17 +163,17 @@ fn report(
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = u64::try_from(now.unwrap_or_default().as_millis())?;
     let length = window.since.elapsed();
-    let shown = view.of(&mut *window.built.estimator, trace.page_bytes)?;
+    let shown = view.of(&mut *window.built.estimator, trace.page_size())?;
     Ok(FollowedReport {
         name: trace.stem(),
-        page_size: trace.page_bytes,
+        page_size: trace.page_size(),
         unix_ms,
         length,
         references: window.references,
         working_set: shown.working_set,
         end: shown.end,
         curve: shown.curve,
-        sizes: view.sizes(trace.page_bytes)?,
+        sizes: view.sizes(trace.page_size())?,
         has_head,
     })
 }

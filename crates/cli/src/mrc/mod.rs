@@ -96,7 +96,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
     let (trace, view) = (&args.trace, &args.view);
     // Objects are counted in bytes, and partial states have a page size of their own.
     if !args.object_sizes && !args.partial.is_merge() {
-        view.sizes(trace.page_bytes)?;
+        view.sizes(trace.page_size())?;
     }
     if args.follow.is_given() {
         return args.run_follow(out);
@@ -147,7 +147,7 @@ pub fn run(args: &Args, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         return several::run(&args.several, trace, &args.estimator, view, out);
     }
-    let estimators = args.estimator.build(trace.page_bytes)?;
+    let estimators = args.estimator.build(trace.page_size())?;
     if args.compare || args.estimator.is_all() {
         if args.estimator.stream().is_some() {
             bail_usage!("--stream: a comparison records nothing; leave out --compare");
@@ -209,7 +209,7 @@ impl Args {
             return partial.merge(trace, view, out);
         }
         match partial.path() {
-            Some(path) => partial.map(trace, estimator.slice(trace.page_bytes)?, path),
+            Some(path) => partial.map(trace, estimator.slice(trace.page_size())?, path),
             None => Ok(()),
         }
     }

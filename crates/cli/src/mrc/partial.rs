@@ -71,7 +71,7 @@ impl PartialArgs {
 
     /// Reads a slice and writes its partial state.
     pub(super) fn map(&self, trace: &TraceArgs, of: SliceOf, path: &Path) -> anyhow::Result<()> {
-        let mut partial = Partial::new(of, trace.page_bytes, self.start).map_err(|error| {
+        let mut partial = Partial::new(of, trace.page_size(), self.start).map_err(|error| {
             let error = match error {
                 PartialError::NeedsStart { .. } => format!("{error} (--start N)"),
                 _ => error.to_string(),
@@ -103,7 +103,7 @@ impl PartialArgs {
             return write(merged, create(path)?, path);
         }
         let trace = TraceArgs {
-            page_bytes: merged.page_size(),
+            page_bytes: Some(merged.page_size()),
             ..trace.clone()
         };
         let references = merged.references();

@@ -35,7 +35,7 @@ pub(super) fn run(
         let curve = curve.with_context(|| format!("no curve of '{}'", trace.label()))?;
         ("exact LRU of prefixes".to_owned(), references, curve)
     } else {
-        let mut built = estimator.build_one(trace.page_bytes)?;
+        let mut built = estimator.build_one(trace.page_size())?;
         let mut prefixes = PrefixPages::new();
         let references = read(&mut source, |batch| {
             let pages = prefixes.number(batch.pages(), &batch.details().groups);

@@ -12,7 +12,6 @@ use plimsoll_estimator::{
 use super::input::{curve_of, read};
 use super::report::ViewArgs;
 use crate::trace_args::TraceArgs;
-use plimsoll_flow::PageSize;
 use plimsoll_output::{AtomicFile, bail_usage, cannot_write, grouped};
 
 /// Reads the trace into counters that are recorded at `path`, and prints the whole trace's curve.
@@ -26,7 +25,7 @@ pub(super) fn record(
     let mut source = trace.open()?;
     let file = AtomicFile::create(path)?;
     file.remove_at_signals()?;
-    let mut writer = StreamWriter::new(options, trace.page_bytes, BufWriter::new(file))?;
+    let mut writer = StreamWriter::new(options, trace.page_size(), BufWriter::new(file))?;
     let references = read(&mut source, |batch| writer.observe(batch.pages()))?;
     let curve = curve_of(trace, &mut writer, references)?;
     let not_written = || cannot_write(path);
@@ -47,15 +46,15 @@ pub(super) fn show(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let path = trace.label();
-    let page_bytes = stream.page_size().unwrap_or(trace.page_bytes);
-    if ![page_bytes, PageSize::FOUR_KIB].contains(&trace.page_bytes) {
+    let page_bytes = stream.page_size().unwrap_or(trace.page_size());
+    if trace.page_bytes.is_some_and(|given| given != page_bytes) {
         bail_usage!(
             "--page-bytes: '{path}' was recorded with pages of {} bytes",
             page_bytes.bytes()
         );
     }
     let trace = &TraceArgs {
-        page_bytes,
+        page_bytes: Some(page_bytes),
         ..trace.clone()
     };
     if stream.lost_bytes() > 0 {

@@ -66,10 +66,10 @@ impl ViewArgs {
             name: trace.stem(),
             method,
             references,
-            page_size: trace.page_bytes,
+            page_size: trace.page_size(),
             working_set: curve.size_for(WorkingSet::MISS_RATIO),
             end: curve.points().last().copied(),
-            curve: self.select(curve, trace.page_bytes)?,
+            curve: self.select(curve, trace.page_size())?,
         };
         report.write(&self.output, out)
     }

@@ -85,19 +85,19 @@ pub(super) fn run(
             "--by and --every print curves of one estimator: name it, and leave out --stream"
         );
     }
-    let make = || estimator.build_one(trace.page_bytes);
+    let make = || estimator.build_one(trace.page_size());
     let method = make()?.label;
     // The options have been checked by the first one.
     let make = || make().expect("made before").estimator;
     let mut several = SeveralReport {
         name: trace.stem(),
         method,
-        page_size: trace.page_bytes,
+        page_size: trace.page_size(),
         parts: Vec::new(),
         every: args.every,
         late: 0,
         memory_bytes: 0,
-        sizes: view.sizes(trace.page_bytes)?,
+        sizes: view.sizes(trace.page_size())?,
     };
     match args.every {
         Some(every) => {
@@ -151,7 +151,7 @@ fn by_device(
                 references,
                 estimator,
                 view,
-                trace.page_bytes,
+                trace.page_size(),
             )
         });
         (part.transpose(), estimator.memory_bytes())
@@ -183,7 +183,7 @@ fn by_interval(
     let mut parts = Vec::new();
     let mut all = ByInterval::new(every_us, make, |from_us, references, estimator| {
         let name = Part::start(from_us);
-        let page_size = trace.page_bytes;
+        let page_size = trace.page_size();
         parts.push(part(
             name,
             Some(from_us),

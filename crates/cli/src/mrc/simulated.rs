@@ -65,7 +65,7 @@ pub(super) fn run(
     let mut simulation = MiniSim::new(rate, seed).map_err(|error| UsageError(error.to_string()))?;
     let mut source = trace.open()?;
     let references = read(&mut source, |batch| simulation.observe(batch.pages()))?;
-    let sizes = match &*view.sizes(trace.page_bytes)? {
+    let sizes = match &*view.sizes(trace.page_size())? {
         [] => even_sizes(simulation.footprint(), view),
         sizes => sizes.to_vec(),
     };
@@ -91,7 +91,7 @@ pub(super) fn run(
         references,
         sampled: simulation.sampled(),
         footprint: simulation.footprint(),
-        page_size: trace.page_bytes,
+        page_size: trace.page_size(),
         sizes,
         policies,
     };

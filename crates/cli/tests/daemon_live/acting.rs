@@ -1,5 +1,7 @@
 //! A daemon that moves memory by curves from traps.
 
+use std::fs;
+
 use plimsoll_protocol::decision::{Initiator, Kind, State};
 use plimsoll_protocol::request::{Choice, SettingsChange};
 use plimsoll_protocol::vm::VmSummary;
@@ -7,7 +9,8 @@ use plimsoll_protocol::vm::VmSummary;
 use rustix::process::Signal;
 
 use crate::rig::{
-    Daemon, DaemonDirectory, MIB, alone, balloon_to, beside_another, boot, signal, with_balloon,
+    Daemon, DaemonDirectory, MIB, alone, balloon_to, beside_another, boot, signal, wait,
+    with_balloon,
 };
 
 /// One guest has more than its rule allows, until that is changed by hand.
@@ -148,6 +151,40 @@ fn a_configuration_with_which_no_daemon_starts_keeps_no_memory_from_a_guest() {
         }
         let actual = rich.guest.qmp().unwrap().balloon_actual_bytes();
         assert_eq!(actual.unwrap(), 192 * MIB, "{said}");
+        rich.assert_goes_on();
+    });
+}
+
+/// The process that gives memory back if the daemon is killed.
+fn helper_of(daemon: &Daemon<'_>) -> Option<u32> {
+    let pid = daemon.pid();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let mut children = children.split_whitespace();
+    let is_helper = |child: &&str| {
+        // That of a dead process is empty.
+        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains("--when-orphaned")
+    };
+    children.find(is_helper)?.parse().ok()
+}
+
+#[test]
+fn memory_comes_back_from_a_killed_daemon_also_if_the_process_that_gives_it_back_was_killed() {
+    beside_another(|| {
+        let [mut rich] = boot([with_balloon("rich", 192, "workload=zipf mib=16")]);
+        let place = DaemonDirectory::new();
+        let daemon = place.start(&format!("{RULES}[guard]\non_exit = \"give-back\"\n"));
+        daemon.until_state(State::Kept);
+        let first = wait("a helper", || helper_of(&daemon));
+        signal(first, Signal::KILL);
+        wait("another helper", || {
+            helper_of(&daemon).filter(|&helper| helper != first)
+        });
+        daemon.end_by(Signal::KILL);
+        wait("the size that it had", || {
+            let actual = rich.guest.qmp().unwrap().balloon_actual_bytes().unwrap();
+            (actual == 192 * MIB).then_some(())
+        });
         rich.assert_goes_on();
     });
 }
