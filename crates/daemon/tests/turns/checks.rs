@@ -69,9 +69,9 @@ fn a_vm_that_gets_nothing_back_is_still_seen_to_exceed_its_limit() {
         let newest = rig.newest();
         newest.kind == Kind::Rollback && newest.state.has_ended()
     });
-    rig.pass(3);
     assert_eq!(rig.newest().state, State::Partly);
     assert!(rig.mib("scan") < 512);
+    rig.pass(3);
     let snapshot = rig.snapshot();
     let scan = snapshot.host.vms.iter().find(|vm| vm.vm == "scan").unwrap();
     assert_eq!(scan.status, VmStatus::Violating, "{}", scan.why);
