@@ -373,7 +373,7 @@ mod tests {
         };
         assert_eq!(told(REPORT).unwrap(), expected);
         for (part, with) in [
-            (",\"lost\"", ",\"control_used\":false,\"lost\""),
+            ("\"lost\"", "\"control_used\":false,\"lost\""),
             (
                 ",\"ring\"",
                 ",\"disks\":[{\"queues\":1},{\"queues\":0}],\"ring\"",
