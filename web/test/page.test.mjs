@@ -206,8 +206,9 @@ test("control groups are listed with the numbers of the API, and their names are
     const rows = page.locator("tr[data-group]");
     for (const [index, group] of watched.entries()) {
         const row = rows.nth(index);
-        assert.equal(await row.locator("th").textContent(), group.group + group.path);
-        assert.equal(await row.locator("th .hint").textContent(), group.path);
+        const path = group.path.replace("\u001b", "\\u{1b}");
+        assert.equal(await row.locator("th").textContent(), group.group + path);
+        assert.equal(await row.locator("th .hint").textContent(), path);
         assert.equal(Number(await row.locator("data.charged").getAttribute("value")), group.charged_bytes);
     }
     assert.equal(await page.locator("tr[data-group] b").count(), 0);

@@ -59,7 +59,7 @@ pub enum TracingLimit {
     },
     /// Too few pages are tracked.
     FewPages {
-        /// Their number, below [`PAGES_MIN`].
+        /// Their number, below 20.
         tracked_pages: u64,
     },
 }

@@ -512,11 +512,18 @@ echo moved
 attach $pid --backend idle --period 4s --periods 5 -o csv
 echo damon
 $b mkfifo /tmp/never
-$b sh -c 'echo kdamond.7 > /proc/$$/comm; read line < /tmp/never' &
-damon=$!
+kdamonds=/sys/kernel/mm/damon/admin/kdamonds
+echo 1 > $kdamonds/nr_kdamonds
+context=$kdamonds/0/contexts/0
+echo 1 > $kdamonds/0/contexts/nr_contexts
+echo vaddr > $context/operations
+echo 1 > $context/targets/nr_targets
+echo $pid > $context/targets/0/pid_target
+echo on > $kdamonds/0/state
 $b sleep 1
 attach cgroup:web --backend idle --period 1s --periods 1
-$b kill $damon
+echo off > $kdamonds/0/state
+echo 0 > $kdamonds/nr_kdamonds
 echo marks
 $b sh -c 'exec 9<> /sys/kernel/mm/page_idle/bitmap; read line < /tmp/never' &
 marker=$!
