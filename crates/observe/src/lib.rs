@@ -221,12 +221,13 @@ fn without_hidden_cache(set: WorkingSet) -> Option<WorkingSet> {
     (set.bound != WorkingSetBound::AtMost).then_some(WorkingSet { bound, ..set })
 }
 
-/// A working set of a VM that has `ram`: the last tracked page may stand for less than the others.
-fn within(set: WorkingSet, ram: PageCount) -> WorkingSet {
-    WorkingSet {
-        size: set.size.min(ram),
-        ..set
+/// A working set of at most the RAM of a VM, which is not open-ended: the last tracked page may stand for less than the others.
+fn within_ram(set: WorkingSet, backend: &dyn Backend, is_open_ended: bool) -> WorkingSet {
+    if is_open_ended {
+        return set;
     }
+    let size = set.size.min(PageCount(backend.ram_pages()));
+    WorkingSet { size, ..set }
 }
 
 /// Whether this backend sees no uses of the target's page cache by `read(2)`: on a kernel that reclaims by generations, they leave a
@@ -474,10 +475,7 @@ impl Observer {
         if self.has_hidden_cache {
             working_set = working_set.and_then(without_hidden_cache);
         }
-        if !is_open_ended {
-            let ram = PageCount(self.backend.ram_pages());
-            working_set = working_set.map(|set| within(set, ram));
-        }
+        working_set = working_set.map(|set| within_ram(set, &*self.backend, is_open_ended));
         let working_set_band = curve.as_ref().and_then(working_set_band);
         let curve = if self.has_reach {
             estimator
@@ -510,10 +508,8 @@ impl Observer {
     /// The working set by the curve of all periods so far; `None` without one, or if only an upper bound is known and uses of page cache
     /// are missing.
     pub fn working_set(&self) -> Option<WorkingSet> {
-        let mut set = read_from(&self.curve()?, self.row);
-        if !self.is_open_ended {
-            set = within(set, PageCount(self.backend.ram_pages()));
-        }
+        let set = read_from(&self.curve()?, self.row);
+        let set = within_ram(set, &*self.backend, self.is_open_ended);
         if self.has_hidden_cache {
             return without_hidden_cache(set);
         }
