@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs it with a history in `folder`.
+/// Runs `plimsolld --give-back` with a history in `folder`.
 fn give_back(folder: &Path) -> Output {
     let config = folder.join("plimsoll.toml");
     let history = folder.join("history.redb");

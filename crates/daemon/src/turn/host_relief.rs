@@ -150,8 +150,9 @@ impl<H: Host> Turns<H> {
         let lacking = required.saturating_sub(available);
         if lacking == 0 {
             // What was withheld and not given yet is not taken any more.
-            let left = self.left_after_moves();
-            self.host_relief.left_bytes = self.host_relief.left_bytes.map(|it| it.max(left));
+            if let Some(left) = self.host_relief.left_bytes {
+                self.host_relief.left_bytes = Some(left.max(self.left_after_moves()));
+            }
             let calm = |at| now.duration_since(at) >= CALM;
             if self.host_relief.short_at.is_none_or(calm) {
                 self.release(available.saturating_sub(headroom.saturating_mul(2)));

@@ -279,17 +279,22 @@ fn sizes(rig: &Rig) -> u64 {
     VMS.iter().map(|vm| rig.mib(vm)).sum()
 }
 
+/// Three VMs whose memory was divided, and is not again for an hour; a short host does not wait for that.
+fn divided_once(headroom_bytes: u64) -> Rig {
+    let mut config = config(Mode::Act);
+    config.headroom_bytes = Some(headroom_bytes);
+    config.cooldown = Duration::from_secs(3600);
+    let mut rig = Rig::of_three(config);
+    divided(&mut rig);
+    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    rig
+}
+
 #[test]
 fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
     const HEADROOM: u64 = 4 << 30;
     for lacking_mib in [200, 3000] {
-        let mut config = config(Mode::Act);
-        config.headroom_bytes = Some(HEADROOM);
-        // The host does not wait for it.
-        config.cooldown = Duration::from_secs(3600);
-        let mut rig = Rig::of_three(config);
-        divided(&mut rig);
-        rig.until("it ends", |rig| rig.newest().state.has_ended());
+        let mut rig = divided_once(HEADROOM);
         let had = sizes(&rig);
         rig.host.set_available(HEADROOM - lacking_mib * MIB);
         rig.pass(300);
@@ -322,12 +327,7 @@ fn a_host_without_caches_gets_what_vms_can_give_and_they_get_it_back() {
 #[test]
 fn nothing_more_is_taken_once_a_host_has_enough() {
     const HEADROOM: u64 = 4 << 30;
-    let mut config = config(Mode::Act);
-    config.headroom_bytes = Some(HEADROOM);
-    config.cooldown = Duration::from_secs(3600);
-    let mut rig = Rig::of_three(config);
-    divided(&mut rig);
-    rig.until("it ends", |rig| rig.newest().state.has_ended());
+    let mut rig = divided_once(HEADROOM);
     let (had, decisions) = (sizes(&rig), rig.decisions().len());
     rig.host.set_available(HEADROOM - 500 * MIB);
     rig.turns.tick(rig.now);
