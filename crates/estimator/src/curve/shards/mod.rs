@@ -602,8 +602,8 @@ struct NearReferences {
     unknown: f64,
     /// Number of replicates of equal weight that would have the same variance as the bursts.
     effective: f64,
-    /// A lower and a higher last share that may be true as well: those by bursts and by sample, if they contradict each other, or those
-    /// within which it is known where replicates know nothing.
+    /// A lower and a higher last share that may be true as well: those by bursts and by sample, if they contradict each other, or the
+    /// limits of their weighted mean, if no replicate has a near reference.
     others: Option<(f64, f64)>,
 }
 
